@@ -94,6 +94,12 @@ class Compiler:
 
         return call
 
+    def flat(
+        self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
+    ) -> Callable[..., list[Tensor]]:
+        """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
+        return self._compiled(function, problem, in_dims, args, calls).run
+
     def scan(
         self,
         function: Callable[..., Any],
@@ -188,7 +194,7 @@ def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
 def pays(num_nodes: int, calls: int) -> bool:
     """Whether Inductor earns its compilation back, from counts alone."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return has_cpp_compiler() and saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
+    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

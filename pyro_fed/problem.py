@@ -94,6 +94,10 @@ class Problem:
         """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`."""
         return self.compiler.mapped(function, self, in_dims, calls)
 
+    def flat(self, function: Callable[..., Any], in_dims: Any, args: Any, calls: int) -> Callable[..., list[Tensor]]:
+        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`."""
+        return self.compiler.flat(function, self, in_dims, args, calls)
+
     def scan(
         self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, length: int, const_dims: Any = 0
     ) -> tuple[Any, Any]:
