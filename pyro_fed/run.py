@@ -21,6 +21,7 @@ from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.network import connect
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.rounds import Context, run_phases
@@ -133,7 +134,12 @@ class _Finish:
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=4)
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
-        draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
+        try:
+            draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
+        except ImproperGaussianError as error:
+            if record.interrupted:
+                raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
+            raise
         return to_inference_data(
             self.algorithm,
             self.context.federation,
