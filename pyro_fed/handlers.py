@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import pyro
@@ -16,6 +16,7 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import Distribution, biject_to
 
+from pyro_fed.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.errors import ModelError
 
 Message = dict[str, Any]
@@ -41,6 +42,7 @@ def run_model(
     dtype: torch.dtype,
     densities: bool = False,
     validate: bool = False,
+    first_enum_dim: int | None = None,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -53,9 +55,12 @@ def run_model(
         dtype: floating dtype of constants that the model makes.
         densities: compute the sites' log densities.
         validate: run with Pyro's validation on.
+        first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
+            leaves them to be enumerated.
     """
     with (
         conventions(dtype, validate),
+        nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
         pinned_plates(filler.plate, indices) as declared,
         _Subsample(filler.plate, declared, indices),
         filler,
@@ -97,12 +102,20 @@ class FillLatents(Messenger):
         plate: name of the partitioned plate.
         constants: values of `pyro.param` statements; one that is missing is read from the model and kept.
         placeholder: value given to imputed entries.
+        enumerating: leave discrete latents to an outer handler; else they get the first value of their support.
     """
 
-    def __init__(self, source: Source, plate: str, constants: dict[str, Tensor], placeholder: float = 0.0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        plate: str,
+        constants: dict[str, Tensor],
+        placeholder: float = 0.0,
+        enumerating: bool = False,
+    ) -> None:
         super().__init__()
         self.source, self.plate = source, plate
-        self.constants, self.placeholder = constants, placeholder
+        self.constants, self.placeholder, self.enumerating = constants, placeholder, enumerating
         self.values: dict[str, Tensor] = {}
         self.log_jacobian: Tensor | float = 0.0
 
@@ -111,6 +124,10 @@ class FillLatents(Messenger):
             return
         if is_imputed(msg, self.plate):
             msg["value"] = torch.full(msg["fn"].shape(), self.placeholder)
+        elif is_discrete(msg):
+            if self.enumerating:
+                return
+            msg["value"] = first_value(msg, frame_of(msg, self.plate) is not None)
         else:
             transform = unconstraining(msg)
             z = self.source(msg, transform)
@@ -149,18 +166,13 @@ def unconstraining(msg: Message) -> Any:
     """The transform from the unconstrained space to a latent site's support.
 
     Raises:
-        ModelError: the site is discrete, a `Delta`, or has a support without such a transform.
+        ModelError: the site is a `Delta`, or has a support without such a transform.
     """
     name, fn = msg["name"], msg["fn"]
     kind = type(_innermost(fn)).__name__
     if isinstance(_innermost(fn), dist.Delta):
         raise ModelError(
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
-        )
-    if getattr(fn.support, "is_discrete", False):
-        raise ModelError(
-            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. "
-            "Sum it out of the likelihood, for example by `dist.MixtureSameFamily`"
         )
     try:
         return biject_to(fn.support)

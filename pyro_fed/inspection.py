@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.checks import check_plate_size
+from pyro_fed.discrete import is_discrete
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed
 
@@ -52,6 +53,8 @@ class Layout:
         factors: names of those `observed` that are `pyro.factor` statements.
         improper: latent sites with an improper prior.
         plate: name of the partitioned plate.
+        discrete: discrete latents inside it, which are summed out.
+        nesting: dimensions that the model's plates take.
     """
 
     latents: dict[str, Site]
@@ -60,6 +63,13 @@ class Layout:
     factors: frozenset[str]
     improper: frozenset[str]
     plate: str
+    discrete: dict[str, Site] = field(default_factory=dict)
+    nesting: int = 1
+
+    @property
+    def first_enum_dim(self) -> int | None:
+        """First free dimension left of all plates, for the values of discrete latents; None without any."""
+        return -1 - self.nesting if self.discrete else None
 
     def single_observed(self) -> str:
         """The one observed site that predictions are about.
@@ -97,6 +107,7 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
     latents: dict[str, Site] = {}
     reported: dict[str, Site] = {}
     observed: dict[str, Site] = {}
+    discrete: dict[str, Site] = {}
     factors, improper, start = set(), set(), 0
     for name, msg in trace.nodes.items():
         if msg["type"] != "sample" or is_imputed(msg, plate):
@@ -107,6 +118,8 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
             start += latents[name].size
             if is_improper(msg["fn"]):
                 improper.add(name)
+        elif not msg["is_observed"] and is_discrete(msg):
+            discrete[name] = site
         elif is_deterministic(msg):
             if f"{name}_unobserved" not in trace.nodes:  # the joined values of `obs_mask`: data, and no estimate
                 reported[name] = site
@@ -121,7 +134,9 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
             f"plate '{plate}' holds no observed site: put the likelihood, `pyro.sample(..., obs=y)` or "
             f"`pyro.factor`, inside `with pyro.plate('{plate}', len(y)):`"
         )
-    return Layout(latents, reported, observed, frozenset(factors), frozenset(improper), plate)
+    frames = [f.dim for msg in trace.nodes.values() for f in msg.get("cond_indep_stack", ()) if f.dim is not None]
+    nesting = max((-dim for dim in frames), default=1)
+    return Layout(latents, reported, observed, frozenset(factors), frozenset(improper), plate, discrete, nesting)
 
 
 def site_dims(msg: Message) -> tuple[str, ...]:

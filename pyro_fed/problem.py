@@ -22,6 +22,7 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_fed.arguments import Arguments, rows_like
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
+from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, run_model
 from pyro_fed.inspection import Layout, Site, describe
@@ -111,10 +112,11 @@ class Problem:
         placeholder: float = 0.0,
     ) -> Execution:
         """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked."""
+        enumerate_at = self.layout.first_enum_dim if densities else None
         sharded = bool(self.arguments.sharded)
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
-        filler = FillLatents(source, self.plate, self.constants, placeholder)
+        filler = FillLatents(source, self.plate, self.constants, placeholder, enumerate_at is not None)
         return run_model(
             self.model,
             args,
@@ -124,6 +126,7 @@ class Problem:
             dtype=self.dtype,
             densities=densities,
             validate=validate,
+            first_enum_dim=enumerate_at,
         )
 
     def _from_vector(self, z: Tensor) -> Source:
@@ -150,12 +153,13 @@ class Problem:
         for name, site in trace.nodes.items():
             if site["type"] != "sample" or "log_prob" not in site or is_deterministic(site):
                 continue
-            frame = frame_of(site, self.plate)
-            if frame is None:
+            if frame_of(site, self.plate) is None:
                 outside[name] = site["log_prob_sum"]
             else:
-                inside[name] = sum_to_rows(site, frame.dim)
-        return outside, inside
+                inside[name] = site
+        summed, joint = sum_out(trace, inside, self.plate, len(rows[0])) if self.layout.discrete else (set(), {})
+        alone = {n: sum_to_rows(s, frame_of(s, self.plate).dim) for n, s in inside.items() if n not in summed}
+        return outside, alone | joint
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,); arguments as `log_terms`."""
