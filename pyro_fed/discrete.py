@@ -65,7 +65,15 @@ def first_value(msg: Any, inside: bool) -> Tensor:
 
 
 class Enumerate(EnumMessenger):
-    """Pyro's handler; `vmap` forbids the `value.data` from which it reads the shape."""
+    """Pyro's handler, for sites that have values already too, and under `vmap`.
+
+    Pyro's notes on which dimensions a site may depend leave out sites whose value an inner handler gave; and it
+    reads shapes from `value.data`, which `vmap` forbids.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        given = msg["value"] is not None
+        super()._pyro_sample(msg | {"done": False, "is_observed": True} if given else msg)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         shape_alone = torch.empty(msg["value"].shape, device="meta")
@@ -76,35 +84,66 @@ def sum_out(trace: Any, sites: Mapping[str, Any], plate: str, num_rows: int) -> 
     """Each row's log-likelihood with the discrete latents summed out.
 
     Args:
-        trace: a run under `poutine.enum`, with log densities.
+        trace: a run under `Enumerate`, with log densities.
         sites: the sites inside the plate, by name.
         plate: name of the partitioned plate.
         num_rows: m, the rows it was run on.
 
-    Raises:
-        ModelError: a site outside the plate depends on a discrete latent inside it.
-
     Returns:
         The sites that depend on discrete latents; and (m,) for each set of them that share some, under the names
         of its observed sites joined by "+".
+
+    Raises:
+        ModelError: a site outside the plate depends on a discrete latent inside it.
     """
-    trace.pack_tensors()
-    symbol = trace.plate_to_symbol.get(plate, "")
-    depend = [name for name, node in trace.nodes.items() if node["type"] == "sample" and "log_prob" in node]
-    summed = {name: dims for name in depend if (dims := _summed_dims(trace, name))}
+    summed = _dependent(trace)
     for name in summed:
         if name not in sites:
             raise ModelError(f"site '{name}', outside plate '{plate}', depends on a discrete latent inside it")
+    row = frozenset(trace.plate_to_symbol[plate])
     out = {}
     for names, dims in _components(summed):
-        tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
-        for name in names:
-            tree.setdefault(_ordinal(trace, name), []).append(sites[name]["packed"]["log_prob"])
-        ring = _SumOut(dim_to_size={symbol: num_rows})
-        total = contract_to_tensor(tree, dims, frozenset(symbol), ring=ring)
+        ring = _SumOut(dim_to_size=dict.fromkeys(row, num_rows))
+        total = contract_to_tensor(_tree(trace, names), dims, row, ring=ring)
         label = "+".join(name for name in names if sites[name]["is_observed"]) or "+".join(names)
         out[label] = total.expand(num_rows)
     return set(summed), out
+
+
+def log_weights(trace: Any, name: str) -> Tensor:
+    """Log posterior weights of a discrete site's values, all other discrete sites summed out.
+
+    Args:
+        trace: a run under `Enumerate`, with log densities.
+        name: a site that was enumerated there.
+
+    Returns:
+        (*batch shape, values), not normalised.
+    """
+    summed, node = _dependent(trace), trace.nodes[name]
+    dims, symbol = set().union(*summed.values()), node["infer"]["_enumerate_symbol"]
+    frames = {trace.plate_to_symbol[frame.name]: frame for frame in node["cond_indep_stack"] if frame.vectorized}
+    ring = _SumOut(dim_to_size={s: frame.size for s, frame in frames.items()})
+    total = contract_to_tensor(_tree(trace, summed), dims, _ordinal(trace, name), {symbol} & dims, ring=ring)
+    order = sorted(frames, key=lambda s: frames[s].dim) + [symbol]
+    axes = [total._pyro_dims.index(s) for s in order if s in total._pyro_dims]
+    return total.permute(axes).reshape(*node["fn"].batch_shape, -1)
+
+
+def _dependent(trace: Any) -> dict[str, set[str]]:
+    """The sites whose density has dimensions of discrete latents, and these dimensions' symbols."""
+    try:
+        trace.pack_tensors()
+    except ValueError as error:  # Pyro's message begins with the site and ends with a table of all shapes
+        lines = [line.strip() for line in str(error).splitlines()]
+        name = lines[0].split("'")[1]
+        raise ModelError(
+            f"site '{name}' has dimensions that belong to no plate and no discrete latent: discrete latents take "
+            f"dimensions left of all plates, so index by them from the right ({' '.join(lines[1:4])})"
+        ) from error
+    names = [name for name, node in trace.nodes.items() if node["type"] == "sample" and "log_prob" in node]
+    dims = {name: set(trace.nodes[name]["packed"]["log_prob"]._pyro_dims) - _ordinal(trace, name) for name in names}
+    return {name: found for name, found in dims.items() if found}
 
 
 def _ordinal(trace: Any, name: str) -> frozenset[str]:
@@ -113,8 +152,12 @@ def _ordinal(trace: Any, name: str) -> frozenset[str]:
     return frozenset(trace.plate_to_symbol[frame.name] for frame in frames if frame.vectorized and frame.size > 1)
 
 
-def _summed_dims(trace: Any, name: str) -> set[str]:
-    return set(trace.nodes[name]["packed"]["log_prob"]._pyro_dims) - _ordinal(trace, name)
+def _tree(trace: Any, names: Iterable[str]) -> OrderedDict[frozenset[str], list[Tensor]]:
+    """The log densities of some sites by the plates that they are in."""
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for name in names:
+        tree.setdefault(_ordinal(trace, name), []).append(trace.nodes[name]["packed"]["log_prob"])
+    return tree
 
 
 def _components(summed: Mapping[str, set[str]]) -> list[tuple[list[str], set[str]]]:

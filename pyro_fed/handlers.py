@@ -102,7 +102,8 @@ class FillLatents(Messenger):
         plate: name of the partitioned plate.
         constants: values of `pyro.param` statements; one that is missing is read from the model and kept.
         placeholder: value given to imputed entries.
-        enumerating: leave discrete latents to an outer handler; else they get the first value of their support.
+        discrete: values of discrete latents.
+        enumerating: leave the other discrete latents to an outer handler; else they get their first value.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class FillLatents(Messenger):
         plate: str,
         constants: dict[str, Tensor],
         placeholder: float = 0.0,
+        discrete: Mapping[str, Tensor] | None = None,
         enumerating: bool = False,
     ) -> None:
         super().__init__()
         self.source, self.plate = source, plate
-        self.constants, self.placeholder, self.enumerating = constants, placeholder, enumerating
+        self.constants, self.placeholder = constants, placeholder
+        self.discrete, self.enumerating = discrete or {}, enumerating
         self.values: dict[str, Tensor] = {}
         self.log_jacobian: Tensor | float = 0.0
 
@@ -125,9 +128,10 @@ class FillLatents(Messenger):
         if is_imputed(msg, self.plate):
             msg["value"] = torch.full(msg["fn"].shape(), self.placeholder)
         elif is_discrete(msg):
-            if self.enumerating:
+            known = self.discrete.get(msg["name"])
+            if known is None and self.enumerating:
                 return
-            msg["value"] = first_value(msg, frame_of(msg, self.plate) is not None)
+            msg["value"] = first_value(msg, frame_of(msg, self.plate) is not None) if known is None else known
         else:
             transform = unconstraining(msg)
             z = self.source(msg, transform)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
@@ -28,6 +28,7 @@ class Site:
         dims: a name for each dimension of the value: the plate's, else `NAME_dim_i`.
         unconstrained_shape: shape of its unconstrained value (latent sites).
         start: where it begins in the flat vector (latent sites).
+        event_dim: how many of its last dimensions are one value's.
     """
 
     name: str
@@ -35,6 +36,12 @@ class Site:
     dims: tuple[str, ...]
     unconstrained_shape: tuple[int, ...] = ()
     start: int = 0
+    event_dim: int = 0
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the site's plates."""
+        return self.shape[: len(self.shape) - self.event_dim]
 
     @property
     def size(self) -> int:
@@ -119,7 +126,7 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
             if is_improper(msg["fn"]):
                 improper.add(name)
         elif not msg["is_observed"] and is_discrete(msg):
-            discrete[name] = site
+            discrete[name] = replace(site, event_dim=msg["fn"].event_dim)
         elif is_deterministic(msg):
             if f"{name}_unobserved" not in trace.nodes:  # the joined values of `obs_mask`: data, and no estimate
                 reported[name] = site

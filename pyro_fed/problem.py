@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.arguments import Arguments, rows_like
+from pyro_fed.assignments import draw_assignments, draw_uniforms
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
@@ -110,13 +111,17 @@ class Problem:
         densities: bool = False,
         validate: bool = False,
         placeholder: float = 0.0,
+        discrete: Mapping[str, Tensor] | None = None,
     ) -> Execution:
-        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked."""
+        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
+
+        With densities, discrete latents take all of their values at once, but for those that `discrete` gives.
+        """
         enumerate_at = self.layout.first_enum_dim if densities else None
         sharded = bool(self.arguments.sharded)
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
-        filler = FillLatents(source, self.plate, self.constants, placeholder, enumerate_at is not None)
+        filler = FillLatents(source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None)
         return run_model(
             self.model,
             args,
@@ -129,7 +134,9 @@ class Problem:
             first_enum_dim=enumerate_at,
         )
 
-    def _from_vector(self, z: Tensor) -> Source:
+    def from_vector(self, z: Tensor) -> Source:
+        """The latents' values out of the flat vector z (D,)."""
+
         def source(msg: Message, _transform: Any) -> Tensor:
             site = self.sites[msg["name"]]
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
@@ -147,7 +154,7 @@ class Problem:
             rows: row tensors, each (m, ...), m >= 1.
             options: as for `execute`.
         """
-        trace, filler, _ = self.execute(self._from_vector(z), rows, densities=True, **options)
+        trace, filler, _ = self.execute(self.from_vector(z), rows, densities=True, **options)
         outside = {"": torch.zeros((), dtype=self.dtype, device=z.device) + filler.log_jacobian}
         inside = {}
         for name, site in trace.nodes.items():
@@ -211,9 +218,18 @@ class Problem:
         """
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
-        trace, filler, _ = self.execute(self._from_vector(z), self.rows if rows is None else rows)
+        trace, filler, _ = self.execute(self.from_vector(z), self.rows if rows is None else rows)
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.layout.reported}
+
+    def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws of the discrete latents given z (S, D), and the deterministic sites, which may depend on them.
+
+        Returns:
+            site name → (S, *site shape).
+        """
+        uniforms = draw_uniforms(self.layout.discrete, len(z), generator, self.dtype)
+        return self.vmap(lambda one, u: draw_assignments(self, one, u))(z, uniforms)
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (D,) of constrained values, one a latent site.
@@ -269,7 +285,7 @@ class Problem:
 
     def observed_values(self) -> dict[str, Tensor]:
         """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self._from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.rows).trace
+        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.rows).trace
         return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
 
     def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
@@ -278,7 +294,7 @@ class Problem:
         Raises:
             ModelError: the model has no or several observed sites inside the plate.
         """
-        return self.execute(self._from_vector(z), rows).trace.nodes[self.layout.single_observed()]["fn"]
+        return self.execute(self.from_vector(z), rows).trace.nodes[self.layout.single_observed()]["fn"]
 
     def observation(self, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """What the model says of observed rows, new ones too, at one vector z (D,).
@@ -296,7 +312,7 @@ class Problem:
             ModelError: the model has no or several observed sites inside the plate.
         """
         rows = rows_like(self.arguments, self.model, args, kwargs)
-        trace = self.execute(self._from_vector(z), rows, densities=True).trace
+        trace = self.execute(self.from_vector(z), rows, densities=True).trace
         site = trace.nodes[self.layout.single_observed()]
         fn = site["fn"]
         out = {"log_prob": sum_to_rows(site, frame_of(site, self.plate).dim), "value": site["value"]}

@@ -41,6 +41,8 @@ def check_splits(problem: Problem) -> None:
         outside, together = problem.log_terms(z, rows)
         part_outside, apart = problem.log_terms(z, tuple(leaf[:half] for leaf in rows))
         imputed = problem.log_terms(z, rows, placeholder=1.0)[1]
+    except ModelError:
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise ModelError(
             f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments "

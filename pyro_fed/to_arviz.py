@@ -16,6 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 import pyro_fed
+from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -55,7 +56,7 @@ def to_inference_data(
     pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
     lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
     groups = {
-        "posterior": _posterior(federation, problem, draws),
+        "posterior": _posterior(federation, problem, draws, seed),
         "sample_stats": _stats({"lp": lp, **stats}),
         "observed_data": observed_data(federation),
         "constant_data": constant_data(federation),
@@ -127,12 +128,16 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor) -> xr.Dataset:
+def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
+    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
     pieces = [problem.constrain(part) for part in _pieces(flat, problem.num_rows)]
+    if problem.layout.discrete:
+        parts = zip(pieces, _pieces(flat, problem.num_rows), strict=True)
+        pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
 
