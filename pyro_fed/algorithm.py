@@ -74,11 +74,13 @@ class Algorithm(ABC):
         centralized: works on the pooled data, as the data of a single client.
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
             "agents" (one chain an agent), or a "point".
+        joint: works on the joint density of all latents; others see the rows' own integrated out.
         serverless: has one state an agent and mixes them over a graph.
         indicators: what a schedule may ask the clients for, see `report`.
     """
 
     centralized: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
     draws_are: ClassVar[str] = "independent"
     serverless: ClassVar[bool] = False
     indicators: ClassVar[tuple[str, ...]] = ()

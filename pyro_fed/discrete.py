@@ -91,7 +91,7 @@ def sum_out(trace: Any, sites: Mapping[str, Any], plate: str, num_rows: int) -> 
 
     Returns:
         The sites that depend on discrete latents; and (m,) for each set of them that share some, under the names
-        of its observed sites joined by "+".
+        of its observed sites joined by "_".
 
     Raises:
         ModelError: a site outside the plate depends on a discrete latent inside it.
@@ -105,7 +105,7 @@ def sum_out(trace: Any, sites: Mapping[str, Any], plate: str, num_rows: int) -> 
     for names, dims in _components(summed):
         ring = _SumOut(dim_to_size=dict.fromkeys(row, num_rows))
         total = contract_to_tensor(_tree(trace, names), dims, row, ring=ring)
-        label = "+".join(name for name in names if sites[name]["is_observed"]) or "+".join(names)
+        label = "_".join(name for name in names if sites[name]["is_observed"]) or "_".join(names)
         out[label] = total.expand(num_rows)
     return set(summed), out
 

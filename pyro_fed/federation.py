@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +18,10 @@ from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.joint import JointProblem
 from pyro_fed.pooling import plate_size, pool_clients
 from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
 
 #: An integer-valued observation with at most this many values counts as a label in `summary`.
 MAX_LABELS = 20
@@ -40,6 +43,7 @@ class Federation:
         dtype: floating dtype of the computation; by default the data's.
         dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
         coords: coordinate values: `{"feature": names}`.
+        quadrature: how latent sites inside the plate are integrated out at the clients.
 
     Raises:
         DataError: data that are not finite, of disagreeing lengths, or outside a likelihood's support.
@@ -64,6 +68,7 @@ class Federation:
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
+        quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
         size = plate_size(model, arguments, plate)
@@ -74,7 +79,7 @@ class Federation:
         num_rows = arguments.num_rows or size
         split = self.partition.split(num_rows, _client_count(self.partition, num_clients), rng, _labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
-        self._bind(model, arguments, plate, num_rows, clients, dtype, dims, coords)
+        self._bind(model, arguments, plate, num_rows, clients, dtype, dims, coords, quadrature)
 
     @classmethod
     def from_clients(
@@ -88,6 +93,7 @@ class Federation:
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
+        quadrature: Quadrature | None = None,
     ) -> Federation:
         """A federation of data that lie apart already.
 
@@ -100,6 +106,7 @@ class Federation:
             dtype: as for `Federation`.
             dims: as for `Federation`.
             coords: as for `Federation`.
+            quadrature: as for `Federation`.
 
         Raises:
             DataError: shapes that differ between clients, shared arguments that are not equal, no clients.
@@ -112,7 +119,7 @@ class Federation:
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         num_rows = arguments.num_rows or 0
-        self._bind(model, arguments, plate, num_rows, index, dtype, dims, coords, names, local_numbering=True)
+        self._bind(model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True)
         return self
 
     def _bind(
@@ -125,6 +132,7 @@ class Federation:
         dtype: torch.dtype | None,
         dims: Mapping[str, Sequence[str]] | None,
         coords: Mapping[str, Sequence[Any]] | None,
+        quadrature: Quadrature | None,
         names: list[str] | None = None,
         local_numbering: bool = False,
     ) -> None:
@@ -138,7 +146,7 @@ class Federation:
             raise DataError(f"the data have no rows: plate '{plate}' is empty at every client")
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
-        self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype)
+        self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype, quadrature or Quadrature())
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
@@ -184,6 +192,13 @@ class Federation:
         device = self.problem.rows[0].device
         index = torch.arange(self.num_rows, device=device)
         return ClientData(self.problem.rows, index[None], torch.tensor([self.num_rows], device=device))
+
+    @cached_property
+    def joint(self) -> Federation:
+        """The same with every row's own latents in the flat vector, instead of integrated out."""
+        other = copy(self)
+        other.problem = JointProblem.of(self.problem)
+        return other
 
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone."""

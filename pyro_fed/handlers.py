@@ -94,6 +94,8 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
 class FillLatents(Messenger):
     """Give every latent site the value that `source` says, and keep the transforms' log-Jacobian.
 
+    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without any.
+
     Imputed entries (the `_unobserved` half of a site with `obs_mask`, inside the partitioned plate)
     integrate to one: they get a placeholder and no density.
 
@@ -121,6 +123,7 @@ class FillLatents(Messenger):
         self.discrete, self.enumerating = discrete or {}, enumerating
         self.values: dict[str, Tensor] = {}
         self.log_jacobian: Tensor | float = 0.0
+        self.row_jacobian: Tensor | float = 0.0
 
     def _pyro_sample(self, msg: Message) -> None:
         if msg["is_observed"] or msg["value"] is not None:
@@ -136,9 +139,16 @@ class FillLatents(Messenger):
             transform = unconstraining(msg)
             z = self.source(msg, transform)
             value = transform(z)
-            self.log_jacobian = self.log_jacobian + transform.log_abs_det_jacobian(z, value).sum()
+            self._keep_jacobian(msg, transform.log_abs_det_jacobian(z, value))
             self.values[msg["name"]] = msg["value"] = value
         msg["done"] = True
+
+    def _keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
+        axis = row_axis(msg, self.plate)
+        if axis is None:
+            self.log_jacobian = self.log_jacobian + log_jacobian.sum()
+        else:
+            self.row_jacobian = self.row_jacobian + rows_first(log_jacobian, axis).sum(-1)
 
     def _pyro_param(self, msg: Message) -> None:
         if msg["name"] in self.constants:
@@ -217,6 +227,17 @@ def is_deterministic(msg: Message) -> bool:
 def frame_of(msg: Message, plate: str) -> Any:
     """The site's frame of the named plate, or None outside it."""
     return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
+
+
+def row_axis(msg: Message, plate: str) -> int | None:
+    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
+    frame = frame_of(msg, plate)
+    return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
+
+
+def rows_first(value: Tensor, axis: int) -> Tensor:
+    """(..., m, ...) with the rows on `axis` as (m, rest)."""
+    return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
 
 
 @contextmanager

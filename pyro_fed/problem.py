@@ -6,6 +6,9 @@
 transforms to the constrained space; it is counted once, wherever the rows are. `log_lik` holds the sites
 inside the plate. All functions take one vector and are pure tensor functions: map them by
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
+
+Latent sites inside the plate ("local") are no part of the vector: each row's are integrated out of its log_lik
+(see `quadrature`). `joint.JointProblem` has them in the vector.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, run_model
 from pyro_fed.inspection import Layout, Site, describe
+from pyro_fed.quadrature import Quadrature
 from pyro_fed.splitting import check_splits
 from pyro_fed.starts import draw_starts
 
@@ -43,6 +47,7 @@ class Problem:
         plate: name of the partitioned plate.
         num_rows: rows in the pooled data.
         dtype: floating dtype of the unconstrained vector.
+        quadrature: how latent sites inside the plate are integrated out.
         constants: values of `pyro.param` statements.
         layout: the model's sites.
         compiler: how steps are mapped and compiled; `run` puts its own in place.
@@ -54,6 +59,7 @@ class Problem:
     plate: str
     num_rows: int
     dtype: torch.dtype
+    quadrature: Quadrature = field(default_factory=Quadrature)
     constants: dict[str, Tensor] = field(default_factory=dict)
     layout: Layout = field(init=False)
     compiler: Compiler = field(init=False)
@@ -63,6 +69,8 @@ class Problem:
         self.compiler = Compiler("off")
         self.layout = describe(self)
         check_splits(self)
+        if self.local_dim:
+            self.quadrature = self.quadrature.fitted(self)
         if self.constants:
             warnings.warn(
                 f"pyro.param statements {sorted(self.constants)} are held constant at their present values: "
@@ -74,7 +82,7 @@ class Problem:
     # -- shape of the vector ---------------------------------------------------------------------------
     @property
     def sites(self) -> dict[str, Site]:
-        """Latent sites by name, in the order of the flat vector."""
+        """Latent sites of the flat vector, by name, in its order."""
         return self.layout.latents
 
     @property
@@ -83,9 +91,25 @@ class Problem:
         return sum(site.size for site in self.sites.values())
 
     @property
+    def local_dim(self) -> int:
+        """Latents of one row that are integrated out of its likelihood."""
+        return sum(site.row_size for site in self.layout.local.values())
+
+    @property
     def rows(self) -> tuple[Tensor, ...]:
         """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
         return self.arguments.rows or (torch.arange(self.num_rows),)
+
+    @property
+    def fewest_rows(self) -> tuple[Tensor, ...]:
+        """Rows on which a run of the model meets every site of the flat vector."""
+        return tuple(leaf[:1] for leaf in self.rows)
+
+    @property
+    def reported(self) -> dict[str, Site]:
+        """Deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_local
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
     # -- mapping and compiling -----------------------------------------------------------------------------
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
@@ -119,6 +143,7 @@ class Problem:
         """
         enumerate_at = self.layout.first_enum_dim if densities else None
         sharded = bool(self.arguments.sharded)
+        rows = rows[: len(self.arguments.sharded) or 1]  # what comes after belongs to `JointProblem`
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
         filler = FillLatents(source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None)
@@ -134,28 +159,34 @@ class Problem:
             first_enum_dim=enumerate_at,
         )
 
-    def from_vector(self, z: Tensor) -> Source:
-        """The latents' values out of the flat vector z (D,)."""
+    def source(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
+        """Latents at a flat vector, and of these rows at `local` (m, local_dim), zero by default."""
+        block = z.new_zeros(len(rows[0]), self.local_dim) if local is None else local
 
-        def source(msg: Message, _transform: Any) -> Tensor:
+        def value(msg: Message, _transform: Any) -> Tensor:
+            if msg["name"] in self.layout.local:
+                return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
-        return source
+        return value
 
     # -- densities ----------------------------------------------------------------------------------------
     def log_terms(
-        self, z: Tensor, rows: tuple[Tensor, ...], **options: Any
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density site by site: outside the plate (), the Jacobians under ""; inside it each row's, (m,).
+        """Log density site by site: outside the plate (), inside it each row's, (m,); the Jacobians under "".
 
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...), m >= 1.
+            local: (m, local_dim) unconstrained latents of the rows.
             options: as for `execute`.
         """
-        trace, filler, _ = self.execute(self.from_vector(z), rows, densities=True, **options)
-        outside = {"": torch.zeros((), dtype=self.dtype, device=z.device) + filler.log_jacobian}
+        trace, filler, _ = self.execute(self.source(z, rows, local), rows, densities=True, **options)
+        nothing = torch.zeros((), dtype=self.dtype, device=z.device)
+        outside = {"": nothing + filler.log_jacobian}
+        jacobian = {"": nothing.expand(len(rows[0])) + filler.row_jacobian} if self.layout.local else {}
         inside = {}
         for name, site in trace.nodes.items():
             if site["type"] != "sample" or "log_prob" not in site or is_deterministic(site):
@@ -166,11 +197,19 @@ class Problem:
                 inside[name] = site
         summed, joint = sum_out(trace, inside, self.plate, len(rows[0])) if self.layout.discrete else (set(), {})
         alone = {n: sum_to_rows(s, frame_of(s, self.plate).dim) for n, s in inside.items() if n not in summed}
-        return outside, alone | joint
+        return outside, jacobian | alone | joint
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, Tensor]:
-        """Log prior with Jacobians, (), and log-likelihood of each row, (m,); arguments as `log_terms`."""
-        outside, inside = self.log_terms(z, rows, **options)
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...)."""
+        if self.local_dim:
+            return self.quadrature.log_parts(self, z, rows)
+        return self.conditional_parts(z, rows)
+
+    def conditional_parts(
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same with the rows' own latents given, whose log prior is part of the rows' terms."""
+        outside, inside = self.log_terms(z, rows, local)
         nothing = torch.zeros(len(rows[0]), dtype=self.dtype, device=z.device)
         return sum(outside.values(), nothing.new_zeros(())), sum(inside.values(), nothing)
 
@@ -178,7 +217,7 @@ class Problem:
         """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...)."""
         if z.dim() > 1:
             return self.vmap(self.log_prior)(z)
-        return self.log_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
+        return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
@@ -187,9 +226,14 @@ class Problem:
         return self.log_parts(z, self.rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
-        """Log-likelihood of each pooled row, observed site by observed site: z (..., D) → (..., N)."""
+        """Terms of each pooled row, site by site as in `log_terms`: z (..., D) → (..., N).
+
+        Where latents are integrated out the observed sites have one term together, under their joined names.
+        """
         if z.dim() > 1:
             return self.vmap(self.site_log_lik)(z)
+        if self.local_dim:
+            return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
         return self.log_terms(z, self.rows)[1]
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
@@ -207,7 +251,9 @@ class Problem:
 
     # -- values -------------------------------------------------------------------------------------------
     def constrain(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> dict[str, Tensor]:
-        """Values of the latent and deterministic sites in their own (constrained) space.
+        """Values of the flat vector's and of deterministic sites in their own (constrained) space.
+
+        Deterministic sites that depend on latents which are integrated out are left out.
 
         Args:
             z: (..., D).
@@ -218,9 +264,10 @@ class Problem:
         """
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
-        trace, filler, _ = self.execute(self.from_vector(z), self.rows if rows is None else rows)
+        rows = self.rows if rows is None else rows
+        trace, filler, _ = self.execute(self.source(z, rows), rows)
         values = {name: filler.values[name] for name in self.sites}
-        return values | {name: trace.nodes[name]["value"] for name in self.layout.reported}
+        return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
     def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws of the discrete latents given z (S, D), and the deterministic sites, which may depend on them.
@@ -276,16 +323,18 @@ class Problem:
         parts: dict[str, Tensor] = {}
 
         def recording(msg: Message, transform: Any) -> Tensor:
+            if msg["name"] not in self.sites:
+                return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=self.dtype)
             z = source(msg, transform).detach()
             parts[msg["name"]] = z.reshape(-1)
             return z
 
-        self.execute(recording, tuple(leaf[:1] for leaf in self.rows))
+        self.execute(recording, self.fewest_rows)
         return torch.cat([parts[name] for name in self.sites])
 
     def observed_values(self) -> dict[str, Tensor]:
         """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.rows).trace
+        trace = self.execute(self.source(torch.zeros(self.dim, dtype=self.dtype), self.rows), self.rows).trace
         return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
 
     def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
@@ -294,7 +343,7 @@ class Problem:
         Raises:
             ModelError: the model has no or several observed sites inside the plate.
         """
-        return self.execute(self.from_vector(z), rows).trace.nodes[self.layout.single_observed()]["fn"]
+        return self.execute(self.source(z, rows), rows).trace.nodes[self.layout.single_observed()]["fn"]
 
     def observation(self, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """What the model says of observed rows, new ones too, at one vector z (D,).
@@ -312,7 +361,7 @@ class Problem:
             ModelError: the model has no or several observed sites inside the plate.
         """
         rows = rows_like(self.arguments, self.model, args, kwargs)
-        trace = self.execute(self.from_vector(z), rows, densities=True).trace
+        trace = self.execute(self.source(z, rows), rows, densities=True).trace
         site = trace.nodes[self.layout.single_observed()]
         fn = site["fn"]
         out = {"log_prob": sum_to_rows(site, frame_of(site, self.plate).dim), "value": site["value"]}

@@ -1,7 +1,8 @@
 """Whether a model's likelihood can be split over the partitioned plate: numerical checks in place of trust.
 
 Each row's log-likelihood must be the same whichever rows stand beside it, and what is outside the plate
-must not depend on the rows. The model is run on some rows, and on the first half of them, at one point.
+must not depend on the rows. The model is run on some rows, on the first half of them, and on all in another order, at
+one point; latents inside the plate go with their rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
 CHECK_SCALE = 0.1
 
 Terms = dict[str, Tensor]
+_CURE = (
+    "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
+    "summarise the data before the model, or partition over an outer plate"
+)
 
 
 def check_splits(problem: Problem) -> None:
@@ -37,10 +42,13 @@ def check_splits(problem: Problem) -> None:
     picks = torch.randperm(problem.num_rows, generator=generator)[:CHECK_ROWS].sort().values
     half = max(len(picks) // 2, 1)
     rows = tuple(leaf[picks] for leaf in problem.rows)
+    local = CHECK_SCALE * torch.randn(len(picks), problem.local_dim, generator=generator, dtype=problem.dtype)
+    order = torch.randperm(len(picks), generator=generator)
     try:
-        outside, together = problem.log_terms(z, rows)
-        part_outside, apart = problem.log_terms(z, tuple(leaf[:half] for leaf in rows))
-        imputed = problem.log_terms(z, rows, placeholder=1.0)[1]
+        outside, together = problem.log_terms(z, rows, local)
+        part_outside, apart = problem.log_terms(z, tuple(leaf[:half] for leaf in rows), local[:half])
+        imputed = problem.log_terms(z, rows, local, placeholder=1.0)[1]
+        shuffled = problem.log_terms(z, tuple(leaf[order] for leaf in rows), local[order])[1]
     except ModelError:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
@@ -54,6 +62,7 @@ def check_splits(problem: Problem) -> None:
         ) from error
     _check_outside(problem, outside, part_outside, len(picks), half)
     _check_rows(problem, together, apart, picks, half)
+    _check_order(problem, together, shuffled, picks, order)
     _check_imputed(problem, together, imputed)
 
 
@@ -89,12 +98,26 @@ def _check_rows(problem: Problem, together: Terms, apart: Terms, picks: Tensor, 
             row = int((apart[name] - together[name][:half]).abs().argmax())
             figures = f" and {float(apart[name][row]):.6g} beside {half}"
         raise ModelError(
-            f"observed site '{name}' in plate '{problem.plate}' does not factorise over rows: row "
-            f"{int(picks[row])} has "
-            f"log-likelihood {float(together[name][row]):.6g} beside {len(picks)} rows{figures}. "
-            "Each row's term may "
-            "depend on that row and the latents alone; standardise or summarise the data before the model"
+            f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row {int(picks[row])} has "
+            f"log density {float(together[name][row]):.6g} beside {len(picks)} rows{figures}. {_CURE}"
         )
+
+
+def _check_order(problem: Problem, together: Terms, shuffled: Terms, picks: Tensor, order: Tensor) -> None:
+    for name in together:
+        if not _close(shuffled[name], together[name][order]):
+            row = int((shuffled[name] - together[name][order]).abs().argmax())
+            raise ModelError(
+                f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row "
+                f"{int(picks[order[row]])} has log density {float(together[name][order[row]]):.6g}, and "
+                f"{float(shuffled[name][row]):.6g} beside other neighbours. {_CURE}"
+            )
+
+
+def _kind(problem: Problem, name: str) -> str:
+    if name == "":
+        return "the support of a latent site"
+    return f"{'latent' if name in problem.layout.local else 'observed'} site '{name}'"
 
 
 def _check_imputed(problem: Problem, together: Terms, imputed: Terms) -> None:

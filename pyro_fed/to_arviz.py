@@ -71,7 +71,7 @@ def to_inference_data(
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Pointwise log-likelihood (S, N) of each observed site, if wanted, and the total of each draw, (S,)."""
+    """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
     too_many = len(flat) * problem.num_rows > MAX_POINTWISE
     if wanted and too_many:
         warnings.warn(
@@ -84,7 +84,9 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
         return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.num_rows)])
     pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.num_rows)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    return pointwise, sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
+    total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
+    latent = {"", *problem.layout.local}
+    return {name: value for name, value in pointwise.items() if name not in latent}, total
 
 
 def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> Any:
@@ -137,7 +139,7 @@ def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: in
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.reported}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
 
@@ -181,6 +183,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "centralized": str(algorithm.centralized),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
+        "local_sites": " ".join(federation.problem.layout.local),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
         "converged": "unknown" if record.converged is None else str(record.converged),

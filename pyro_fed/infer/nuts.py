@@ -67,6 +67,7 @@ class NUTS(Algorithm):
     """
 
     centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"
 
     num_samples: int = 1000

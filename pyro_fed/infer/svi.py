@@ -45,6 +45,7 @@ class SVI(Algorithm):
     """
 
     centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
 
     guide: Any = AutoMultivariateNormal
     num_steps: int = 3000
