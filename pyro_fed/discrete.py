@@ -80,33 +80,36 @@ class Enumerate(EnumMessenger):
         super()._pyro_post_sample(msg | {"value": shape_alone})
 
 
-def sum_out(trace: Any, sites: Mapping[str, Any], plate: str, num_rows: int) -> tuple[set[str], dict[str, Tensor]]:
+def sum_out(
+    trace: Any, inside: Mapping[str, str], sizes: Mapping[str, int]
+) -> tuple[set[str], dict[str, tuple[str, Tensor]]]:
     """Each row's log-likelihood with the discrete latents summed out.
 
     Args:
         trace: a run under `Enumerate`, with log densities.
-        sites: the sites inside the plate, by name.
-        plate: name of the partitioned plate.
-        num_rows: m, the rows it was run on.
+        inside: site → the plate of rows that it is in.
+        sizes: rows m of each of these plates.
 
     Returns:
-        The sites that depend on discrete latents; and (m,) for each set of them that share some, under the names
-        of its observed sites joined by "_".
+        The sites that depend on discrete latents; and for each set of them that share some, under the names of its
+        observed sites joined by "_", the plate and the terms of its rows (m,).
 
     Raises:
-        ModelError: a site outside the plate depends on a discrete latent inside it.
+        ModelError: a site depends on a discrete latent of another plate.
     """
     summed = _dependent(trace)
-    for name in summed:
-        if name not in sites:
-            raise ModelError(f"site '{name}', outside plate '{plate}', depends on a discrete latent inside it")
-    row = frozenset(trace.plate_to_symbol[plate])
     out = {}
     for names, dims in _components(summed):
-        ring = _SumOut(dim_to_size=dict.fromkeys(row, num_rows))
-        total = contract_to_tensor(_tree(trace, names), dims, row, ring=ring)
-        label = "_".join(name for name in names if sites[name]["is_observed"]) or "_".join(names)
-        out[label] = total.expand(num_rows)
+        plates = {inside.get(name) for name in names}
+        plate = inside.get(names[0])
+        if len(plates) > 1 or plate is None:
+            other = next(name for name in names if inside.get(name) != plate or plate is None)
+            raise ModelError(f"site '{other}', outside plate '{plate}', depends on a discrete latent inside it")
+        row = trace.plate_to_symbol[plate]
+        ring = _SumOut(dim_to_size={row: sizes[plate]})
+        total = contract_to_tensor(_tree(trace, names), dims, frozenset(row), ring=ring)
+        label = "_".join(name for name in names if trace.nodes[name]["is_observed"]) or "_".join(names)
+        out[label] = plate, total.expand(sizes[plate])
     return set(summed), out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_fed.checks import check_plate_size
 from pyro_fed.discrete import is_discrete
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed, row_axis
+from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed, plate_of, row_axis
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -127,10 +127,10 @@ def describe(problem: Problem) -> Layout:
         shapes[msg["name"]] = tuple(transform.inverse_shape(msg["fn"].shape()))
         return torch.zeros(shapes[msg["name"]], dtype=problem.dtype)
 
-    execution = problem.execute(zeros, problem.rows, validate=True)
+    execution = problem.execute(zeros, problem.all_rows, validate=True)
     _check_plate(problem, execution.plates, execution.trace)
     _check_support(execution.trace, problem.plate)
-    layout = _layout(execution.trace, shapes, problem.plate)
+    layout = _layout(execution.trace, shapes, execution.filler.plates)
     return replace(layout, depends_on_local=_hidden(problem, layout, shapes, execution.trace)) if layout.local else layout
 
 
@@ -140,7 +140,7 @@ def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]]
     def source(msg: Message, _transform: Any) -> Tensor:
         return torch.full(shapes[msg["name"]], float(msg["name"] in layout.local), dtype=problem.dtype)
 
-    moved = problem.execute(source, problem.rows).trace
+    moved = problem.execute(source, problem.all_rows).trace
     return frozenset(
         name
         for name in layout.reported
@@ -148,7 +148,8 @@ def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]]
     )
 
 
-def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layout:
+def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, ...]) -> Layout:
+    plate = plates[0]
     latents: dict[str, Site] = {}
     local: dict[str, Site] = {}
     reported: dict[str, Site] = {}
@@ -156,10 +157,11 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
     discrete: dict[str, Site] = {}
     factors, improper, start, row_start = set(), set(), 0, 0
     for name, msg in trace.nodes.items():
-        if msg["type"] != "sample" or is_imputed(msg, plate):
+        if msg["type"] != "sample" or is_imputed(msg, plates):
             continue
         site = Site(name, tuple(msg["value"].shape), site_dims(msg))
         if name in shapes:
+            _check_nested(msg, plates)
             axis = row_axis(msg, plate)
             if axis is None:
                 latents[name] = Site(name, site.shape, site.dims, shapes[name], start)
@@ -174,7 +176,7 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
         elif is_deterministic(msg):
             if f"{name}_unobserved" not in trace.nodes:  # the joined values of `obs_mask`: data, and no estimate
                 reported[name] = site
-        elif frame_of(msg, plate) is not None:
+        elif plate_of(msg, plates) is not None:
             observed[name] = site
             if isinstance(msg["fn"], dist.Unit):
                 factors.add(name)
@@ -204,6 +206,16 @@ def site_dims(msg: Message) -> tuple[str, ...]:
         if frame.dim is not None and axis >= 0:
             names[axis] = frame.name
     return tuple(names)
+
+
+def _check_nested(msg: Message, plates: tuple[str, ...]) -> None:
+    nested = plate_of(msg, plates[1:])
+    if nested is not None and plate_of(msg, plates[:1]) is None:
+        raise ModelError(
+            f"latent site '{msg['name']}' is inside plate '{nested}', whose rows follow plate '{plates[0]}': latents "
+            f"may have one value an element of '{plates[0]}'. Integrate '{msg['name']}' out of the likelihood, or "
+            f"partition over '{nested}'"
+        )
 
 
 def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dict[str, Site], plate: str) -> None:
