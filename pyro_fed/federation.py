@@ -76,7 +76,7 @@ class Federation:
         quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        sizes = plate_sizes(model, arguments, plate)
+        sizes = plate_sizes(model, arguments, plate, rows)
         size = sizes[plate]
         if rows:
             arguments = group_arguments(arguments, plate, sizes, rows, shard)
@@ -128,7 +128,9 @@ class Federation:
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         num_rows = arguments.num_rows or 0
-        self._bind(model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True)
+        self._bind(
+            model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True
+        )
         return self
 
     def _bind(
@@ -201,7 +203,8 @@ class Federation:
         device = self.problem.rows[0].device
         index = torch.arange(self.num_rows, device=device)
         rows = (
-            leaf.with_room(int(leaf.where.sum())) if isinstance(leaf, NestedRows) else leaf for leaf in self.problem.rows
+            leaf.with_room(int(leaf.where.sum())) if isinstance(leaf, NestedRows) else leaf
+            for leaf in self.problem.rows
         )
         return ClientData(tuple(rows), index[None], torch.tensor([self.num_rows], device=device))
 

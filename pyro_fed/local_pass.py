@@ -55,9 +55,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     return torch.cat(parts)[: len(theta)]
 
 
-def collected(
-    federation: Federation, problem: Problem, draws: Tensor, seed: int
-) -> tuple[Federation, Problem, Tensor]:
+def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
 
     Args:

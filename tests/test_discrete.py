@@ -247,7 +247,12 @@ def ordered_by_hand(y):
 @pytest.mark.parametrize("name", ["FedEP", "FSGLD", "DSVGD", "NUTS"])
 def test_algorithms_agree_with_the_mixture_by_hand(name):
     """The same numbers, step by step: the densities are the same functions."""
-    settings = {"NUTS": {"warmup_steps": 20, "num_samples": 20}, "FSGLD": {}, "DSVGD": {"num_particles": 5, "local_steps": 4}, "FedEP": {}}
+    settings = {
+        "NUTS": {"warmup_steps": 20, "num_samples": 20},
+        "FSGLD": {},
+        "DSVGD": {"num_particles": 5, "local_steps": 4},
+        "FedEP": {},
+    }
     results = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # far from convergence
