@@ -47,7 +47,8 @@ def first_value(msg: Any, inside: bool) -> Tensor:
     if not inside:
         raise ModelError(
             f"latent site '{name}' ({kind}) is discrete and outside the partitioned plate: all clients would share "
-            "it, and it has no gradient. Sum it out of the model, or compare one model a value of it"
+            "it, and it has no gradient. Sum it out of the model, for example by `dist.MixtureSameFamily`, or compare "
+            "models, one a value of it"
         )
     if msg["infer"].get("enumerate") != "parallel":
         raise ModelError(
@@ -128,7 +129,7 @@ def log_weights(trace: Any, name: str) -> Tensor:
     frames = {trace.plate_to_symbol[frame.name]: frame for frame in node["cond_indep_stack"] if frame.vectorized}
     ring = _SumOut(dim_to_size={s: frame.size for s, frame in frames.items()})
     total = contract_to_tensor(_tree(trace, summed), dims, _ordinal(trace, name), {symbol} & dims, ring=ring)
-    order = sorted(frames, key=lambda s: frames[s].dim) + [symbol]
+    order = [*sorted(frames, key=lambda s: frames[s].dim), symbol]
     axes = [total._pyro_dims.index(s) for s in order if s in total._pyro_dims]
     return total.permute(axes).reshape(*node["fn"].batch_shape, -1)
 
@@ -179,7 +180,8 @@ class _SumOut(LogRing):
     """Sums of log densities and `logsumexp`, one dimension after the other, the cheapest first."""
 
     def sumproduct(self, terms: Iterable[Tensor], dims: Iterable[str]) -> Tensor:
-        left, pending = list(terms), set(dims)
+        left: list[Any] = list(terms)
+        pending = set(dims)
         while pending:
             dim = min(sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _having(left, d)))))
             total = _add(_having(left, dim))

@@ -10,7 +10,7 @@ what is padding has its observations masked. A client's full data are packed wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -71,10 +71,15 @@ class NestedRows:
         return owner, self.where.flatten(), tuple(leaf.flatten(0, 1) for leaf in self.leaves)
 
 
+def _first_and_rest(parts: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    first, *rest = parts
+    return first, rest
+
+
 pytree.register_pytree_node(
     NestedRows,
     lambda rows: ([rows.where, *rows.leaves], rows.capacity),
-    lambda parts, capacity: NestedRows(parts[0], parts[1:], capacity),
+    lambda parts, capacity: NestedRows(*_first_and_rest(parts), capacity),
 )
 
 
@@ -155,8 +160,11 @@ class GroupedArguments(Arguments):
         return args, kwargs
 
     def members(self, rows: Sequence[Any]) -> dict[str, Members]:
-        nested = zip(self.nested, rows[1 + len(self.sharded) :], strict=True)
-        return {part.plate: Members(*block.flat(len(rows[0]))[:2], len(rows[0])) for part, block in nested}
+        found = {}
+        for part, block in zip(self.nested, rows[1 + len(self.sharded) :], strict=True):
+            owner, valid, _ = block.flat(len(rows[0]))
+            found[part.plate] = Members(owner, valid, len(rows[0]))
+        return found
 
     def dealt(self, clients: Sequence[Tensor]) -> Arguments:
         capacities = []

@@ -124,6 +124,7 @@ def _cure(problem: Problem, sizes: dict[str, int], own: list[str]) -> str:
     ]
     index = indices[0] if indices else "group_idx"
     return (
-        f"Where each row of '{own[-1]}' belongs to one element of '{plate}', say so by rows={{'{own[-1]}': '{index}'}}, "
-        "an argument that numbers the elements from 0; else partition over another plate"
+        f"Where each row of '{own[-1]}' belongs to one element of '{plate}', say so by "
+        f"rows={{'{own[-1]}': '{index}'}}, an argument that numbers the elements from 0; else "
+        "partition over another plate"
     )

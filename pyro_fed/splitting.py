@@ -106,8 +106,8 @@ def _check_rows(problem: Problem, together: Terms, apart: Terms, picks: Tensor, 
             row = int((apart[name] - together[name][:half]).abs().argmax())
             figures = f" and {float(apart[name][row]):.6g} beside {half}"
         raise ModelError(
-            f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row {int(picks[row])} has "
-            f"log density {float(together[name][row]):.6g} beside {len(picks)} rows{figures}. {_CURE}"
+            f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row "
+            f"{int(picks[row])} has log density {float(together[name][row]):.6g} beside {len(picks)} rows{figures}. {_CURE}"
         )
 
 
