@@ -119,7 +119,9 @@ class Federation:
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         num_rows = arguments.num_rows or 0
-        self._bind(model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True)
+        self._bind(
+            model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True
+        )
         return self
 
     def _bind(

@@ -114,7 +114,8 @@ def describe(problem: Problem) -> Layout:
     _check_plate(problem, execution.plates, execution.trace)
     _check_support(execution.trace, problem.plate)
     layout = _layout(execution.trace, shapes, problem.plate)
-    return replace(layout, depends_on_local=_hidden(problem, layout, shapes, execution.trace)) if layout.local else layout
+    hidden = _hidden(problem, layout, shapes, execution.trace) if layout.local else frozenset()
+    return replace(layout, depends_on_local=hidden)
 
 
 def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]], trace: Any) -> frozenset[str]:
