@@ -18,8 +18,9 @@ from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.groups import NestedRows, group_arguments
 from pyro_fed.joint import JointProblem
-from pyro_fed.pooling import plate_size, pool_clients
+from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
 
@@ -35,6 +36,9 @@ class Federation:
         args: its positional arguments, as in `model(*args)`; NumPy arrays and pandas objects become tensors.
         kwargs: its keyword arguments.
         plate: name of the plate whose rows are split over the clients.
+        rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that says
+            to which group a row belongs: `plate="county", rows={"obs": "county_idx"}`. That argument may be followed
+            by the plate's others, where their length does not tell: `{"obs": ("county_idx", "x", "y")}`.
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
@@ -61,6 +65,7 @@ class Federation:
         kwargs: Mapping[str, Any] | None = None,
         *,
         plate: str,
+        rows: Mapping[str, str | Sequence[str]] | None = None,
         num_clients: int | None = None,
         partition: partitions.Partition | None = None,
         shard: Collection[int | str] | str | int | None = None,
@@ -71,15 +76,19 @@ class Federation:
         quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        size = plate_size(model, arguments, plate)
-        arguments = choose_shards(arguments, size, shard)
+        sizes = plate_sizes(model, arguments, plate)
+        size = sizes[plate]
+        if rows:
+            arguments = group_arguments(arguments, plate, sizes, rows, shard)
+        else:
+            arguments = choose_shards(arguments, size, shard)
         check_plate_size(plate, size, arguments.num_rows)
         self.partition = partition or partitions.IID()
         rng = np.random.default_rng(seed)
         num_rows = arguments.num_rows or size
         split = self.partition.split(num_rows, _client_count(self.partition, num_clients), rng, _labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
-        self._bind(model, arguments, plate, num_rows, clients, dtype, dims, coords, quadrature)
+        self._bind(model, arguments.dealt(clients), plate, num_rows, clients, dtype, dims, coords, quadrature)
 
     @classmethod
     def from_clients(
@@ -193,7 +202,11 @@ class Federation:
         """All rows as the data of one client: index (1, N), num_rows (1,)."""
         device = self.problem.rows[0].device
         index = torch.arange(self.num_rows, device=device)
-        return ClientData(self.problem.rows, index[None], torch.tensor([self.num_rows], device=device))
+        rows = (
+            leaf.with_room(int(leaf.where.sum())) if isinstance(leaf, NestedRows) else leaf
+            for leaf in self.problem.rows
+        )
+        return ClientData(tuple(rows), index[None], torch.tensor([self.num_rows], device=device))
 
     @cached_property
     def joint(self) -> Federation:
@@ -204,8 +217,7 @@ class Federation:
 
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone."""
-        index = self.client_rows[client]
-        return self.problem.arguments.rebuild([leaf[index] for leaf in self.problem.arguments.rows])
+        return self.problem.arguments.of_client(self.client_rows[client])
 
     # -- to look at -----------------------------------------------------------------------------------------
     def labels(self) -> np.ndarray | None:
@@ -242,7 +254,7 @@ def discrete_labels(arguments: Arguments) -> np.ndarray | None:
 
 
 def _labels(arguments: Arguments) -> np.ndarray | None:
-    one_a_row = [leaf for leaf in arguments.rows if leaf.dim() == 1]
+    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 

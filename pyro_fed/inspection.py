@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.checks import check_plate_size
+from pyro_fed.discrete import is_discrete
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed, row_axis
+from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed, plate_of, row_axis
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -28,6 +29,7 @@ class Site:
         unconstrained_shape: shape of its unconstrained value (latent sites).
         start: where it begins in the flat vector (latent sites); of a local site, in that of one row.
         axis: of its unconstrained value, that runs over the partitioned plate (local sites).
+        event_dim: how many of its last dimensions are one value's.
     """
 
     name: str
@@ -36,6 +38,12 @@ class Site:
     unconstrained_shape: tuple[int, ...] = ()
     start: int = 0
     axis: int | None = None
+    event_dim: int = 0
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the site's plates."""
+        return self.shape[: len(self.shape) - self.event_dim]
 
     @property
     def size(self) -> int:
@@ -68,6 +76,8 @@ class Layout:
         factors: names of those `observed` that are `pyro.factor` statements.
         improper: latent sites with an improper prior.
         plate: name of the partitioned plate.
+        discrete: discrete latents inside it, which are summed out.
+        nesting: dimensions that the model's plates take.
     """
 
     latents: dict[str, Site]
@@ -78,6 +88,13 @@ class Layout:
     improper: frozenset[str]
     plate: str
     depends_on_local: frozenset[str] = frozenset()
+    discrete: dict[str, Site] = field(default_factory=dict)
+    nesting: int = 1
+
+    @property
+    def first_enum_dim(self) -> int | None:
+        """First free dimension left of all plates, for the values of discrete latents; None without any."""
+        return -1 - self.nesting if self.discrete else None
 
     def single_observed(self) -> str:
         """The one observed site that predictions are about.
@@ -110,10 +127,10 @@ def describe(problem: Problem) -> Layout:
         shapes[msg["name"]] = tuple(transform.inverse_shape(msg["fn"].shape()))
         return torch.zeros(shapes[msg["name"]], dtype=problem.dtype)
 
-    execution = problem.execute(zeros, problem.rows, validate=True)
+    execution = problem.execute(zeros, problem.all_rows, validate=True)
     _check_plate(problem, execution.plates, execution.trace)
     _check_support(execution.trace, problem.plate)
-    layout = _layout(execution.trace, shapes, problem.plate)
+    layout = _layout(execution.trace, shapes, execution.filler.plates)
     hidden = _hidden(problem, layout, shapes, execution.trace) if layout.local else frozenset()
     return replace(layout, depends_on_local=hidden)
 
@@ -124,7 +141,7 @@ def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]]
     def source(msg: Message, _transform: Any) -> Tensor:
         return torch.full(shapes[msg["name"]], float(msg["name"] in layout.local), dtype=problem.dtype)
 
-    moved = problem.execute(source, problem.rows).trace
+    moved = problem.execute(source, problem.all_rows).trace
     return frozenset(
         name
         for name in layout.reported
@@ -132,17 +149,20 @@ def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]]
     )
 
 
-def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layout:
+def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, ...]) -> Layout:
+    plate = plates[0]
     latents: dict[str, Site] = {}
     local: dict[str, Site] = {}
     reported: dict[str, Site] = {}
     observed: dict[str, Site] = {}
+    discrete: dict[str, Site] = {}
     factors, improper, start, row_start = set(), set(), 0, 0
     for name, msg in trace.nodes.items():
-        if msg["type"] != "sample" or is_imputed(msg, plate):
+        if msg["type"] != "sample" or is_imputed(msg, plates):
             continue
         site = Site(name, tuple(msg["value"].shape), site_dims(msg))
         if name in shapes:
+            _check_nested(msg, plates)
             axis = row_axis(msg, plate)
             if axis is None:
                 latents[name] = Site(name, site.shape, site.dims, shapes[name], start)
@@ -152,15 +172,28 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plate: str) -> Layou
                 row_start += local[name].row_size
             if is_improper(msg["fn"]):
                 improper.add(name)
+        elif not msg["is_observed"] and is_discrete(msg):
+            discrete[name] = replace(site, event_dim=msg["fn"].event_dim)
         elif is_deterministic(msg):
             if f"{name}_unobserved" not in trace.nodes:  # the joined values of `obs_mask`: data, and no estimate
                 reported[name] = site
-        elif frame_of(msg, plate) is not None:
+        elif plate_of(msg, plates) is not None:
             observed[name] = site
             if isinstance(msg["fn"], dist.Unit):
                 factors.add(name)
     _check_found(latents, local, observed, plate)
-    return Layout(latents, local, reported, observed, frozenset(factors), frozenset(improper), plate)
+    frames = [f.dim for msg in trace.nodes.values() for f in msg.get("cond_indep_stack", ()) if f.dim is not None]
+    return Layout(
+        latents,
+        local,
+        reported,
+        observed,
+        frozenset(factors),
+        frozenset(improper),
+        plate,
+        discrete=discrete,
+        nesting=max((-dim for dim in frames), default=1),
+    )
 
 
 def site_dims(msg: Message) -> tuple[str, ...]:
@@ -174,6 +207,16 @@ def site_dims(msg: Message) -> tuple[str, ...]:
         if frame.dim is not None and axis >= 0:
             names[axis] = frame.name
     return tuple(names)
+
+
+def _check_nested(msg: Message, plates: tuple[str, ...]) -> None:
+    nested = plate_of(msg, plates[1:])
+    if nested is not None and plate_of(msg, plates[:1]) is None:
+        raise ModelError(
+            f"latent site '{msg['name']}' is inside plate '{nested}', whose rows follow plate '{plates[0]}': latents "
+            f"may have one value an element of '{plates[0]}'. Integrate '{msg['name']}' out of the likelihood, or "
+            f"partition over '{nested}'"
+        )
 
 
 def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dict[str, Site], plate: str) -> None:

@@ -59,6 +59,11 @@ class JointProblem(Problem):
         return (*rows, torch.arange(self.num_rows, device=rows[0].device))
 
     @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows as the model takes them at once, and last their numbers."""
+        return (*super().all_rows[: len(self.rows) - 1], self.rows[-1])
+
+    @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
         """All rows."""
         return self.rows

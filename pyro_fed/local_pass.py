@@ -75,7 +75,7 @@ def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int
             stacklevel=5,
         )
         return federation, problem, draws
-    local = draw_locals(problem, theta, problem.rows, seeding.torch_generator(seed, seeding.LOCALS))
+    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
     joint = JointProblem.of(problem)
     return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2])
 
@@ -86,7 +86,7 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
     finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
     at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
     errors = [
-        float((finer.log_parts(problem, one, problem.rows)[1] - problem.pointwise_log_lik(one)).sum())
+        float((finer.log_parts(problem, one, problem.all_rows)[1] - problem.pointwise_log_lik(one)).sum())
         for one in theta[at]
     ]
     return float(torch.tensor(errors).std(correction=0))

@@ -1,4 +1,4 @@
-"""Data before and after they are pooled: the size of a plate, and one set of arguments from the clients'."""
+"""Data before and after they are pooled: the sizes of plates, and one set of arguments from the clients'."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pyro_fed.handlers import FillLatents, run_model
 Shard = Collection[int | str] | str | int | None
 
 
-def plate_size(model: Callable[..., Any], arguments: Arguments, plate: str) -> int:
-    """Size that the model declares for a plate when it is run on all of its data.
+def plate_sizes(model: Callable[..., Any], arguments: Arguments, plate: str) -> dict[str, int]:
+    """Sizes that the model declares for its plates when it is run on all of its data.
 
     Raises:
         ModelError: the model has no such plate.
@@ -29,11 +29,11 @@ def plate_size(model: Callable[..., Any], arguments: Arguments, plate: str) -> i
         return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=dtype)
 
     filler = FillLatents(zeros, plate, {})
-    args, kwargs = arguments.to(dtype).rebuild(())
+    args, kwargs = arguments.to(dtype).whole()
     declared = run_model(model, args, kwargs, filler, indices=None, dtype=dtype).plates
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
-    return declared[plate]
+    return declared
 
 
 def pool_clients(
@@ -83,7 +83,7 @@ def _sharded_leaves(model: Callable[..., Any], each: list[Arguments], plate: str
     for arguments in each:
         sizes = [len(leaf) for leaf in arguments.leaves if isinstance(leaf, Tensor) and leaf.dim()]
         if sizes and min(sizes) > 0:
-            chosen = choose_shards(arguments, plate_size(model, arguments, plate), None).sharded
+            chosen = choose_shards(arguments, plate_sizes(model, arguments, plate)[plate], None).sharded
             if not chosen:
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen

@@ -75,8 +75,7 @@ def _arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple
         args = () if args is None else args
         return (tuple(args) if isinstance(args, tuple | list) else (args,)), dict(kwargs or {})
     if isinstance(model, Federation):
-        arguments = model.problem.arguments
-        return arguments.rebuild(arguments.rows)
+        return model.problem.arguments.whole()
     raise DataError("predict needs the model's arguments for the new data, or a Federation, whose own data are taken")
 
 

@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.arguments import Arguments, rows_like
+from pyro_fed.assignments import draw_assignments, draw_uniforms
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
+from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, run_model
+from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, plate_of, run_model
 from pyro_fed.inspection import Layout, Site, describe
 from pyro_fed.quadrature import Quadrature
 from pyro_fed.splitting import check_splits
@@ -99,6 +101,16 @@ class Problem:
         return self.arguments.rows or (torch.arange(self.num_rows),)
 
     @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows, as the model takes them at once: those of nested plates in their original order."""
+        return self.arguments.all_rows or self.rows
+
+    @property
+    def widest(self) -> int:
+        """Rows of the partitioned plate, or of the largest plate nested in it."""
+        return max(self.num_rows, *(len(part) for part in self.arguments.members(self.arguments.all_rows).values()), 0)
+
+    @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
         """Rows on which a run of the model meets every site of the flat vector."""
         return tuple(leaf[:1] for leaf in self.rows)
@@ -133,13 +145,21 @@ class Problem:
         densities: bool = False,
         validate: bool = False,
         placeholder: float = 0.0,
+        discrete: Mapping[str, Tensor] | None = None,
     ) -> Execution:
-        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked."""
-        sharded = bool(self.arguments.sharded)
-        rows = rows[: len(self.arguments.sharded) or 1]  # what comes after belongs to `JointProblem`
+        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
+
+        With densities, discrete latents take all of their values at once, but for those that `discrete` gives.
+        """
+        enumerate_at = self.layout.first_enum_dim if densities else None
+        sharded = bool(self.arguments.rows)
+        rows = rows[: len(self.arguments.rows) or 1]  # what comes after belongs to `JointProblem`
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
-        filler = FillLatents(source, self.plate, self.constants, placeholder)
+        nested = self.arguments.nested_plates
+        filler = FillLatents(
+            source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None, nested
+        )
         return run_model(
             self.model,
             args,
@@ -149,6 +169,8 @@ class Problem:
             dtype=self.dtype,
             densities=densities,
             validate=validate,
+            first_enum_dim=enumerate_at,
+            members=self.arguments.members(rows),
         )
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
@@ -170,25 +192,47 @@ class Problem:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Log density site by site: outside the plate (), inside it each row's, (m,); the Jacobians under "".
 
+        A row's term of a site in a nested plate is the sum over the rows there that belong to it.
+
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...), m >= 1.
             local: (m, local_dim) unconstrained latents of the rows.
             options: as for `execute`.
         """
-        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
+        outside, inside = self._plate_terms(z, rows, local, **options)
+        members = self.arguments.members(rows[: len(self.arguments.rows)])
+        return outside, {
+            name: members[plate].to_groups(terms) if plate in members else terms
+            for name, (plate, terms) in inside.items()
+        }
+
+    def _plate_terms(
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
+    ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
+        """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
+        trace, filler, declared = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
         nothing = torch.zeros((), dtype=self.dtype, device=z.device)
         outside = {"": nothing + filler.log_jacobian}
-        inside = {"": nothing.expand(len(rows[0])) + filler.row_jacobian} if self.layout.local else {}
+        inside = {}
         for name, site in trace.nodes.items():
             if site["type"] != "sample" or "log_prob" not in site or is_deterministic(site):
                 continue
-            frame = frame_of(site, self.plate)
-            if frame is None:
+            plate = plate_of(site, filler.plates)
+            if plate is None:
                 outside[name] = site["log_prob_sum"]
             else:
-                inside[name] = sum_to_rows(site, frame.dim)
-        return outside, inside
+                inside[name] = plate
+        sizes = {frame.name: frame.size for name in inside for frame in trace.nodes[name]["cond_indep_stack"]}
+        summed, joint = sum_out(trace, inside, sizes) if self.layout.discrete else (set(), {})
+        alone = {
+            name: (plate, sum_to_rows(trace.nodes[name], frame_of(trace.nodes[name], plate).dim))
+            for name, plate in inside.items()
+            if name not in summed
+        }
+        if self.layout.local:
+            alone[""] = self.plate, nothing.expand(len(rows[0])) + filler.row_jacobian
+        return outside, alone | joint
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...)."""
@@ -214,10 +258,10 @@ class Problem:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
         if z.dim() > 1:
             return self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
-        return self.log_parts(z, self.rows if rows is None else rows)[1]
+        return self.log_parts(z, self.all_rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
-        """Terms of each pooled row, site by site as in `log_terms`: z (..., D) → (..., N).
+        """Terms of each pooled row, of nested plates too, site by site: z (..., D) → (..., N).
 
         Where latents are integrated out the observed sites have one term together, under their joined names.
         """
@@ -225,7 +269,14 @@ class Problem:
             return self.vmap(self.site_log_lik)(z)
         if self.local_dim:
             return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
-        return self.log_terms(z, self.rows)[1]
+        return {name: terms for name, (_, terms) in self._plate_terms(z, self.all_rows)[1].items()}
+
+    def term_plates(self) -> dict[str, str]:
+        """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
+        z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
+        if self.local_dim:
+            return dict.fromkeys(self.site_log_lik(z), self.plate)
+        return {name: plate for name, (plate, _) in self._plate_terms(z, self.all_rows)[1].items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default."""
@@ -255,10 +306,19 @@ class Problem:
         """
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
-        rows = self.rows if rows is None else rows
+        rows = self.all_rows if rows is None else rows
         trace, filler, _ = self.execute(self.from_vector(z, rows), rows)
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
+
+    def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws of the discrete latents given z (S, D), and the deterministic sites, which may depend on them.
+
+        Returns:
+            site name → (S, *site shape).
+        """
+        uniforms = draw_uniforms(self.layout.discrete, len(z), generator, self.dtype)
+        return self.vmap(lambda one, u: draw_assignments(self, one, u))(z, uniforms)
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (D,) of constrained values, one a latent site.
@@ -316,7 +376,7 @@ class Problem:
 
     def observed_values(self) -> dict[str, Tensor]:
         """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.rows).trace
+        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.all_rows).trace
         return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
 
     def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
 
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
@@ -159,7 +160,7 @@ def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
     generator = torch.Generator().manual_seed(0)
     device = problem.rows[0].device
     particles = 0.1 * torch.randn(2, problem.dim, generator=generator, dtype=problem.dtype).to(device)
-    clients = tuple(leaf[:2].expand(2, *leaf[:2].shape) for leaf in problem.rows)
+    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         log_prior, pointwise = problem.log_parts(z, rows)

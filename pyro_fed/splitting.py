@@ -49,6 +49,8 @@ def check_splits(problem: Problem) -> None:
         part_outside, apart = problem.log_terms(z, tuple(leaf[:half] for leaf in rows), local[:half])
         imputed = problem.log_terms(z, rows, local, placeholder=1.0)[1]
         shuffled = problem.log_terms(z, tuple(leaf[order] for leaf in rows), local[order])[1]
+    except ModelError:
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise ModelError(
             f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments "
