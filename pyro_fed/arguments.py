@@ -50,6 +50,11 @@ class Arguments:
         return len(self.rows[0]) if self.sharded else None
 
     @property
+    def split(self) -> tuple[int, ...]:
+        """Positions of all leaves that are split, with the partitioned plate or one nested in it."""
+        return self.sharded
+
+    @property
     def all_rows(self) -> tuple[Any, ...]:
         """All row tensors in the form in which the model takes them at once, in the original order."""
         return self.rows

@@ -76,7 +76,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
 
 def _check_shared(arguments: Arguments) -> None:
     for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
-        if i in arguments.sharded or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        if i in arguments.split or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             continue
         if bool(leaf.isnan().any()):
             position = leaf.isnan().nonzero()[0].tolist()

@@ -76,7 +76,7 @@ class Federation:
         quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        sizes = plate_sizes(model, arguments, plate)
+        sizes = plate_sizes(model, arguments, plate, rows)
         size = sizes[plate]
         if rows:
             arguments = group_arguments(arguments, plate, sizes, rows, shard)

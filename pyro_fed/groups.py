@@ -122,6 +122,10 @@ class GroupedArguments(Arguments):
         return tuple(self.names[i] for i in self.sharded)
 
     @property
+    def split(self) -> tuple[int, ...]:
+        return (*self.sharded, *(i for part in self.nested for i in (part.index, *part.leaves)))
+
+    @property
     def all_rows(self) -> tuple[Any, ...]:
         nested = [
             NestedRows(self.leaves[part.index], [self.leaves[i] for i in part.leaves], size)
@@ -243,20 +247,14 @@ def group_arguments(
         shard: the arguments with one entry a group; guessed by their length.
 
     Raises:
-        ModelError: a plate or argument that is not there, or a guess that is ambiguous.
-        DataError: an index that is no index, of another length, or out of range.
+        ModelError: as `check_rows`, or a guess that is ambiguous.
+        DataError: as `check_rows`.
     """
-    given = {name: [parts] if isinstance(parts, str) else list(parts) for name, parts in rows.items()}
-    for name, parts in given.items():
-        _check_names(arguments, name, parts, plate, sizes)
+    given = check_rows(arguments, plate, sizes, rows)
     index = {name: arguments.names.index(parts[0]) for name, parts in given.items()}
-    for name, at in index.items():
-        _check_index(arguments, at, name, plate, sizes)
     if shard is None:
         _check_lengths(given, plate, sizes)
-    chosen = (
-        () if shard is not None and not shard and shard != 0 else choose_shards(arguments, sizes[plate], shard).sharded
-    )
+    chosen = () if shard in ((), []) else choose_shards(arguments, sizes[plate], shard).sharded
     nested: list[Nested] = []
     for name, parts in given.items():
         taken = {*index.values(), *(chosen if shard is not None else ())}
@@ -272,6 +270,22 @@ def group_arguments(
         nested=tuple(nested),
         capacities=tuple(sizes[part.plate] for part in nested),
     )
+
+
+def check_rows(
+    arguments: Arguments, plate: str, sizes: Mapping[str, int], rows: Mapping[str, str | Sequence[str]]
+) -> dict[str, list[str]]:
+    """What `rows` names of each nested plate, once checked; arguments as for `group_arguments`.
+
+    Raises:
+        ModelError: a plate or argument that is not there.
+        DataError: an index that is no index, of another length, or out of range.
+    """
+    given = {name: [parts] if isinstance(parts, str) else list(parts) for name, parts in rows.items()}
+    for name, parts in given.items():
+        _check_names(arguments, name, parts, plate, sizes)
+        _check_index(arguments, arguments.names.index(parts[0]), name, plate, sizes)
+    return given
 
 
 def _of_length(arguments: Arguments, size: int, taken: Collection[int]) -> list[int]:

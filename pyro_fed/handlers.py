@@ -45,6 +45,7 @@ def run_model(
     validate: bool = False,
     first_enum_dim: int | None = None,
     members: Mapping[str, Members] | None = None,
+    declared: dict[str, int] | None = None,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -60,12 +61,14 @@ def run_model(
         first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
             leaves them to be enumerated.
         members: the rows of nested plates that belong to the rows at hand, by plate.
+        declared: gets the plates' sizes as the model runs, for those who outlive its failure.
     """
-    members = members or {}
+    members, declared = members or {}, {} if declared is None else declared
+    held = {name: len(part) for name, part in members.items()}
     with (
         conventions(dtype, validate),
         nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
-        pinned_plates(filler.plate, indices, {name: len(part) for name, part in members.items()}) as declared,
+        pinned_plates(filler.plate, indices, held, declared),
         MaskPadding(members),
         _Subsample(filler.plate, declared, indices),
         filler,
@@ -254,8 +257,8 @@ def rows_first(value: Tensor, axis: int) -> Tensor:
 
 @contextmanager
 def pinned_plates(
-    plate: str, indices: Tensor | None, nested: Mapping[str, int] | None = None
-) -> Iterator[dict[str, int]]:
+    plate: str, indices: Tensor | None, nested: Mapping[str, int], declared: dict[str, int]
+) -> Iterator[None]:
     """Run the partitioned plate on given rows and every other plate on all of its own, without rescaling.
 
     A plate's `subsample_size` and `subsample` are overruled: minibatching belongs to this layer.
@@ -264,11 +267,8 @@ def pinned_plates(
         plate: name of the partitioned plate.
         indices: (m,) what `with pyro.plate(...) as i` yields; None for all of the plate's rows.
         nested: plates that run on so many rows instead of their own.
-
-    Yields:
-        The sizes that the model declared for its plates, filled as the model runs.
+        declared: gets the sizes that the model declares for its plates, as it runs.
     """
-    declared: dict[str, int] = {}
 
     def subsample(name: str, size: int | None = None, *_args: Any, **_kwargs: Any) -> tuple[int, int, Tensor | None]:
         if size is None:
@@ -276,7 +276,7 @@ def pinned_plates(
         declared[name] = int(size)
         if name == plate and indices is not None:
             return len(indices), len(indices), indices
-        held = (nested or {}).get(name, int(size))
+        held = nested.get(name, int(size))
         return held, held, torch.arange(held)
 
     def iterate(self: Any) -> Iterator[int | float]:
@@ -288,7 +288,7 @@ def pinned_plates(
     patched._subsample = staticmethod(subsample)
     patched.__iter__ = iterate
     try:
-        yield declared
+        yield
     finally:
         patched._subsample = original
         del patched.__iter__

@@ -13,6 +13,7 @@ from pyro_fed.checks import check_plate_size
 from pyro_fed.discrete import is_discrete
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.handlers import Message, frame_of, is_deterministic, is_improper, is_imputed, plate_of, row_axis
+from pyro_fed.plate_tree import check_followers
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -129,6 +130,8 @@ def describe(problem: Problem) -> Layout:
 
     execution = problem.execute(zeros, problem.all_rows, validate=True)
     _check_plate(problem, execution.plates, execution.trace)
+    if len(execution.plates) > 1:
+        check_followers(problem, execution.filler.plates)
     _check_support(execution.trace, problem.plate)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     hidden = _hidden(problem, layout, shapes, execution.trace) if layout.local else frozenset()

@@ -12,16 +12,22 @@ from torch import Tensor
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import warn_duplicates
 from pyro_fed.errors import DataError, ModelError
+from pyro_fed.groups import check_rows
 from pyro_fed.handlers import FillLatents, run_model
 
 Shard = Collection[int | str] | str | int | None
 
 
-def plate_sizes(model: Callable[..., Any], arguments: Arguments, plate: str) -> dict[str, int]:
+def plate_sizes(
+    model: Callable[..., Any], arguments: Arguments, plate: str, rows: Mapping[str, Any] | None = None
+) -> dict[str, int]:
     """Sizes that the model declares for its plates when it is run on all of its data.
 
+    With `rows`, as in `Federation`, a model that fails because of these says so.
+
     Raises:
-        ModelError: the model has no such plate.
+        ModelError: the model has no such plate; see `groups.check_rows`.
+        DataError: see `groups.check_rows`.
     """
     dtype = arguments.floating_dtype()
 
@@ -30,7 +36,13 @@ def plate_sizes(model: Callable[..., Any], arguments: Arguments, plate: str) -> 
 
     filler = FillLatents(zeros, plate, {})
     args, kwargs = arguments.to(dtype).whole()
-    declared = run_model(model, args, kwargs, filler, indices=None, dtype=dtype).plates
+    declared: dict[str, int] = {}
+    try:
+        run_model(model, args, kwargs, filler, indices=None, dtype=dtype, declared=declared)
+    except (RuntimeError, IndexError):
+        if plate in declared:  # an index out of range or of another length says more than where the model stumbled
+            check_rows(arguments, plate, declared, rows or {})
+        raise
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
     return declared

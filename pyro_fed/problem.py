@@ -211,7 +211,7 @@ class Problem:
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
         """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
-        trace, filler, declared = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
+        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
         nothing = torch.zeros((), dtype=self.dtype, device=z.device)
         outside = {"": nothing + filler.log_jacobian}
         inside = {}

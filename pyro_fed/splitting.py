@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.errors import ModelError
+from pyro_fed.plate_tree import plate_tree
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -35,8 +36,15 @@ def check_splits(problem: Problem) -> None:
     """Refuse a model that does not split.
 
     Raises:
-        ModelError: names the site and the plate, and the cure.
+        ModelError: names the site and the plate, and the cure, and draws the plates where there are several.
     """
+    try:
+        _check(problem)
+    except ModelError as error:
+        raise ModelError(f"{error}{plate_tree(problem)}") from error
+
+
+def _check(problem: Problem) -> None:
     generator = torch.Generator().manual_seed(0)
     z = CHECK_SCALE * torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
     picks = torch.randperm(problem.num_rows, generator=generator)[:CHECK_ROWS].sort().values
@@ -55,10 +63,10 @@ def check_splits(problem: Problem) -> None:
         raise ModelError(
             f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments "
             "split by rows "
-            f"are {list(problem.arguments.row_names)}, and plate '{problem.plate}' and every "
+            f"are {[name for name, _, _ in problem.arguments.columns]}, and plate '{problem.plate}' and every "
             "latent must take their "
             f"sizes from them or be independent of them. Say which arguments are split with shard=(...). "
-            f"The model said: {str(error).splitlines()[0]}"
+            f"{_nested_cure(problem)}The model said: {str(error).splitlines()[0]}"
         ) from error
     _check_outside(problem, outside, part_outside, len(picks), half)
     _check_rows(problem, together, apart, picks, half)
@@ -112,6 +120,13 @@ def _check_order(problem: Problem, together: Terms, shuffled: Terms, picks: Tens
                 f"{int(picks[order[row]])} has log density {float(together[name][order[row]]):.6g}, and "
                 f"{float(shuffled[name][row]):.6g} beside other neighbours. {_CURE}"
             )
+
+
+def _nested_cure(problem: Problem) -> str:
+    nested = ", ".join(f"'{name}'" for name in problem.arguments.nested_plates)
+    if not nested:
+        return ""
+    return f"A row of {nested} may belong to one element of '{problem.plate}' alone, by the argument that rows= names. "
 
 
 def _kind(problem: Problem, name: str) -> str:
