@@ -134,9 +134,8 @@ def describe(problem: Problem) -> Layout:
         check_followers(problem, execution.filler.plates)
     _check_support(execution.trace, problem.plate)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
-    return (
-        replace(layout, depends_on_local=_hidden(problem, layout, shapes, execution.trace)) if layout.local else layout
-    )
+    hidden = _hidden(problem, layout, shapes, execution.trace) if layout.local else frozenset()
+    return replace(layout, depends_on_local=hidden)
 
 
 def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]], trace: Any) -> frozenset[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.compile import Compiler
 from pyro_fed.handlers import Message, Source
 from pyro_fed.inspection import Site
 from pyro_fed.problem import Problem
@@ -25,10 +26,10 @@ class JointProblem(Problem):
 
     @classmethod
     def of(cls, problem: Problem) -> JointProblem:
-        """The joint form of a problem, with a compiler of its own."""
+        """The joint form of a problem, with a compiler of its own that has nothing compiled yet."""
         joint = cls.__new__(cls)
         vars(joint).update(vars(problem))
-        joint.compiler = type(problem.compiler)("off")
+        joint.compiler = Compiler(problem.compiler.level)
         return joint
 
     @property
@@ -67,16 +68,16 @@ class JointProblem(Problem):
         """All rows."""
         return self.rows
 
-    def source(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """Latents at a flat vector."""
-        sites = self.sites
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
+        """The latents' values: z (D,), those inside the plate of these rows, all by default."""
+        sites, numbers = self.sites, (self.rows if rows is None else rows)[-1]
 
-        def value(msg: Message, _transform: Any) -> Tensor:
+        def source(msg: Message, _transform: Any) -> Tensor:
             site = sites[msg["name"]]
             whole = z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
-            return whole if site.axis is None else whole.index_select(site.axis, rows[-1])
+            return whole if site.axis is None else whole.index_select(site.axis, numbers)
 
-        return value
+        return source
 
     def join(self, theta: Tensor, local: Tensor) -> Tensor:
         """Flat vectors from θ (S, D) and all rows' latents (S, N, d)."""

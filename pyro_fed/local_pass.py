@@ -8,7 +8,6 @@ The server sends its draws of θ, (S, D) numbers; what a client draws stays with
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed import seeding
-from pyro_fed.compile import Compiler
+from pyro_fed.joint import JointProblem
 from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
 
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation
@@ -29,6 +29,8 @@ MAX_COLLECTED = 400_000_000
 #: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
 #: error of the log-likelihood that is the same everywhere changes nothing.
 CHECK_DRAWS = 32
+#: The finer rule of that check: more nodes a dimension, and how many times as many in all.
+MORE_NODES, MORE_TIMES = 20, 4
 LARGEST_ERROR = 0.1
 
 
@@ -74,15 +76,14 @@ def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int
         )
         return federation, problem, draws
     local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
-    joint = copy(federation.joint.problem)
-    joint.compiler = Compiler(problem.compiler.level)
+    joint = JointProblem.of(problem)
     return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2])
 
 
 def integration_error(problem: Problem, theta: Tensor) -> float:
-    """SD over draws (S, D) of the error in the pooled log-likelihood, by a rule of twice the order."""
+    """SD over draws (S, D) of the error in the pooled log-likelihood, by a finer rule."""
     rule = problem.quadrature
-    finer = replace(rule, order=2 * rule.order + 1, max_nodes=4 * rule.max_nodes, mode_steps=rule.max_mode_steps)
+    finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
     at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
     errors = [
         float((finer.log_parts(problem, one, problem.all_rows)[1] - problem.pointwise_log_lik(one)).sum())
@@ -93,12 +94,15 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
 
 def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
     """What to say of the integrals over the rows' latents, from draws of θ (S, D)."""
-    error = integration_error(problem, theta)
+    error, finer = integration_error(problem, theta), _finer(problem.quadrature)
     if error <= LARGEST_ERROR:
         return []
     return [
         f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', are not accurate: the "
         f"log-likelihood is off by {error:.2g} (SD over posterior draws). Give the federation a finer rule, such as "
-        f"quadrature=pf.Quadrature(order={2 * problem.quadrature.order + 1}, "
-        f"max_nodes={4 * problem.quadrature.max_nodes})"
+        f"quadrature=pf.Quadrature(order={finer.order}, max_nodes={finer.max_nodes})"
     ]
+
+
+def _finer(rule: Quadrature) -> Quadrature:
+    return replace(rule, order=rule.order + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)

@@ -173,17 +173,18 @@ class Problem:
             members=self.arguments.members(rows),
         )
 
-    def source(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """Latents at a flat vector, and of these rows at `local` (m, local_dim), zero by default."""
-        block = z.new_zeros(len(rows[0]), self.local_dim) if local is None else local
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
+        """The latents' values: z (D,), and of these rows (all by default) `local` (m, local_dim), zero by default."""
+        count = self.num_rows if rows is None else len(rows[0])
+        block = z.new_zeros(count, self.local_dim) if local is None else local
 
-        def value(msg: Message, _transform: Any) -> Tensor:
+        def source(msg: Message, _transform: Any) -> Tensor:
             if msg["name"] in self.layout.local:
                 return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
-        return value
+        return source
 
     # -- densities ----------------------------------------------------------------------------------------
     def log_terms(
@@ -210,7 +211,7 @@ class Problem:
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
         """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
-        trace, filler, _ = self.execute(self.source(z, rows, local), rows, densities=True, **options)
+        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
         nothing = torch.zeros((), dtype=self.dtype, device=z.device)
         outside = {"": nothing + filler.log_jacobian}
         inside = {}
@@ -306,7 +307,7 @@ class Problem:
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
         rows = self.all_rows if rows is None else rows
-        trace, filler, _ = self.execute(self.source(z, rows), rows)
+        trace, filler, _ = self.execute(self.from_vector(z, rows), rows)
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
@@ -375,7 +376,7 @@ class Problem:
 
     def observed_values(self) -> dict[str, Tensor]:
         """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self.source(torch.zeros(self.dim, dtype=self.dtype), self.all_rows), self.all_rows).trace
+        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.all_rows).trace
         return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
 
     def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
@@ -384,7 +385,7 @@ class Problem:
         Raises:
             ModelError: the model has no or several observed sites inside the plate.
         """
-        return self.execute(self.source(z, rows), rows).trace.nodes[self.layout.single_observed()]["fn"]
+        return self.execute(self.from_vector(z, rows), rows).trace.nodes[self.layout.single_observed()]["fn"]
 
     def observation(self, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """What the model says of observed rows, new ones too, at one vector z (D,).
@@ -402,7 +403,7 @@ class Problem:
             ModelError: the model has no or several observed sites inside the plate.
         """
         rows = rows_like(self.arguments, self.model, args, kwargs)
-        trace = self.execute(self.source(z, rows), rows, densities=True).trace
+        trace = self.execute(self.from_vector(z, rows), rows, densities=True).trace
         site = trace.nodes[self.layout.single_observed()]
         fn = site["fn"]
         out = {"log_prob": sum_to_rows(site, frame_of(site, self.plate).dim), "value": site["value"]}

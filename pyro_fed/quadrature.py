@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from pyro_fed.ops.points import standardised_sobol
-from pyro_fed.ops.tiny import absolute_cholesky, solve_lower, solve_lower_transposed
+from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
 from pyro_fed.settings import check_at_least, check_positive
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Quadrature:
         Naylor & Smith (1982), Applied Statistics 31. Pinheiro & Bates (1995), JCGS 4.
     """
 
-    order: int = 11
+    order: int = 21
     max_nodes: int = 128
     mode_steps: int | None = None
     max_mode_steps: int = 12
@@ -147,8 +147,7 @@ class Quadrature:
 
         prior, values = problem.vmap(at)(nodes)
         terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
-        log_det = centre.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return prior[0], torch.logsumexp(terms, 0) - log_det + 0.5 * dim * math.log(2 * math.pi)
+        return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
 
     def centre(self, problem: Problem, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""

@@ -38,6 +38,11 @@ def absolute_cholesky(matrix: Tensor, floor: float) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def log_det_lower(factor: Tensor) -> Tensor:
+    """log |C|: factor (..., d, d), positive on its diagonal."""
+    return torch.stack([factor[..., i, i] for i in range(factor.shape[-1])], -1).log().sum(-1)
+
+
 def solve_lower(factor: Tensor, vector: Tensor) -> Tensor:
     """C⁻¹ v: factor (..., d, d), vector (..., d)."""
     parts: list[Tensor] = []
