@@ -239,6 +239,10 @@ class Algorithm(ABC):
         """Why the result should not be trusted, one sentence each; empty where it can be."""
         return []
 
+    def struggled(self, record: Any) -> bool:
+        """Whether the chains bear the marks of a funnel: divergences, or chains that disagree."""
+        return False
+
     def advice(self, problem: Problem, before: State) -> str:
         """The cure for an update that left the finite numbers."""
         return "reduce the step size"

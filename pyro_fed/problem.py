@@ -71,13 +71,19 @@ class Problem:
         check_splits(self)
         if self.local_dim:
             self.quadrature = self.quadrature.fitted(self)
-        if self.constants:
+        held = sorted(name for name in self.constants if not self._is_centring(name))
+        if held:
             warnings.warn(
-                f"pyro.param statements {sorted(self.constants)} are held constant at their present values: "
+                f"pyro.param statements {held} are held constant at their present values: "
                 "give them priors to infer them",
                 UserWarning,
                 stacklevel=3,
             )
+
+    def _is_centring(self, name: str) -> bool:
+        """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
+        decentred = name.removesuffix("_centered") + "_decentered"
+        return name.endswith("_centered") and decentred in {**self.layout.latents, **self.layout.local}
 
     # -- shape of the vector ---------------------------------------------------------------------------
     @property

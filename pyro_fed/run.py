@@ -20,6 +20,7 @@ from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.errors import DivergenceError, SettingError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
+from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
 from pyro_fed.network import connect
@@ -146,6 +147,8 @@ class _Finish:
     def _warn(self, draws: Tensor) -> None:
         record = self.context.record
         record.notes += self.algorithm.warnings(record)
+        if self.algorithm.struggled(record):
+            record.notes += funnel_hint(self.context.problem)
         if record.converged is False and "change" in record.figures[-1]:
             change = record.figures[-1]["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
