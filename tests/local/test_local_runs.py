@@ -163,3 +163,27 @@ def test_a_real_federation_collects_no_effects():
     again = pf.run(pf.FedEP(), fed, **QUIET)
     np.testing.assert_array_equal(again["posterior"]["mu"].values, idata["posterior"]["mu"].values)
     assert set(again["posterior"]) == {"mu", "tau", "log_tau", "z", "effect"}
+
+
+def test_new_groups_draw_their_effects_from_the_population_and_old_ones_keep_theirs():
+    """20,000 draws: the predictive is Gaussian in closed form; five standard errors."""
+    fed, count = hierarchies.CASES["means"].federation(), 20_000
+    idata = pf.run(pf.FedEP(**SERVER), fed, **{**QUIET, "num_draws": count})
+    for model, args, mean, variance in (
+        (hierarchies.means, (torch.tensor([0.5, 2.0], dtype=torch.float64),), MEAN[0], COVARIANCE[0, 0] + 0.8**2),
+        (fed, None, MEAN[1:], COVARIANCE.diagonal()[1:]),
+    ):
+        sd = hierarchies.SD if args is None else args[0]
+        drawn = pf.predict(idata, model, args)["posterior_predictive"]
+        assert list(drawn) == ["y"]
+        y, variance = torch.as_tensor(drawn["y"].values[0]), variance + sd**2
+        assert float(((y.mean(0) - mean) / variance.sqrt()).abs().max()) < 5 / count**0.5
+        assert float((y.var(0) / variance - 1).abs().max()) < 5 * (2 / count) ** 0.5
+
+
+def test_training_rows_are_not_predicted_without_their_effects():
+    fed = hierarchies.CASES["means"].federation()
+    idata = pf.run(pf.FedEP(), fed, **QUIET, collect_local=False)
+    with pytest.raises(pf.DataError, match=r"sites \['effect'\], were not collected.*collect_local=True, or pass args"):
+        pf.predict(idata, fed)
+    assert pf.predict(idata, fed, hierarchies.CASES["means"].args)["posterior_predictive"]["y"].shape == (1, 4, 9)
