@@ -175,6 +175,7 @@ def _pieces(draws: Tensor, num_rows: int) -> Sequence[Tensor]:
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
     """Settings as strings and numbers, which NetCDF can hold."""
+    problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "inference_library": "pyro_fed",
@@ -185,7 +186,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "centralized": str(algorithm.centralized),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
-        "local_sites": " ".join(federation.problem.layout.local),
+        "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
         "converged": "unknown" if record.converged is None else str(record.converged),

@@ -46,6 +46,14 @@ def means_log_lik(theta, sd, y):
     return dist.Normal(theta[0], (sd.square() + SPREAD**2).sqrt()).log_prob(y)
 
 
+def means_posterior(sd, y):
+    """Exact mean and covariance of (mu, effects)."""
+    precision = torch.diag(torch.cat([sd.new_tensor([PRIOR_SD**-2 + len(sd) / SPREAD**2]), sd**-2 + SPREAD**-2]))
+    precision[0, 1:] = precision[1:, 0] = -(SPREAD**-2)
+    cover = torch.linalg.inv(precision)
+    return cover @ torch.cat([sd.new_zeros(1), y / sd**2]), cover
+
+
 def scaled(sd, y=None):
     """The same with unknown spread, and a reported value that depends on the effects."""
     mu = pyro.sample("mu", dist.Normal(number(0), PRIOR_SD))
