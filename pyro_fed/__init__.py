@@ -58,6 +58,7 @@ from pyro_fed.plots import (
     plot_reliability,
 )
 from pyro_fed.predict import predict
+from pyro_fed.quadrature import Quadrature
 from pyro_fed.run import run
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "PaperSVGD",
     "ParallelDSVGD",
     "PyroFedError",
+    "Quadrature",
     "SettingError",
     "compare",
     "executors",

@@ -18,6 +18,7 @@ import pyro
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch.utils import _pytree as pytree
 
 import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
@@ -160,7 +161,7 @@ def fingerprint(
         "algorithm": repr(algorithm),
         "number of rounds": str(num_rounds),
         "model": f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}",
-        "data": _digest([*problem.rows, *federation.client_rows]),
+        "data": _digest([*pytree.tree_leaves(problem.rows), *federation.client_rows]),
         "schedule": repr(schedule),
         "graph": repr(graph),
         "seed": str(seed),
