@@ -107,7 +107,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         slots, reply = slots[finite], _rows(reply, finite)
     if len(slots):
         for reason, holds in algorithm.objections(select(work.shared, slots), reply.messages).items():
-            reasons |= {int(slot): reason for slot in slots[holds]}
+            reasons = {int(slot): reason for slot in slots[holds]} | reasons
         good = torch.tensor([int(slot) not in reasons for slot in slots])
         slots, reply = slots[good], _rows(reply, good)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
