@@ -8,7 +8,7 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import executors, graph, partition, schedule
+from pyro_fed import combination, executors, graph, partition, schedule
 from pyro_fed.compare import compare
 from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import (
@@ -60,6 +60,7 @@ from pyro_fed.plots import (
     plot_reliability,
 )
 from pyro_fed.predict import predict
+from pyro_fed.privacy import Private
 from pyro_fed.run import run
 
 __all__ = [
@@ -94,10 +95,12 @@ __all__ = [
     "PaperParallelDSVGD",
     "PaperSVGD",
     "ParallelDSVGD",
+    "Private",
     "ProtocolError",
     "PyroFedError",
     "QuorumError",
     "SettingError",
+    "combination",
     "compare",
     "executors",
     "graph",

@@ -165,7 +165,13 @@ class Checkpoint:
 
 
 def fingerprint(
-    algorithm: Algorithm, federation: Federation, num_rounds: int, schedule: Any, graph: Any, seed: int
+    algorithm: Algorithm,
+    federation: Federation,
+    num_rounds: int,
+    schedule: Any,
+    graph: Any,
+    seed: int,
+    combination: Any = None,
 ) -> dict[str, str]:
     """What a run's answer depends on, name → text."""
     problem = federation.problem
@@ -177,6 +183,7 @@ def fingerprint(
         "data": _digest([*problem.rows, *federation.client_rows]),
         "schedule": repr(schedule),
         "graph": repr(graph),
+        "combination": repr(combination),
         "seed": str(seed),
         "versions": f"pyro_fed {pyro_fed.__version__}, torch {torch.__version__}, pyro {pyro.__version__}",
     }

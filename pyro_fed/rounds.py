@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Checkpoint, Saved
+from pyro_fed.combination import Combination, check_combination
 from pyro_fed.data import ClientData
 from pyro_fed.executors import Executor, Work
 from pyro_fed.executors.base import select
@@ -22,7 +23,7 @@ from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.problem import Problem
 from pyro_fed.record import Asked, Record, Round, as_figures
-from pyro_fed.replies import gather
+from pyro_fed.replies import gather, hidden
 from pyro_fed.schedule import Informed, Schedule
 
 
@@ -39,6 +40,7 @@ class Context:
     record: Record
     checkpoint: Checkpoint | None = None
     min_clients: int | None = None
+    combination: Combination | None = None
 
 
 @dataclass
@@ -68,6 +70,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = _chain(algorithm, context.problem)
+    check_combination(context.combination, chain)
     start: Start | None = None
     for number, part in enumerate(chain):
         if saved is not None and number < saved.phase:
@@ -139,8 +142,7 @@ def _loop(phase: _Phase, context: Context) -> None:
             clients = network.awake(len(record.rounds), clients)
             after = _one_round(phase, context, network, data, clients)
             record.rounds[-1].asked = asked
-            worked = bool(record.rounds[-1].clients)
-            record.figures.append(algorithm.monitor(phase.shared, after) | network.figures() if worked else {})
+            record.figures.append(_figures(phase, context, network, after))
             phase.shared, phase.done = after, index + 1
             bar.set_postfix_str(_postfix(context))
             record.converged = _state_of(phase, record)
@@ -155,6 +157,17 @@ def _loop(phase: _Phase, context: Context) -> None:
         bar.close()
         context.executor.stop()
     record.notes += network.notes()
+
+
+def _figures(phase: _Phase, context: Context, network: Network, after: State) -> dict[str, float]:
+    """Figures of the round that was just recorded; none where nobody worked."""
+    rounds = context.record.rounds
+    if not rounds[-1].clients:
+        return {}
+    figures = phase.algorithm.monitor(phase.shared, after) | network.figures()
+    if context.combination is not None:
+        figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
+    return figures
 
 
 def _state_of(phase: _Phase, record: Record) -> bool | None:
@@ -221,11 +234,13 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     messages = (
         found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
     )
+    if context.combination is not None:
+        messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
     kept, figures = algorithm.settle(after, found.local)
     _write_back(phase.local, at, kept)
-    info = as_figures(found.info | figures)
+    info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 

@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
+from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
@@ -43,6 +44,7 @@ def run(
     num_threads: int | None = 1,
     log_likelihood: bool = True,
     min_clients: int | None = None,
+    combination: Combination | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -67,6 +69,8 @@ def run(
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
             is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
+        combination: what the server puts in the place of the clients' messages, against clients that lie or for
+            privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -98,9 +102,9 @@ def run(
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
-        context.min_clients = min_clients
+        context.min_clients, context.combination = min_clients, combination
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed)
+            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         elif resume:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")

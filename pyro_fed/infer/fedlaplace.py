@@ -67,6 +67,7 @@ class FedLaplace(GaussianAlgorithm):
     """
 
     needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     tolerance: float = 1e-4
     start: Literal["zeros", "prior"] = "zeros"
