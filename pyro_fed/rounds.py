@@ -41,6 +41,7 @@ class Context:
     checkpoint: Checkpoint | None = None
     min_clients: int | None = None
     combination: Combination | None = None
+    start: Start | None = None
 
 
 @dataclass
@@ -66,10 +67,11 @@ class _Phase:
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> Start:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
+    An algorithm that was handed an earlier run's states goes on from there.
     A checkpoint that holds an unfinished run is taken up where it was left.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = _chain(algorithm, context.problem)
+    chain = [algorithm] if context.start is not None else _chain(algorithm, context.problem)
     check_combination(context.combination, chain)
     start: Start | None = None
     for number, part in enumerate(chain):
@@ -104,7 +106,10 @@ def _begin(
     record.converged = None
     rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
-    shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
+    if context.start is not None:
+        shared, local = context.start
+    else:
+        shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
     local = {name: value.clone() for name, value in local.items()}  # it is written to in place
     return _Phase(algorithm, number, rounds, given, shared, local)
 

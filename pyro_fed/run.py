@@ -21,6 +21,7 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -43,6 +44,7 @@ def run(
     progress: bool = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
+    start: str | Path | None = None,
     min_clients: int | None = None,
     combination: Combination | None = None,
     checkpoint: str | Path | None = None,
@@ -66,6 +68,8 @@ def run(
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
+        start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
+            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
             is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
@@ -104,10 +108,12 @@ def run(
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
         context.min_clients, context.combination = min_clients, combination
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination)
+            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         elif resume:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
+        if start is not None:
+            context.start = hand_over(algorithm, federation, Path(start))
         finish = _Finish(algorithm, context, num_draws, log_likelihood)
         try:
             shared = run_phases(algorithm, context, rounds, schedule).shared
