@@ -193,7 +193,7 @@ class FedEP(EPSettings):
         return gaussian(local)
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """q_-k, step 2 of Algorithm 4, (C,)."""
+        """`q_-k`, step 2 of Algorithm 4, (C,)."""
         return gaussian(shared).quotient(site)
 
     def local_step(
