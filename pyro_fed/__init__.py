@@ -62,6 +62,7 @@ from pyro_fed.plots import (
 from pyro_fed.predict import predict
 from pyro_fed.privacy import Private
 from pyro_fed.run import run
+from pyro_fed.standardise import column_sums, pooled_moments
 
 __all__ = [
     "BCM",
@@ -100,6 +101,7 @@ __all__ = [
     "PyroFedError",
     "QuorumError",
     "SettingError",
+    "column_sums",
     "combination",
     "compare",
     "executors",
@@ -113,6 +115,7 @@ __all__ = [
     "plot_particles",
     "plot_partition",
     "plot_reliability",
+    "pooled_moments",
     "predict",
     "run",
     "schedule",

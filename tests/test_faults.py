@@ -10,6 +10,7 @@ from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.executors import Faulty
+from pyro_fed.record import Record
 from pyro_fed.schedule import Explicit
 
 QUIET = {"progress": False, "compile": "off"}
@@ -222,3 +223,28 @@ def test_faults_out_of_range(options):
 def test_a_quorum_out_of_range(min_clients):
     with pytest.raises(pf.SettingError, match=f"min_clients must lie in 0..3, received {min_clients}"):
         run(PRIOR, unequal_lines(), min_clients=min_clients)
+
+
+@pytest.mark.parametrize("lie", [0.0, 1.0, 1e30])
+def test_row_counts_that_lie_are_bounded_and_mean_nothing_to_ep(lie):
+    """Row 36: shares of the rows lie in [0, 1]; EP does not look at them."""
+    problem = unequal_lines().problem
+    generator = torch.Generator().manual_seed(0)
+    shared, _ = PRIOR.init(problem, 3, generator, None)
+    site = {"precision": torch.eye(2).double().expand(3, 2, 2), "eta": torch.ones(3, 2).double()}
+    messages = site | {"usable": torch.ones(3, dtype=torch.bool)}
+    honest, lied = (PRIOR.combine(shared, messages, w) for w in (torch.full((3,), 1 / 3), torch.tensor([lie, 1, 1])))
+    assert all(torch.equal(honest[name], lied[name]) for name in ("precision", "eta"))
+    rows = torch.tensor([lie, 10.0, 10.0], dtype=torch.float64)
+    average = pf.FedAvg()
+    start, _ = average.init(problem, 3, generator, None)
+    step = torch.tensor([[3.0, 0.0], [1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    after = average.combine(start, {"delta": step}, rows / rows.sum())
+    assert float((after["point"] - start["point"]).norm()) <= 3.0
+
+
+def test_particles_that_have_drawn_together_are_told():
+    """Row 24."""
+    record = Record(["0"], figures=[{"spread": 0.3}, {}])
+    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(record)[0]
+    assert pf.DSVGD().warnings(Record(["0"], figures=[{"spread": 0.8}])) == []
