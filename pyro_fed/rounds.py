@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_fed import seeding
@@ -16,7 +15,6 @@ from pyro_fed.checkpoint import Checkpoint, Saved
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DivergenceError
 from pyro_fed.executors import Executor, Reply, Work
-from pyro_fed.executors.base import select
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.network import Network, connect
@@ -59,10 +57,13 @@ class _Phase:
     done: int = 0
 
 
-def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> Start:
+def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
     A checkpoint that holds an unfinished run is taken up where it was left.
+
+    Returns:
+        the server's last state.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = _chain(algorithm, context.problem)
@@ -78,9 +79,9 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
         _loop(phase, context)
-        start = Start(phase.shared, phase.local)
-    assert start is not None
-    return start
+        if not last:
+            start = Start(phase.shared, context.executor.collect())
+    return phase.shared
 
 
 def _chain(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
@@ -100,7 +101,6 @@ def _begin(
     rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
     shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    local = {name: value.clone() for name, value in local.items()}  # it is written to in place
     return _Phase(algorithm, number, rounds, given, shared, local)
 
 
@@ -115,12 +115,12 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 def _loop(phase: _Phase, context: Context) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
+    data = _data(algorithm, context)
+    context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
-    data = _data(algorithm, context)
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
-    context.executor.start(algorithm, context.problem, data)
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
     before = len(record.rounds) - phase.done
     bar = tqdm(
@@ -150,7 +150,6 @@ def _loop(phase: _Phase, context: Context) -> None:
         record.notes.append(f"{type(algorithm).__name__} was interrupted after {phase.done} of {phase.rounds} rounds")
     finally:
         bar.close()
-        context.executor.stop()
     record.notes += network.notes()
 
 
@@ -164,7 +163,7 @@ def _state_of(phase: _Phase, record: Record) -> bool | None:
 def _save(phase: _Phase, context: Context) -> None:
     if context.checkpoint is not None:
         record = context.record.to_plain()
-        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, phase.local, record))
+        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, context.executor.collect(), record))
 
 
 def _select(phase: _Phase, context: Context, schedule: Schedule, index: int) -> tuple[list[int], Asked | None]:
@@ -172,7 +171,7 @@ def _select(phase: _Phase, context: Context, schedule: Schedule, index: int) -> 
 
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
-    algorithm, num_clients = phase.algorithm, len(context.executor.row_counts)
+    algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, index)
     if isinstance(schedule, Informed):
         return _ask(phase, context, schedule, rng)
@@ -186,9 +185,9 @@ def _ask(
     phase: _Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
     """All clients' reports of how important they are, and the choice by them."""
-    everyone = torch.arange(len(context.executor.row_counts))
+    everyone = torch.arange(_num_clients(phase.algorithm, context))
     received = phase.algorithm.download(phase.shared, everyone)
-    work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received, phase.local)
+    work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)
     importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
     return schedule.choose(importance, rng), (num_bytes(received), num_bytes(reports))
@@ -202,7 +201,7 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
         return phase.shared
     at = torch.tensor(clients)
     shared = algorithm.prepare(context.problem, phase.shared)
-    work = Work(number, context.seed, clients, network.download(algorithm, shared, at, number), select(phase.local, at))
+    work = Work(number, context.seed, clients, network.download(algorithm, shared, at, number))
     began = time.perf_counter()
     reply = context.executor.execute(work)
     seconds = (time.perf_counter() - began) / len(clients)
@@ -211,21 +210,10 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     shares = weights / weights.sum().clamp_min(1)
     after, traffic = network.combine(algorithm, shared, reply.messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
-    kept, figures = algorithm.settle(after, reply.local)
-    _write_back(phase.local, at, kept)
+    told, figures = algorithm.feedback(after, at)
+    context.executor.settle(told)
     record.rounds.append(Round(name, clients, traffic.down, traffic.up, seconds, as_figures(reply.info | figures)))
     return after
-
-
-def _write_back(local: State, clients: Tensor, new: State) -> None:
-    """Store the clients' new states; a state that has grown makes room for all clients."""
-    for name, value in new.items():
-        kept = local[name]
-        if value.shape[1:] != kept.shape[1:]:
-            room = kept.new_zeros((len(kept), *value.shape[1:]))
-            room[tuple(slice(size) for size in kept.shape)] = kept
-            kept = local[name] = room
-        kept[clients] = value
 
 
 def _check_reply(algorithm: Algorithm, context: Context, work: Work, reply: Reply, shared: State) -> None:

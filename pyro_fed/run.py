@@ -98,10 +98,12 @@ def run(
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
         finish = _Finish(algorithm, context, num_draws, log_likelihood)
         try:
-            shared = run_phases(algorithm, context, rounds, schedule).shared
+            shared = run_phases(algorithm, context, rounds, schedule)
         except DivergenceError as error:
             error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
+        finally:
+            context.executor.close()
         return finish(shared)
 
 
