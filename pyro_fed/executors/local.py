@@ -77,6 +77,7 @@ class Sequential(Local):
             one = slice(i, i + 1)
             of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
             local, rows = select(self.local, at[one]), self.rows_of(at[one])
-            replies.append(self.algorithm.local_step(self.problem, select(work.shared, one), local, rows, of_one))
+            out = self.algorithm.local_step(self.problem, select(work.shared, one), local, rows, of_one)
+            replies.append((out[0], {**local, **out[1]}, out[2]))  # not every client need renew the same parts
         messages, new, info = (concatenate(parts) for parts in zip(*replies, strict=True))
         return messages, new, info
