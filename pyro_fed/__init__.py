@@ -17,7 +17,9 @@ from pyro_fed.errors import (
     DivergenceError,
     GraphError,
     ModelError,
+    ProtocolError,
     PyroFedError,
+    QuorumError,
     SettingError,
 )
 from pyro_fed.federation import Federation
@@ -92,7 +94,9 @@ __all__ = [
     "PaperParallelDSVGD",
     "PaperSVGD",
     "ParallelDSVGD",
+    "ProtocolError",
     "PyroFedError",
+    "QuorumError",
     "SettingError",
     "compare",
     "executors",

@@ -1,6 +1,7 @@
 """The state of a run on disk, after every round: one safetensors file, written whole or not at all.
 
-A file holds tensors and text, never code: nothing in it is executed when it is read. Its text carries a
+A file holds tensors and text, never code: nothing in it is executed when it is read. Its header is checked as that
+of a message is (`messages.header`), and a hash tells whether the rest is what was written. Its text carries a
 fingerprint of the run (model, data, settings, seed, versions); a checkpoint of another run is refused.
 """
 
@@ -16,16 +17,19 @@ from typing import Any
 
 import pyro
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.errors import CheckpointError, SettingError
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.federation import Federation
+from pyro_fed.messages.header import PREFIX, header_length, read_header
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
+#: Longest header of a state: the record grows with the rounds. The safetensors library reads no more.
+MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Checkpoint:
             "done": str(saved.done),
             "record": json.dumps(saved.record),
         }
+        text["digest"] = _digest_of(tensors, text)
         target = self.folder / f"round-{len(saved.record['rounds']):08d}.safetensors"
         waiting = target.with_suffix(".writing")
         try:
@@ -114,7 +119,9 @@ class Checkpoint:
         for path in reversed(self._files()):
             try:
                 saved = self._read(path)
-            except (SafetensorError, OSError, ValueError, KeyError) as error:
+            except CheckpointError:
+                raise
+            except (ProtocolError, OSError) as error:
                 reasons.append(f"{path.name}: {error}")
                 continue
             if reasons:
@@ -127,16 +134,23 @@ class Checkpoint:
         raise CheckpointError(f"no state in {self.folder} can be read: {'; '.join(reasons)}")
 
     def _read(self, path: Path) -> Saved:
-        with safe_open(path, framework="pt") as file:
-            text = file.metadata() or {}
-            self._check_marks(json.loads(text["marks"]))
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+        """A state.
+
+        Raises:
+            ProtocolError: the file is not what `save` wrote.
+            CheckpointError: it is, of another run.
+        """
+        text, tensors = _read_file(path)
+        try:
+            marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
+        except (ValueError, KeyError, RecursionError) as error:
+            raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+        self._check_marks(marks)
         parts: dict[str, State] = {"shared": {}, "local": {}}
         for name, value in tensors.items():
             part, _, key = name.partition(".")
             parts[part][key] = value
-        return Saved(int(text["phase"]), int(text["done"]), parts["shared"], parts["local"], json.loads(text["record"]))
+        return Saved(phase, done, parts["shared"], parts["local"], record)
 
     def _check_marks(self, found: dict[str, str]) -> None:
         for name, mine in self.marks.items():
@@ -168,9 +182,33 @@ def fingerprint(
     }
 
 
-def _digest(tensors: list[torch.Tensor]) -> str:
-    """A hash of shapes and values."""
-    state = hashlib.sha256()
+def _read_file(path: Path) -> tuple[dict[str, str], State]:
+    """Text and tensors of a file that is what was written."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(PREFIX)
+        start += file.read(header_length(start, size, MAX_HEADER))
+        header = read_header(start, size, MAX_HEADER)
+        data = start + file.read()
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ProtocolError(f"safetensors cannot read it: {error}") from error
+    text = dict(header.text)
+    if text.pop("digest", None) != _digest_of(tensors, text):
+        raise ProtocolError("its hash does not match: it is damaged, or was not written as a state")
+    return text, tensors
+
+
+def _digest_of(tensors: State, text: dict[str, str]) -> str:
+    """A hash of a state's names, values and text."""
+    names = sorted(tensors)
+    return _digest([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+
+
+def _digest(tensors: list[torch.Tensor], text: str = "") -> str:
+    """A hash of shapes and values, and of some text."""
+    state = hashlib.sha256(text.encode())
     for tensor in tensors:
         state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         state.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -22,9 +22,9 @@ Asked = tuple[int, int]
 class Round:
     """One round: the clients that worked, bytes each received and sent, seconds each, figures of each.
 
-    Bytes are one number for all, or (C,). Figures are (C,), or (C, D) where there is one a parameter. Where the
-    schedule asked all K clients first, `asked` has the bytes that each received and sent for that; what a client
-    received then it need not receive again.
+    Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) where there is
+    one a parameter. Where the schedule asked all K clients first, `asked` has the bytes that each received and sent
+    for that; what a client received then it need not receive again.
     """
 
     phase: str
@@ -143,11 +143,6 @@ class Record:
 
 def _number_or_array(value: int | list[float]) -> int | np.ndarray:
     return np.asarray(value) if isinstance(value, list) else value
-
-
-def num_bytes(state: State) -> int:
-    """Bytes of one client's share of a state with a leading client axis."""
-    return sum(value[:1].numel() * value.element_size() for value in state.values())
 
 
 def as_figures(info: State) -> dict[str, np.ndarray]:

@@ -17,9 +17,10 @@ from pyro_fed.errors import DivergenceError
 from pyro_fed.executors import Executor, Reply, Work
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.problem import Problem
-from pyro_fed.record import Asked, Record, Round, as_figures, num_bytes
+from pyro_fed.record import Asked, Record, Round, as_figures
 from pyro_fed.schedule import Informed, Schedule
 
 
@@ -190,7 +191,8 @@ def _ask(
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)
     importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
-    return schedule.choose(importance, rng), (num_bytes(received), num_bytes(reports))
+    asked = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(reports))
+    return schedule.choose(importance, rng), asked
 
 
 def _one_round(phase: _Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -211,7 +213,7 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     after, traffic = network.combine(algorithm, shared, reply.messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
     told, figures = algorithm.feedback(after, at)
-    context.executor.settle(told)
+    context.executor.settle(torch.arange(len(clients)), told)
     record.rounds.append(Round(name, clients, traffic.down, traffic.up, seconds, as_figures(reply.info | figures)))
     return after
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,10 +38,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: messages and figures, each (C, ...)."""
+    """What came back.
+
+    Attributes:
+        messages: of the clients that replied, in the order of the work, (A, ...).
+        info: their figures, likewise.
+        failures: why the others did not, by their position in `Work.clients`. Where all failed, A is zero and the
+            dictionaries may be empty.
+    """
 
     messages: State
     info: State
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 class Executor(ABC):
@@ -78,11 +86,12 @@ class Executor(ABC):
         """Do one round's work; results do not depend on the executor."""
 
     @abstractmethod
-    def settle(self, told: State) -> None:
-        """Keep the states of the last round.
+    def settle(self, taken: Tensor, told: State) -> None:
+        """Keep the states that clients made in the last round.
 
         Args:
-            told: what the server tells the clients of that round, (C, ...), see `Algorithm.feedback`.
+            taken: positions in its `Work.clients` of those whose messages the server has combined, (A,), ascending.
+            told: what it tells them, (A, ...), see `Algorithm.feedback`.
         """
 
     def collect(self) -> State:

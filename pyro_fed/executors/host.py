@@ -39,9 +39,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the server tells a worker's clients of the messages of a round, (C, ...)."""
+    """What became of the messages of a worker's clients in a round, see `Executor.settle`."""
 
     round: int
+    taken: Tensor
     told: State
 
 
@@ -82,7 +83,7 @@ class Host:
             if request.phase is not None and request.phase.number != self.phase:
                 self._begin(request.phase)
             if request.verdict is not None and request.verdict.round == self.waiting:
-                self.executor.settle(request.verdict.told)
+                self.executor.settle(request.verdict.taken, request.verdict.told)
             self.waiting = -1
             if request.work is None:
                 return self.executor.collect()

@@ -31,9 +31,9 @@ class Local(Executor):
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of the clients at these places."""
 
-    def settle(self, told: State) -> None:
+    def settle(self, taken: Tensor, told: State) -> None:
         """As the algorithm says."""
-        write(self.local, self.worked, self.algorithm.settle(told, self.new))
+        write(self.local, self.worked[taken], self.algorithm.settle(told, select(self.new, taken)))
 
 
 class Vectorised(Local):

@@ -52,25 +52,20 @@ class Remote(Executor):
         """Each worker does the part of its clients; their new states stay there."""
         self._round, self._parts = work.round, self._split(work.clients)
         answers = self._send({worker: _part(work, at) for worker, at in self._parts.items()})
-        replies = [answers[worker] for worker in self._parts]
-        order = self._order()
-        messages, info = (
-            {name: value[order] for name, value in concatenate(parts).items()}
-            for parts in ([reply.messages for reply in replies], [reply.info for reply in replies])
-        )
-        return Reply(messages, info)
+        return merged(self._parts, answers)
 
-    def settle(self, told: State) -> None:
+    def settle(self, taken: Tensor, told: State) -> None:
         """The verdict goes to a worker with its next request."""
         for worker, at in self._parts.items():
-            self._verdicts[worker] = Verdict(self._round, _rows(told, at))
+            here = torch.isin(taken, at)
+            self._verdicts[worker] = Verdict(self._round, torch.searchsorted(at, taken[here]), _rows(told, here))
 
     def ask(self, kind: str, work: Work) -> State:
         """The clients' reports, worker by worker."""
         self._parts = self._split(work.clients)
         answers = self._send({worker: _part(work, at) for worker, at in self._parts.items()}, kind)
         reports = concatenate([answers[worker] for worker in self._parts])
-        return {name: value[self._order()] for name, value in reports.items()}
+        return {name: value[torch.cat(list(self._parts.values())).argsort()] for name, value in reports.items()}
 
     def collect(self) -> State:
         """The states of all clients, from the workers that have changed them."""
@@ -104,9 +99,30 @@ class Remote(Executor):
             homes.setdefault(self.worker_of(client), []).append(position)
         return {worker: torch.tensor(at) for worker, at in sorted(homes.items())}
 
-    def _order(self) -> Tensor:
-        """Where the round's clients stand in the workers' answers, put one after the other."""
-        return torch.cat(list(self._parts.values())).argsort()
+
+def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
+    """One reply, in the order of the work.
+
+    Args:
+        parts: positions in the work, ascending, of each worker's clients.
+        answers: of each worker, or why there is none.
+    """
+    replies, positions, failures = [], [], {}
+    for worker, at in parts.items():
+        answer = answers[worker]
+        failed = dict.fromkeys(range(len(at)), answer) if isinstance(answer, str) else answer.failures
+        failures |= {int(at[i]): reason for i, reason in failed.items()}
+        if not isinstance(answer, str) and len(failed) < len(at):
+            replies.append(answer)
+            positions += [int(position) for i, position in enumerate(at) if i not in failed]
+    if not replies:
+        return Reply({}, {}, failures)
+    order = torch.tensor(positions).argsort()
+    messages, info = (
+        {name: value[order] for name, value in concatenate(states).items()}
+        for states in ([reply.messages for reply in replies], [reply.info for reply in replies])
+    )
+    return Reply(messages, info, failures)
 
 
 def _part(work: Work, at: Tensor) -> Work:
@@ -115,7 +131,9 @@ def _part(work: Work, at: Tensor) -> Work:
 
 def _rows(state: State, at: Tensor) -> State:
     """Rows of a state; what is the same for all is not copied."""
-    return {
-        name: value[:1].expand(len(at), *value.shape[1:]) if value.dim() and value.stride(0) == 0 else value[at]
-        for name, value in state.items()
-    }
+    return {name: _rows_of(value, at) for name, value in state.items()}
+
+
+def _rows_of(value: Tensor, at: Tensor) -> Tensor:
+    count = int(at.sum()) if at.dtype == torch.bool else len(at)
+    return value[:1].expand(count, *value.shape[1:]) if value.stride(0) == 0 else value[at]
