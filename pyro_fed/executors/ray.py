@@ -97,10 +97,23 @@ class Ray(Remote):
         return client % self.num_workers
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """All workers at once."""
+        """All workers at once; a worker that died, raised or is late gets the reason in place of an answer."""
         ray = _ray()
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
-        return dict(zip(calls, ray.get(list(calls.values()), timeout=self.timeout), strict=True))
+        done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=self.timeout)
+        return {worker: self._outcome(call) if call in done else self._late(worker) for worker, call in calls.items()}
+
+    def _outcome(self, call: Any) -> Any:
+        ray = _ray()
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            return f"its worker raised {error.cause!r}"
+        except ray.exceptions.RayActorError:
+            return "its worker died"
+
+    def _late(self, worker: int) -> str:
+        return f"no answer from worker {worker} within {self.timeout} s"
 
     def close(self) -> None:
         """End the actors, and Ray itself where this executor started it."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.data import ClientData
+from pyro_fed.errors import StoppedError
 from pyro_fed.executors.base import Executor, Reply, Work, concatenate, write
 from pyro_fed.executors.host import Phase, Request, Verdict
 from pyro_fed.problem import Problem
@@ -46,7 +47,7 @@ class Remote(Executor):
 
     @abstractmethod
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """The workers' answers to their requests."""
+        """The workers' answers to their requests, or in a sentence why there is none."""
 
     def execute(self, work: Work) -> Reply:
         """Each worker does the part of its clients; their new states stay there."""
@@ -64,6 +65,7 @@ class Remote(Executor):
         """The clients' reports, worker by worker."""
         self._parts = self._split(work.clients)
         answers = self._send({worker: _part(work, at) for worker, at in self._parts.items()}, kind)
+        self._require(answers, f"the schedule needs every client's {kind}")
         reports = concatenate([answers[worker] for worker in self._parts])
         return {name: value[torch.cat(list(self._parts.values())).argsort()] for name, value in reports.items()}
 
@@ -71,6 +73,7 @@ class Remote(Executor):
         """The states of all clients, from the workers that have changed them."""
         homes = self._split(list(self.place))
         answers = self._send({worker: None for worker in homes if worker in self._begun})
+        self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
             write(self.local, homes[worker], state)
         return self.local
@@ -81,10 +84,17 @@ class Remote(Executor):
             for worker, work in parts.items()
         }
         answers = self.exchange(requests)
-        for worker in answers:
-            self._begun.add(worker)
-            self._verdicts.pop(worker, None)
+        for worker, answer in answers.items():
+            if not isinstance(answer, str):
+                self._begun.add(worker)
+                self._verdicts.pop(worker, None)
         return answers
+
+    def _require(self, answers: Mapping[int, Any], why: str) -> None:
+        for worker, answer in answers.items():
+            if isinstance(answer, str):
+                clients = [client for client in self.place if self.worker_of(client) == worker]
+                raise StoppedError(f"clients {clients}: {answer}; {why}. Run again, without them if they stay away")
 
     def _beginning(self, worker: int) -> Phase | None:
         if worker in self._begun:
@@ -107,7 +117,9 @@ def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> R
         parts: positions in the work, ascending, of each worker's clients.
         answers: of each worker, or why there is none.
     """
-    replies, positions, failures = [], [], {}
+    replies: list[Reply] = []
+    positions: list[int] = []
+    failures: dict[int, str] = {}
     for worker, at in parts.items():
         answer = answers[worker]
         failed = dict.fromkeys(range(len(at)), answer) if isinstance(answer, str) else answer.failures
