@@ -8,6 +8,7 @@ An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in thi
     download    what a scheduled client receives
     draw_noise  all randomness of one client's round, from a generator of (seed, round, client)
     local_step  the client's work: a message, its new state, and figures for the record
+    objections  which messages cannot be honest and are not used
     combine     the server's (or each agent's) new state from the messages
     refine      the server's own work with the model on that state
     feedback    what the server tells the clients about their messages
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.schedule import All, Schedule
@@ -77,12 +79,19 @@ class Algorithm(ABC):
             "agents" (one chain an agent), or a "point".
         serverless: has one state an agent and mixes them over a graph.
         indicators: what a schedule may ask the clients for, see `report`.
+        needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
+        additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
+            the rows: they could be added up by secure aggregation.
+        keeps_sites: the clients keep what their messages changed, in `local`.
     """
 
     centralized: ClassVar[bool] = False
     draws_are: ClassVar[str] = "independent"
     serverless: ClassVar[bool] = False
     indicators: ClassVar[tuple[str, ...]] = ()
+    needs_all: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+    keeps_sites: ClassVar[bool] = False
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:
@@ -179,6 +188,26 @@ class Algorithm(ABC):
         Returns:
             messages (C, ...), new local states (C, ...), figures for the record (C,).
         """
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Why messages are not to be used: reason → the clients (C,) that it holds for.
+
+        Args:
+            received: what the clients got, (C, ...).
+            messages: what they sent, (C, ...), all finite.
+        """
+        return gates.grown(received, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """What `combine` gets where clients failed: by default the messages that came.
+
+        Args:
+            shared: the server's state.
+            messages: those that came, (A, ...).
+            slots: (A,) the places of those clients among the ones that were asked.
+            asked: (C,) the clients that were asked.
+        """
+        return messages
 
     @abstractmethod
     def combine(self, shared: State, messages: State, weights: Any) -> State:

@@ -132,6 +132,8 @@ class Peers(Network):
         round: int,
     ) -> tuple[State, Traffic]:
         """Each agent's row of W, `steps` times; sleepers keep what they have."""
+        if len(clients) < len(self.awake(round, list(range(self.graph.num_agents)))):
+            algorithm.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
         mine = {name: value[clients] for name, value in shared.items()}
         self._bytes_per_edge = encoded_size(spec_of_one(messages))
         heard, told = np.zeros(len(clients)), np.zeros(len(clients))

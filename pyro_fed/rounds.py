@@ -13,14 +13,14 @@ from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Checkpoint, Saved
 from pyro_fed.data import ClientData
-from pyro_fed.errors import DivergenceError
-from pyro_fed.executors import Executor, Reply, Work
+from pyro_fed.executors import Executor, Work
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.problem import Problem
 from pyro_fed.record import Asked, Record, Round, as_figures
+from pyro_fed.replies import gather
 from pyro_fed.schedule import Informed, Schedule
 
 
@@ -36,6 +36,7 @@ class Context:
     progress: bool
     record: Record
     checkpoint: Checkpoint | None = None
+    min_clients: int | None = None
 
 
 @dataclass
@@ -138,9 +139,10 @@ def _loop(phase: _Phase, context: Context) -> None:
             clients = network.awake(len(record.rounds), clients)
             after = _one_round(phase, context, network, data, clients)
             record.rounds[-1].asked = asked
-            record.figures.append(algorithm.monitor(phase.shared, after) | network.figures())
+            worked = bool(record.rounds[-1].clients)
+            record.figures.append(algorithm.monitor(phase.shared, after) | network.figures() if worked else {})
             phase.shared, phase.done = after, index + 1
-            bar.set_postfix_str(_postfix(context, clients, record.figures[-1]))
+            bar.set_postfix_str(_postfix(context))
             record.converged = _state_of(phase, record)
             _save(phase, context)
             if record.converged:
@@ -156,7 +158,7 @@ def _loop(phase: _Phase, context: Context) -> None:
 
 def _state_of(phase: _Phase, record: Record) -> bool | None:
     """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
-    if phase.algorithm.converged(record.figures):
+    if record.figures[-1] and phase.algorithm.converged([figures for figures in record.figures if figures]):
         return True
     return False if phase.algorithm.stops_itself and phase.done == phase.rounds else None
 
@@ -201,43 +203,32 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     if not clients:
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
-    at = torch.tensor(clients)
+    asked = torch.tensor(clients)
     shared = algorithm.prepare(context.problem, phase.shared)
-    work = Work(number, context.seed, clients, network.download(algorithm, shared, at, number))
+    received = network.download(algorithm, shared, asked, number)
     began = time.perf_counter()
-    reply = context.executor.execute(work)
+    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
     seconds = (time.perf_counter() - began) / len(clients)
-    _check_reply(algorithm, context, work, reply, shared)
+    at = asked[found.slots]
+    if not len(at):
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
+        return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
     shares = weights / weights.sum().clamp_min(1)
-    after, traffic = network.combine(algorithm, shared, reply.messages, at, shares, number)
+    messages = (
+        found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
+    )
+    after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
     told, figures = algorithm.feedback(after, at)
-    context.executor.settle(torch.arange(len(clients)), told)
-    record.rounds.append(Round(name, clients, traffic.down, traffic.up, seconds, as_figures(reply.info | figures)))
+    context.executor.settle(found.slots, told)
+    info = as_figures(found.info | figures)
+    record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 
 
-def _check_reply(algorithm: Algorithm, context: Context, work: Work, reply: Reply, shared: State) -> None:
-    for name, value in reply.messages.items():
-        finite = torch.isfinite(value).reshape(len(value), -1).all(1)
-        if bool(finite.all()):
-            continue
-        client = work.clients[int((~finite).nonzero()[0])]
-        floating = [part for part in work.shared.values() if part.is_floating_point()]
-        largest = max((float(part.abs().max()) for part in floating), default=0.0)
-        error = DivergenceError(
-            f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-            f"(largest magnitude before: {largest:.3g}); {algorithm.advice(context.problem, shared)}. The last finite "
-            "state is kept in this error's `result`",
-            client=client,
-            round=work.round,
-        )
-        error.algorithm, error.state = algorithm, shared
-        raise error
-
-
-def _postfix(context: Context, clients: list[int], figures: dict[str, float]) -> str:
-    names = context.record.client_names
+def _postfix(context: Context) -> str:
+    record = context.record
+    clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
-    return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(figures.items())[:2])])
+    return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

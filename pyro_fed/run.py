@@ -16,7 +16,7 @@ from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.compile import Compiler, choose_level, threads
-from pyro_fed.errors import DivergenceError, SettingError
+from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
@@ -42,6 +42,7 @@ def run(
     progress: bool = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
+    min_clients: int | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -63,6 +64,9 @@ def run(
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
+        min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
+            is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
+            a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -75,6 +79,7 @@ def run(
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
+        QuorumError: too few clients replied; its `result` holds the state before that round.
     """
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if rounds < 1:
@@ -83,6 +88,8 @@ def run(
         raise SettingError(f"seed must not be negative, received {seed}")
     if num_draws < 1:
         raise SettingError(f"num_draws must be at least 1, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= federation.num_clients:
+        raise SettingError(f"min_clients must lie in 0..{federation.num_clients}, received {min_clients}")
     _check_indicator(algorithm, schedule)
     with threads(num_threads), torch.no_grad():
         problem = _bind(federation.problem, compile, rounds)
@@ -91,6 +98,7 @@ def run(
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
+        context.min_clients = min_clients
         if checkpoint is not None:
             marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
@@ -99,7 +107,7 @@ def run(
         finish = _Finish(algorithm, context, num_draws, log_likelihood)
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
-        except DivergenceError as error:
+        except StoppedError as error:
             error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         finally:
@@ -128,9 +136,9 @@ class _Finish:
         if shared is None:
             return None
         record = self.context.record
-        record.notes += self.algorithm.warnings(record)
-        if record.converged is False and "change" in record.figures[-1]:
-            change = record.figures[-1]["change"]
+        record.notes += [*self.algorithm.warnings(record), *record.failed()]
+        if record.converged is False and "change" in record.latest:
+            change = record.latest["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=4)

@@ -28,12 +28,28 @@ class Work:
         seed: the run's seed.
         clients: the scheduled clients, (C,); one may stand twice (two chains at one client).
         shared: what they receive, (C, ...).
+        slots: their places in the round, ascending, where this is a part of its work.
     """
 
     round: int
     seed: int
     clients: list[int]
     shared: State
+    slots: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.slots:
+            object.__setattr__(self, "slots", tuple(range(len(self.clients))))
+
+    def part(self, at: Tensor) -> Work:
+        """The work of the clients at these positions; what all receive alike is not copied for each."""
+        places = at.tolist()
+        shared = {
+            name: value[at] if value.stride(0) else value[:1].expand(len(at), *value.shape[1:])
+            for name, value in self.shared.items()
+        }
+        slots = tuple(self.slots[i] for i in places)
+        return Work(self.round, self.seed, [self.clients[i] for i in places], shared, slots)
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ class Executor(ABC):
         """Keep the states that clients made in the last round.
 
         Args:
-            taken: positions in its `Work.clients` of those whose messages the server has combined, (A,), ascending.
+            taken: slots of those whose messages the server has combined, (A,), ascending.
             told: what it tells them, (A, ...), see `Algorithm.feedback`.
         """
 

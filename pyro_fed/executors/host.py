@@ -18,7 +18,8 @@ from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.arguments import Arguments
 from pyro_fed.compile import Compiler
 from pyro_fed.data import ClientData
-from pyro_fed.executors.base import Executor, Reply, Work
+from pyro_fed.executors.base import Reply, Work
+from pyro_fed.executors.local import Local
 from pyro_fed.problem import Problem
 
 
@@ -73,29 +74,26 @@ class Host:
         executor: does their work.
     """
 
-    def __init__(self, problem: Problem, data: ClientData, clients: Sequence[int], executor: Executor) -> None:
+    def __init__(self, problem: Problem, data: ClientData, clients: Sequence[int], executor: Local) -> None:
         self.problem, self.data, self.clients, self.executor = problem, data, clients, executor
-        self.phase, self.waiting = -1, -1
+        self.phase = -1
 
     def answer(self, request: Request) -> Reply | State:
         """The answer to a request."""
         with torch.no_grad():
             if request.phase is not None and request.phase.number != self.phase:
                 self._begin(request.phase)
-            if request.verdict is not None and request.verdict.round == self.waiting:
+            if request.verdict is not None and request.verdict.round == self.executor.waiting:
                 self.executor.settle(request.verdict.taken, request.verdict.told)
-            self.waiting = -1
             if request.work is None:
                 return self.executor.collect()
             if request.indicator is not None:
                 return self.executor.ask(request.indicator, request.work)
-            reply = self.executor.execute(request.work)
-            self.waiting = request.work.round
-            return reply
+            return self.executor.execute(request.work)
 
     def _begin(self, phase: Phase) -> None:
         self.executor.start(phase.algorithm, self.problem, self.data, phase.local, self.clients)
-        self.phase, self.waiting = phase.number, -1
+        self.phase = phase.number
 
 
 @dataclass(frozen=True)

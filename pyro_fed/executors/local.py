@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,17 +15,45 @@ from pyro_fed.data import ClientData
 from pyro_fed.executors.base import Executor, Reply, Work, concatenate, select, write
 from pyro_fed.problem import Problem
 
+
+class Made(NamedTuple):
+    """States that clients have made in a round: (C,) their slots, where they stand, and (C, ...) the states."""
+
+    slots: Tensor
+    at: Tensor
+    states: State
+
+
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
 
 
 class Local(Executor):
-    """Clients whose rows and states are in this process."""
+    """Clients whose rows and states are in this process.
+
+    Attributes:
+        waiting: the round whose states wait for `settle`, -1 for none.
+    """
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for a phase."""
+        super().start(algorithm, problem, data, local, clients)
+        self.waiting = -1
 
     def execute(self, work: Work) -> Reply:
-        """Do one round's work; the new states wait for `settle`."""
-        self.worked = self.at(work.clients)
-        messages, self.new, info = self.steps(work, self.worked, self.noise(work))
+        """Do one round's work, or the part of it that is asked again."""
+        at = self.at(work.clients)
+        messages, new, info = self.steps(work, at, self.noise(work))
+        if work.round != self.waiting:
+            self.waiting, self.new = work.round, []
+        self.new.append(Made(torch.tensor(work.slots), at, new))
         return Reply(messages, info)
 
     @abstractmethod
@@ -33,7 +62,12 @@ class Local(Executor):
 
     def settle(self, taken: Tensor, told: State) -> None:
         """As the algorithm says."""
-        write(self.local, self.worked[taken], self.algorithm.settle(told, select(self.new, taken)))
+        for made in self.new:
+            kept = torch.isin(made.slots, taken)
+            if bool(kept.any()):
+                mine = select(told, torch.isin(taken, made.slots))
+                write(self.local, made.at[kept], self.algorithm.settle(mine, select(made.states, kept)))
+        self.waiting, self.new = -1, []
 
 
 class Vectorised(Local):

@@ -139,7 +139,7 @@ class Ray(Remote):
     def _load(self, problem: Problem, data: ClientData) -> None:
         ray = _ray()
         model = ray.put(pickled(problem.model))
-        homes = self._split(list(self.place))
+        homes = self._homes(list(self.place))
         loads = [
             self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
             for worker, at in homes.items()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import StoppedError
-from pyro_fed.executors.base import Executor, Reply, Work, concatenate, write
+from pyro_fed.executors.base import Executor, Reply, Work, concatenate, select, write
 from pyro_fed.executors.host import Phase, Request, Verdict
 from pyro_fed.problem import Problem
 
@@ -40,6 +39,7 @@ class Remote(Executor):
         self._phase += 1
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}
+        self._round, self._asked = -1, dict[int, list[int]]()
 
     @abstractmethod
     def worker_of(self, client: int) -> int:
@@ -51,27 +51,31 @@ class Remote(Executor):
 
     def execute(self, work: Work) -> Reply:
         """Each worker does the part of its clients; their new states stay there."""
-        self._round, self._parts = work.round, self._split(work.clients)
-        answers = self._send({worker: _part(work, at) for worker, at in self._parts.items()})
-        return merged(self._parts, answers)
+        if work.round != self._round:
+            self._round, self._asked = work.round, {}
+        homes = self._homes(work.clients)
+        for worker, at in homes.items():
+            self._asked.setdefault(worker, []).extend(work.slots[i] for i in at.tolist())
+        return merged(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
 
     def settle(self, taken: Tensor, told: State) -> None:
         """The verdict goes to a worker with its next request."""
-        for worker, at in self._parts.items():
-            here = torch.isin(taken, at)
-            self._verdicts[worker] = Verdict(self._round, torch.searchsorted(at, taken[here]), _rows(told, here))
+        for worker, slots in self._asked.items():
+            here = torch.isin(taken, torch.tensor(slots))
+            if bool(here.any()):
+                self._verdicts[worker] = Verdict(self._round, taken[here], select(told, here))
 
     def ask(self, kind: str, work: Work) -> State:
         """The clients' reports, worker by worker."""
-        self._parts = self._split(work.clients)
-        answers = self._send({worker: _part(work, at) for worker, at in self._parts.items()}, kind)
+        homes = self._homes(work.clients)
+        answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
         self._require(answers, f"the schedule needs every client's {kind}")
-        reports = concatenate([answers[worker] for worker in self._parts])
-        return {name: value[torch.cat(list(self._parts.values())).argsort()] for name, value in reports.items()}
+        reports = concatenate([answers[worker] for worker in homes])
+        return select(reports, torch.cat(list(homes.values())).argsort())
 
     def collect(self) -> State:
         """The states of all clients, from the workers that have changed them."""
-        homes = self._split(list(self.place))
+        homes = self._homes(list(self.place))
         answers = self._send({worker: None for worker in homes if worker in self._begun})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
@@ -99,10 +103,10 @@ class Remote(Executor):
     def _beginning(self, worker: int) -> Phase | None:
         if worker in self._begun:
             return None
-        at = self._split(list(self.place))[worker]
-        return Phase(self._phase, self.algorithm, _rows(self.local, at))
+        at = self._homes(list(self.place))[worker]
+        return Phase(self._phase, self.algorithm, select(self.local, at))
 
-    def _split(self, clients: list[int]) -> dict[int, Tensor]:
+    def _homes(self, clients: list[int]) -> dict[int, Tensor]:
         """Positions in `clients` of each worker's, in order."""
         homes: dict[int, list[int]] = {}
         for position, client in enumerate(clients):
@@ -131,21 +135,7 @@ def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> R
         return Reply({}, {}, failures)
     order = torch.tensor(positions).argsort()
     messages, info = (
-        {name: value[order] for name, value in concatenate(states).items()}
+        select(concatenate(states), order)
         for states in ([reply.messages for reply in replies], [reply.info for reply in replies])
     )
     return Reply(messages, info, failures)
-
-
-def _part(work: Work, at: Tensor) -> Work:
-    return replace(work, clients=[work.clients[i] for i in at.tolist()], shared=_rows(work.shared, at))
-
-
-def _rows(state: State, at: Tensor) -> State:
-    """Rows of a state; what is the same for all is not copied."""
-    return {name: _rows_of(value, at) for name, value in state.items()}
-
-
-def _rows_of(value: Tensor, at: Tensor) -> Tensor:
-    count = int(at.sum()) if at.dtype == torch.bool else len(at)
-    return value[:1].expand(count, *value.shape[1:]) if value.stride(0) == 0 else value[at]

@@ -24,12 +24,14 @@ diagonal curvature may overstep for ever.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
@@ -179,6 +181,10 @@ class FedEP(EPSettings):
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Changes beyond what q and the other clients' changes allow."""
+        return gates.natural(gaussian(received), gaussian(messages))
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
         q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
@@ -240,7 +246,7 @@ class FedEP(EPSettings):
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back."""
         if not self.stops_itself:
             return False
-        window = max(1, round(1 / figures[-1]["share"]))
+        window = math.ceil(1 / figures[-1]["share"])
         recent = figures[-window:]
         return len(recent) == window and all(f["change"] < self.tolerance and f["fraction"] > 0 for f in recent)
 

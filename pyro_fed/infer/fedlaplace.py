@@ -21,11 +21,12 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -64,6 +65,8 @@ class FedLaplace(GaussianAlgorithm):
     References:
         Smola, Vishwanathan & Eleazar (2003), Laplace propagation.
     """
+
+    needs_all: ClassVar[bool] = True
 
     tolerance: float = 1e-4
     start: Literal["zeros", "prior"] = "zeros"
@@ -149,6 +152,11 @@ class FedLaplace(GaussianAlgorithm):
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
         return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Curvatures and scores far above the others'."""
+        parts = {name: gates.outlying(gates.sizes(messages[name]), f"'{name}'") for name in ("precision", "eta")}
+        return {**parts["precision"], **parts["eta"]}
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.
 
@@ -227,13 +235,13 @@ class FedLaplace(GaussianAlgorithm):
 
     def warnings(self, record: Record) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
-        if record.figures and record.figures[-1]["fall"] > ESCAPING:
+        if record.latest.get("fall", 0.0) > ESCAPING:
             return [
                 "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while "
                 "its curvature vanishes, as with separable classes under a flat prior. Draws mean nothing: give the "
                 "model a proper prior"
             ]
-        if not record.figures or not record.figures[-1]["indefinite"]:
+        if not record.latest.get("indefinite"):
             return []
         return [
             "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
