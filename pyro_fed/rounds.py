@@ -68,7 +68,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         the server's last state.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = _chain(algorithm, context.problem)
+    chain = chain_of(algorithm, context.problem)
     start: Start | None = None
     for number, part in enumerate(chain):
         if saved is not None and number < saved.phase:
@@ -86,7 +86,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
     return phase.shared
 
 
-def _chain(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
+def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
     chain = [algorithm]
     while (first := chain[0].warm_start(problem)) is not None:
