@@ -93,7 +93,7 @@ class Executor(ABC):
             clients: their numbers in the run, (K,), where these are some of its clients only.
         """
         self.algorithm, self.problem, self.data = algorithm, problem, data
-        self.local = {name: value.clone() for name, value in local.items()}  # it is written to in place
+        self.local = contiguous({name: value.clone() for name, value in local.items()})  # it is written to in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
 
@@ -117,8 +117,9 @@ class Executor(ABC):
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call."""
         at = self.at(work.clients)
-        shared = {name: value.contiguous() for name, value in work.shared.items()}  # as compiled steps expect
-        return self.algorithm.report(kind, self.problem, shared, select(self.local, at), self.rows_of(at))
+        return self.algorithm.report(
+            kind, self.problem, contiguous(work.shared), select(self.local, at), self.rows_of(at)
+        )
 
     def close(self) -> None:
         """Release what the run took."""
@@ -148,6 +149,11 @@ class Executor(ABC):
 def select(state: State, index: Tensor | slice) -> State:
     """Rows `index` of the leading axis."""
     return {name: value[index] for name, value in state.items()}
+
+
+def contiguous(state: State) -> State:
+    """The same values in one memory layout: a sum over another may round differently."""
+    return {name: value.contiguous() for name, value in state.items()}
 
 
 def concatenate(parts: Sequence[State]) -> State:

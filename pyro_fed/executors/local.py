@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm, Noise, State
 from pyro_fed.data import ClientData
-from pyro_fed.executors.base import Executor, Reply, Work, concatenate, select, write
+from pyro_fed.executors.base import Executor, Reply, Work, concatenate, contiguous, select, write
 from pyro_fed.problem import Problem
 
 
@@ -111,7 +111,8 @@ class Sequential(Local):
             one = slice(i, i + 1)
             of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
             local, rows = select(self.local, at[one]), self.rows_of(at[one])
-            out = self.algorithm.local_step(self.problem, select(work.shared, one), local, rows, of_one)
+            shared = contiguous(select(work.shared, one))
+            out = self.algorithm.local_step(self.problem, shared, local, rows, of_one)
             replies.append((out[0], {**local, **out[1]}, out[2]))  # not every client need renew the same parts
         messages, new, info = (concatenate(parts) for parts in zip(*replies, strict=True))
         return messages, new, info
