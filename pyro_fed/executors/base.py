@@ -117,9 +117,8 @@ class Executor(ABC):
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call."""
         at = self.at(work.clients)
-        return self.algorithm.report(
-            kind, self.problem, contiguous(work.shared), select(self.local, at), self.rows_of(at)
-        )
+        shared, local = contiguous(work.shared), select(self.local, at)
+        return self.algorithm.report(kind, self.problem, shared, local, self.rows_of(at))
 
     def close(self) -> None:
         """Release what the run took."""

@@ -28,7 +28,6 @@ packages = ["{package}"]
 
 [tool.flwr.app]
 publisher = "pyro-fed"
-fab-format-version = 1
 
 [tool.flwr.app.components]
 serverapp = "{package}.server_app:app"
@@ -97,9 +96,7 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     library.load_model(model_file)
     package = folder.resolve().name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
-        raise SettingError(
-            f"the folder's name becomes the app's: small letters, digits and '-', received {folder.name!r}"
-        )
+        raise SettingError(f"the app is named like its folder: small letters, digits, '-'; received {folder.name!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already: choose another folder")
     (folder / package).mkdir(parents=True)
