@@ -39,6 +39,7 @@ def to_inference_data(
     record: Record,
     seed: int,
     log_likelihood: bool,
+    collect_local: bool,
 ) -> Any:
     """InferenceData of a run.
 
@@ -51,12 +52,13 @@ def to_inference_data(
         record: what happened.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
+        collect_local: whether to have the rows' discrete latents drawn and collected.
     """
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
     lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
     groups = {
-        "posterior": _posterior(federation, problem, draws, seed),
+        "posterior": _posterior(federation, problem, draws, seed if collect_local else None),
         "sample_stats": _stats({"lp": lp, **stats}),
         "observed_data": observed_data(federation),
         "constant_data": constant_data(federation),
@@ -132,16 +134,16 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> xr.Dataset:
+def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
     pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
-    if problem.layout.discrete:
+    if problem.layout.discrete and seed is not None and not problem.local_dim:
+        generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.discrete, **problem.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
 
