@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed import membership
 from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
@@ -20,6 +21,7 @@ from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.groups import NestedRows, group_arguments
 from pyro_fed.joint import JointProblem
+from pyro_fed.messages.codec import check_client_id
 from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
@@ -122,6 +124,8 @@ class Federation:
         """
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
+        for name in names:
+            check_client_id(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard)
@@ -218,6 +222,17 @@ class Federation:
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone."""
         return self.problem.arguments.of_client(self.client_rows[client])
+
+    def without(self, *names: str) -> Federation:
+        """The federation of the other clients, under their names.
+
+        Args:
+            names: clients that leave.
+
+        Raises:
+            DataError: an unknown client, nobody left, or a model that indexes its own data.
+        """
+        return membership.without(self, names)
 
     # -- to look at -----------------------------------------------------------------------------------------
     def labels(self) -> np.ndarray | None:

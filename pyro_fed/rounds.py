@@ -13,15 +13,17 @@ from tqdm.auto import tqdm
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Checkpoint, Saved
+from pyro_fed.combination import Combination, check_combination
 from pyro_fed.data import ClientData
-from pyro_fed.errors import DivergenceError
-from pyro_fed.executors import Executor, Reply, Work
+from pyro_fed.executors import Executor, Work
 from pyro_fed.executors.base import select
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.problem import Problem
-from pyro_fed.record import Asked, Record, Round, as_figures, num_bytes
+from pyro_fed.record import Asked, Record, Round, as_figures
+from pyro_fed.replies import gather, hidden
 from pyro_fed.schedule import Informed, Schedule
 
 
@@ -37,6 +39,9 @@ class Context:
     progress: bool
     record: Record
     checkpoint: Checkpoint | None = None
+    min_clients: int | None = None
+    combination: Combination | None = None
+    start: Start | None = None
 
 
 @dataclass
@@ -62,10 +67,12 @@ class _Phase:
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> Start:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
+    An algorithm that was handed an earlier run's states goes on from there.
     A checkpoint that holds an unfinished run is taken up where it was left.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = _chain(algorithm, context.problem)
+    chain = [algorithm] if context.start is not None else _chain(algorithm, context.problem)
+    check_combination(context.combination, chain)
     start: Start | None = None
     for number, part in enumerate(chain):
         if saved is not None and number < saved.phase:
@@ -99,7 +106,10 @@ def _begin(
     record.converged = None
     rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
-    shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
+    if context.start is not None:
+        shared, local = context.start
+    else:
+        shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
     local = {name: value.clone() for name, value in local.items()}  # it is written to in place
     return _Phase(algorithm, number, rounds, given, shared, local)
 
@@ -137,9 +147,9 @@ def _loop(phase: _Phase, context: Context) -> None:
             clients = network.awake(len(record.rounds), clients)
             after = _one_round(phase, context, network, data, clients)
             record.rounds[-1].asked = asked
-            record.figures.append(algorithm.monitor(phase.shared, after) | network.figures())
+            record.figures.append(_figures(phase, context, network, after))
             phase.shared, phase.done = after, index + 1
-            bar.set_postfix_str(_postfix(context, clients, record.figures[-1]))
+            bar.set_postfix_str(_postfix(context))
             record.converged = _state_of(phase, record)
             _save(phase, context)
             if record.converged:
@@ -154,9 +164,20 @@ def _loop(phase: _Phase, context: Context) -> None:
     record.notes += network.notes()
 
 
+def _figures(phase: _Phase, context: Context, network: Network, after: State) -> dict[str, float]:
+    """Figures of the round that was just recorded; none where nobody worked."""
+    rounds = context.record.rounds
+    if not rounds[-1].clients:
+        return {}
+    figures = phase.algorithm.monitor(phase.shared, after) | network.figures()
+    if context.combination is not None:
+        figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
+    return figures
+
+
 def _state_of(phase: _Phase, record: Record) -> bool | None:
     """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
-    if phase.algorithm.converged(record.figures):
+    if record.figures[-1] and phase.algorithm.converged([figures for figures in record.figures if figures]):
         return True
     return False if phase.algorithm.stops_itself and phase.done == phase.rounds else None
 
@@ -191,7 +212,8 @@ def _ask(
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received, phase.local)
     reports = context.executor.ask(schedule.asks, work)
     importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
-    return schedule.choose(importance, rng), (num_bytes(received), num_bytes(reports))
+    asked = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(reports))
+    return schedule.choose(importance, rng), asked
 
 
 def _one_round(phase: _Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -200,20 +222,31 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     if not clients:
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
-    at = torch.tensor(clients)
+    asked = torch.tensor(clients)
     shared = algorithm.prepare(context.problem, phase.shared)
-    work = Work(number, context.seed, clients, network.download(algorithm, shared, at, number), select(phase.local, at))
+    received = network.download(algorithm, shared, asked, number)
     began = time.perf_counter()
-    reply = context.executor.execute(work)
+    found = gather(
+        algorithm, context, Work(number, context.seed, clients, received, select(phase.local, asked)), shared
+    )
     seconds = (time.perf_counter() - began) / len(clients)
-    _check_reply(algorithm, context, work, reply, shared)
+    at = asked[found.slots]
+    if not len(at):
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
+        return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
     shares = weights / weights.sum().clamp_min(1)
-    after, traffic = network.combine(algorithm, shared, reply.messages, at, shares, number)
+    messages = (
+        found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
+    )
+    if context.combination is not None:
+        messages = context.combination(messages)
+    after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
-    kept, figures = algorithm.settle(after, reply.local)
+    kept, figures = algorithm.settle(after, found.local)
     _write_back(phase.local, at, kept)
-    record.rounds.append(Round(name, clients, traffic.down, traffic.up, seconds, as_figures(reply.info | figures)))
+    info = {} if hidden(context) else as_figures(found.info | figures)
+    record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 
 
@@ -228,26 +261,8 @@ def _write_back(local: State, clients: Tensor, new: State) -> None:
         kept[clients] = value
 
 
-def _check_reply(algorithm: Algorithm, context: Context, work: Work, reply: Reply, shared: State) -> None:
-    for name, value in reply.messages.items():
-        finite = torch.isfinite(value).reshape(len(value), -1).all(1)
-        if bool(finite.all()):
-            continue
-        client = work.clients[int((~finite).nonzero()[0])]
-        floating = [part for part in work.shared.values() if part.is_floating_point()]
-        largest = max((float(part.abs().max()) for part in floating), default=0.0)
-        error = DivergenceError(
-            f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-            f"(largest magnitude before: {largest:.3g}); {algorithm.advice(context.problem, shared)}. The last finite "
-            "state is kept in this error's `result`",
-            client=client,
-            round=work.round,
-        )
-        error.algorithm, error.state = algorithm, shared
-        raise error
-
-
-def _postfix(context: Context, clients: list[int], figures: dict[str, float]) -> str:
-    names = context.record.client_names
+def _postfix(context: Context) -> str:
+    record = context.record
+    clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
-    return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(figures.items())[:2])])
+    return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

@@ -16,14 +16,17 @@ from torch.utils import _pytree as pytree
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
+from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
-from pyro_fed.errors import DivergenceError, SettingError
+from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
+from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.rounds import Context, run_phases
@@ -46,6 +49,9 @@ def run(
     num_threads: int | None = 1,
     log_likelihood: bool = True,
     collect_local: bool = True,
+    start: str | Path | None = None,
+    min_clients: int | None = None,
+    combination: Combination | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -69,6 +75,13 @@ def run(
         log_likelihood: compute the pointwise log-likelihood of all rows.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
+        start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
+            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
+        min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
+            is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
+            a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
+        combination: what the server puts in the place of the clients' messages, against clients that lie or for
+            privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -81,6 +94,7 @@ def run(
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
+        QuorumError: too few clients replied; its `result` holds the state before that round.
     """
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if rounds < 1:
@@ -89,6 +103,8 @@ def run(
         raise SettingError(f"seed must not be negative, received {seed}")
     if num_draws < 1:
         raise SettingError(f"num_draws must be at least 1, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= federation.num_clients:
+        raise SettingError(f"min_clients must lie in 0..{federation.num_clients}, received {min_clients}")
     _check_indicator(algorithm, schedule)
     if algorithm.joint and federation.problem.local_dim:
         federation = federation.joint
@@ -99,15 +115,18 @@ def run(
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
+        context.min_clients, context.combination = min_clients, combination
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed)
+            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         elif resume:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
         finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local)
+        if start is not None:
+            context.start = hand_over(algorithm, federation, Path(start))
         try:
             shared = run_phases(algorithm, context, rounds, schedule).shared
-        except DivergenceError as error:
+        except StoppedError as error:
             error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         return finish(shared)
@@ -136,7 +155,12 @@ class _Finish:
             return None
         context, record = self.context, self.context.record
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)
-        draws = self.algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
+        try:
+            draws = self.algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
+        except ImproperGaussianError as error:
+            if record.interrupted:
+                raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
+            raise
         stats = self.algorithm.sample_stats(shared, draws)
         self._warn(draws)
         results = (context.federation, context.problem, draws)
@@ -148,11 +172,11 @@ class _Finish:
 
     def _warn(self, draws: Tensor) -> None:
         record = self.context.record
-        record.notes += self.algorithm.warnings(record)
+        record.notes += [*self.algorithm.warnings(record), *record.failed()]
         if self.algorithm.struggled(record):
             record.notes += funnel_hint(self.context.problem)
-        if record.converged is False and "change" in record.figures[-1]:
-            change = record.figures[-1]["change"]
+        if record.converged is False and "change" in record.latest:
+            change = record.latest["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if self.context.problem.local_dim:
             record.notes += integration_notes(self.context.problem, draws.flatten(0, 1))

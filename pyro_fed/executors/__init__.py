@@ -6,6 +6,7 @@ from typing import Any
 
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.base import Executor, Reply, Work
+from pyro_fed.executors.faulty import Faulty
 from pyro_fed.executors.local import Sequential, Vectorised
 
 NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
@@ -24,4 +25,4 @@ def resolve(executor: Any) -> Executor:
     return NAMED[executor]()
 
 
-__all__ = ["Executor", "Reply", "Sequential", "Vectorised", "Work", "resolve"]
+__all__ = ["Executor", "Faulty", "Reply", "Sequential", "Vectorised", "Work", "resolve"]

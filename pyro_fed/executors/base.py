@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,11 +39,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: messages, new local states and figures, each (C, ...)."""
+    """What came back.
+
+    Attributes:
+        messages: of the clients that replied, in the order of the work, (A, ...).
+        local: their new states, likewise.
+        info: their figures, likewise.
+        failures: why the others did not, by their position in `Work.clients`. Where all failed, A is zero and the
+            dictionaries may be empty.
+    """
 
     messages: State
     local: State
     info: State
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 class Executor(ABC):

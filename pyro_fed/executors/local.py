@@ -33,7 +33,8 @@ class Vectorised(Executor):
         out = self.algorithm.local_step(
             self.problem, select(work.shared, fill), select(work.local, fill), _rows_of(self.data, clients), noise
         )
-        return Reply(*({name: value[:count] for name, value in part.items()} for part in out))
+        messages, local, info = ({name: value[:count] for name, value in part.items()} for part in out)
+        return Reply(messages, local, info)
 
 
 class Sequential(Executor):
@@ -54,12 +55,11 @@ class Sequential(Executor):
                     pytree.tree_map(lambda x, one=one: x[:, one], noise),
                 )
             )
-        return Reply(
-            *(
-                {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-                for parts in zip(*replies, strict=True)
-            )
+        messages, local, info = (
+            {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            for parts in zip(*replies, strict=True)
         )
+        return Reply(messages, local, info)
 
 
 def _rows_of(data: ClientData, clients: torch.Tensor) -> ClientData:

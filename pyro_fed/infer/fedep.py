@@ -24,12 +24,14 @@ diagonal curvature may overstep for ever.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
@@ -55,6 +57,9 @@ class FedEP(EPSettings):
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
     """
+
+    additive: ClassVar[bool] = True
+    keeps_sites: ClassVar[bool] = True
 
     def __new__(cls, **settings: Any) -> Self:
         """The subclass that federates hand-written guides, where one is given."""
@@ -111,6 +116,29 @@ class FedEP(EPSettings):
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature)
+        return self._states(problem, q, prior, sites)
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+
+        Raises:
+            SettingError: the clients keep no sites, or those that are left make no distribution.
+        """
+        if not self.keeps_sites:
+            return super().regroup(problem, shared, local, origin)
+        kept = gaussian({name: value[origin] for name, value in local.items()})
+        prior, sites = gaussian(shared, "prior_"), select(origin >= 0, kept)
+        q = prior.product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            raise SettingError(
+                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+                "it afresh on them"
+            )
+        return self._states(problem, q, prior, sites)
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites."""
+        num_clients, structure = len(sites.eta), self.structure(problem)
         one = torch.ones((), dtype=torch.float64, device=q.eta.device)
         shared = {
             **as_state(q),
@@ -165,7 +193,7 @@ class FedEP(EPSettings):
         return gaussian(local)
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """q_-k, step 2 of Algorithm 4, (C,)."""
+        """`q_-k`, step 2 of Algorithm 4, (C,)."""
         return gaussian(shared).quotient(site)
 
     def local_step(
@@ -178,6 +206,10 @@ class FedEP(EPSettings):
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Changes beyond what q and the other clients' changes allow."""
+        return gates.natural(gaussian(received), gaussian(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
@@ -237,7 +269,7 @@ class FedEP(EPSettings):
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back."""
         if not self.stops_itself:
             return False
-        window = max(1, round(1 / figures[-1]["share"]))
+        window = math.ceil(1 / figures[-1]["share"])
         recent = figures[-window:]
         return len(recent) == window and all(f["change"] < self.tolerance and f["fraction"] > 0 for f in recent)
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -94,6 +95,10 @@ class GuidedFedEP(FedEP):
             "delta": natural.new_zeros(num_clients, len(natural)),
         }
 
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the families of a guide have no such algebra here."""
+        return Algorithm.regroup(self, problem, shared, local, origin)
+
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
         draws = self._draws(problem, shared["natural"])
@@ -126,6 +131,11 @@ class GuidedFedEP(FedEP):
 
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
         return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Changes far above the others', in units of λ."""
+        size = gates.sizes(messages["delta"]) / (1 + gates.sizes(received["natural"]))
+        return gates.outlying(size, "change")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of all changes; `refine` finds how much of it can be taken."""

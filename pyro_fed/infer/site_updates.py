@@ -110,7 +110,7 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
             "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
             "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
         )
-    change = record.figures[-1].get("change", 0.0) if record.figures else 0.0
+    change = record.latest.get("change", 0.0)
     if change > UNSETTLED and len(record.figures) > 1 and not algorithm.stops_itself:
         notes.append(
             f"q moved by {change:.3g} SDs in the last round: it has not settled; lower damping, or take more "

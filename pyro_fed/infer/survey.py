@@ -46,6 +46,8 @@ class Survey(Algorithm):
     """
 
     draws_are: ClassVar[str] = "particles"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     num_particles: int = 100
     begin: Begin = "gaussian"
