@@ -124,7 +124,7 @@ class Problem:
     @property
     def reported(self) -> dict[str, Site]:
         """Deterministic sites whose values the flat vector determines."""
-        hidden = self.layout.depends_on_local
+        hidden = self.layout.depends_on_local | self.layout.depends_on_discrete
         return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
     # -- mapping and compiling -----------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Problem:
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
     def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws of the discrete latents given z (S, D), and the deterministic sites, which may depend on them.
+        """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
 
         Returns:
             site name → (S, *site shape).
