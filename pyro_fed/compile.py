@@ -39,6 +39,10 @@ SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+
 
 @dataclass
 class _Step:
@@ -141,8 +145,7 @@ class Compiler:
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                # No check of sizes on each call: steps are found by them.
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options={"size_asserts": False})
+                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options=INDUCTOR)
             return _Step(step.inductor, step.spec)
         return step
 
