@@ -34,11 +34,11 @@ from torch import Tensor
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.clients import CLIENTS, Client, Received, Tilted
 from pyro_fed.infer.families import is_hand_written
 from pyro_fed.infer.fedep_settings import EPSettings
-from pyro_fed.infer.fedlaplace import FedLaplace
+from pyro_fed.infer.fedlaplace import ESCAPING, IMPROPER, FedLaplace
 from pyro_fed.infer.gaussian_sites import absolute, as_state, at_mean, flat_site, gaussian, joined, select
 from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
@@ -91,14 +91,18 @@ class FedEP(EPSettings):
         return self.client in ("newton", "laplace")
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior"."""
+        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
+
+        Under an improper prior it is carried to its end, which tells whether there is a mode.
+        """
         if self.starts_at_prior(problem):
             return None
+        tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
             full_dim=self.full_dim,
             curvature=self.curvature,
-            tolerance=self.warm_tolerance,
+            tolerance=min(tolerance, self.warm_tolerance),
         )
 
     def starts_at_prior(self, problem: Problem) -> bool:
@@ -110,8 +114,14 @@ class FedEP(EPSettings):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At the warm start's sites, or at the prior with sites equal to one."""
+        """At the warm start's sites, or at the prior with sites equal to one.
+
+        Raises:
+            ModelError: the mode is at infinity.
+        """
         structure = self.structure(problem)
+        if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
+            raise ModelError(f"{type(self).__name__}: {IMPROPER}")
         if start is None:
             q = prior = fit_prior(self, problem, generator)
             sites = flat_site(problem, structure, num_clients)

@@ -30,7 +30,8 @@ class EPSettings(GaussianAlgorithm):
             modules of `infer.clients`, which say what the settings below mean to them.
         start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
             there are more than `full_dim` parameters.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the clients of
             the round: q is then the geometric mean of their tilted distributions, which no noise of theirs compounds.
         min_fraction: a change of q is skipped where less than this share of it can be taken.
