@@ -1,7 +1,7 @@
 """Mean and SD of columns over all clients, from sums alone.
 
 Columns that each client standardises by its own rows mean something else at every client, and one coefficient cannot
-fit them all. Each client sends count, sum and centred sum of squares; those of all are combined pairwise (Chan, Golub
+fit them all. Each client sends its rows, means and centred sum of squares; those of all are combined pairwise (Chan, Golub
 & LeVeque, 1983), so that no rows travel and nothing cancels.
 
     clients = [(x1, y1), (x2, y2)]
@@ -25,25 +25,25 @@ class ColumnSums(NamedTuple):
     """What a client tells of its columns.
 
     Attributes:
-        count: rows, ().
+        rows: how many, ().
         mean: of each column, (P,).
         squares: Σ (x - mean)², (P,).
     """
 
-    count: Tensor
+    rows: Tensor
     mean: Tensor
     squares: Tensor
 
 
-def column_sums(rows: Tensor) -> ColumnSums:
+def column_sums(columns: Tensor) -> ColumnSums:
     """A client's part, in float64.
 
     Args:
-        rows: (n, P); n may be zero.
+        columns: (n, P); n may be zero.
     """
-    x = rows.double()
+    x = columns.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
-    return ColumnSums(torch.tensor(float(len(x))), mean, (x - mean).square().sum(0))
+    return ColumnSums(x.new_tensor(len(x)), mean, (x - mean).square().sum(0))
 
 
 def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
@@ -56,14 +56,14 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
         DataError: there are no rows.
     """
     total = reduce(_both, parts)
-    if total.count == 0:
+    if total.rows == 0:
         raise DataError("no client has any row: there is nothing to standardise by")
-    sd = (total.squares / total.count).sqrt()
+    sd = (total.squares / total.rows).sqrt()
     return total.mean, torch.where(sd > 0, sd, 1.0)
 
 
 def _both(a: ColumnSums, b: ColumnSums) -> ColumnSums:
-    count = a.count + b.count
-    share = b.count / count.clamp_min(1)
+    count = a.rows + b.rows
+    share = b.rows / count.clamp_min(1)
     apart = b.mean - a.mean
-    return ColumnSums(count, a.mean + share * apart, a.squares + b.squares + apart.square() * a.count * share)
+    return ColumnSums(count, a.mean + share * apart, a.squares + b.squares + apart.square() * a.rows * share)
