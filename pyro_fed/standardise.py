@@ -1,8 +1,8 @@
 """Mean and SD of columns over all clients, from sums alone.
 
 Columns that each client standardises by its own rows mean something else at every client, and one coefficient cannot
-fit them all. Each client sends its rows, means and centred sum of squares; those of all are combined pairwise (Chan, Golub
-& LeVeque, 1983), so that no rows travel and nothing cancels.
+fit them all. Each client sends number, mean and centred sum of squares; those of all are combined pairwise (Chan,
+Golub & LeVeque, 1983), so that no rows travel and nothing cancels.
 
     clients = [(x1, y1), (x2, y2)]
     mean, sd = pf.pooled_moments([pf.column_sums(x) for x, _ in clients])
