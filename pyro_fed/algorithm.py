@@ -11,7 +11,8 @@ An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in thi
     objections  which messages cannot be honest and are not used
     combine     the server's (or each agent's) new state from the messages
     refine      the server's own work with the model on that state
-    settle      what the clients keep, once they know what the server made of their messages
+    feedback    what the server tells the clients about their messages
+    settle      what the clients keep, now that they know
     monitor     figures of the round, `converged` whether to stop
     sample      draws from the result
 
@@ -243,17 +244,26 @@ class Algorithm(ABC):
         """The server's state after `combine` and its own work with the model, such as on the prior."""
         return shared
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
-        """What the C clients of a round keep, now that the server has combined their messages.
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """What the server tells the clients of a round about their messages.
 
         Args:
-            after: the server's state after `combine`, which saw the messages in the order of `local`.
-            local: the clients' states as `local_step` returned them, (C, ...).
+            after: the server's state after `combine` and `refine`.
+            clients: (C,) in the order in which `combine` saw their messages.
 
         Returns:
-            their states, (C, ...), and more figures for the record, (C,).
+            what each is told, (C, ...), and more figures for the record, (C,).
         """
-        return local, {}
+        return {}, {}
+
+    def settle(self, told: State, local: State) -> State:
+        """What the C clients of a round keep, (C, ...).
+
+        Args:
+            told: the server's `feedback`, (C, ...).
+            local: their states as `local_step` returned them, (C, ...).
+        """
+        return local
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Figures of the round; `change` is shown as the convergence figure."""

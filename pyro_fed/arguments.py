@@ -85,6 +85,13 @@ class Arguments:
         """The arguments `(args, kwargs)` with some rows alone."""
         return self.rebuild([leaf[rows] for leaf in self.rows])
 
+    def alone(self, rows: Tensor) -> Arguments:
+        """The same with some rows alone, in this order; with one of ones where there are none."""
+        leaves = list(self.leaves)
+        for i in self.sharded:
+            leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
+        return replace(self, leaves=tuple(leaves))
+
     def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The pooled arguments `(args, kwargs)`."""
         args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,9 @@ class Federation:
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
     """
+
+    #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
+    holds_data: ClassVar[bool] = True
 
     def __init__(
         self,

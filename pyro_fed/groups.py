@@ -179,6 +179,30 @@ class GroupedArguments(Arguments):
         (part,) = [part for part in self.nested if part.plate == plate]
         return torch.isin(self.leaves[part.index], groups.to(self.leaves[part.index].device)).nonzero().flatten()
 
+    def alone(self, rows: Tensor) -> Arguments:
+        """The same with some groups alone, in this order.
+
+        Raises:
+            DataError: there are no groups, or none of them has rows.
+        """
+        leaves = list(self.leaves)
+        for i in self.sharded:
+            leaves[i] = leaves[i][rows]
+        place = torch.full((self.num_groups,), -1)
+        place[rows] = torch.arange(len(rows))
+        for part in self.nested:
+            owner = place[self.leaves[part.index].long()]
+            mine = owner >= 0
+            if not bool(mine.any()):
+                raise DataError(
+                    f"clients with {len(rows)} groups have no rows of plate '{part.plate}': a worker needs one at least; "
+                    "take fewer workers"
+                )
+            leaves[part.index] = owner[mine].to(self.leaves[part.index].dtype)
+            for i in part.leaves:
+                leaves[i] = leaves[i][mine]
+        return replace(self, leaves=tuple(leaves), num_groups=len(rows))
+
     def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ones = torch.ones(len(rows))
         alone = self.dealt([rows]).rows

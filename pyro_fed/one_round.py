@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
 
 from pyro_fed.algorithm import State
 from pyro_fed.context import Context, Phase
 from pyro_fed.data import ClientData
 from pyro_fed.executors import Work
-from pyro_fed.executors.base import select
 from pyro_fed.network import Network
 from pyro_fed.record import Round, as_figures
 from pyro_fed.replies import gather, hidden
@@ -28,9 +26,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     shared = algorithm.prepare(context.problem, phase.shared)
     received = network.download(algorithm, shared, asked, number)
     began = time.perf_counter()
-    found = gather(
-        algorithm, context, Work(number, context.seed, clients, received, select(phase.local, asked)), shared
-    )
+    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
     seconds = (time.perf_counter() - began) / len(clients)
     at = asked[found.slots]
     if not len(at):
@@ -45,19 +41,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
-    kept, figures = algorithm.settle(after, found.local)
-    _write_back(phase.local, at, kept)
+    told, figures = algorithm.feedback(after, at)
+    context.executor.settle(found.slots, told)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
-
-
-def _write_back(local: State, clients: Tensor, new: State) -> None:
-    """Store the clients' new states; a state that has grown makes room for all clients."""
-    for name, value in new.items():
-        kept = local[name]
-        if value.shape[1:] != kept.shape[1:]:
-            room = kept.new_zeros((len(kept), *value.shape[1:]))
-            room[tuple(slice(size) for size in kept.shape)] = kept
-            kept = local[name] = room
-        kept[clients] = value

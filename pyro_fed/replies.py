@@ -33,13 +33,12 @@ class Gathered:
 
     Attributes:
         slots: places of the clients that replied, among those that were asked, (A,).
-        messages: theirs, (A, ...), likewise their states and figures.
+        messages: theirs, (A, ...), likewise their figures.
         failures: clients and reasons.
     """
 
     slots: Tensor
     messages: State = field(default_factory=dict)
-    local: State = field(default_factory=dict)
     info: State = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
@@ -60,9 +59,9 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State) ->
     parts: list[Gathered] = []
     missing, failures = torch.arange(len(work.clients)), []
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
-        part = _usable(algorithm, context, _part(work, missing), before)
+        part = _usable(algorithm, context, work.part(missing), before)
         failures += part.failures
-        parts.append(Gathered(missing[part.slots], part.messages, part.local, part.info))
+        parts.append(Gathered(missing[part.slots], part.messages, part.info))
         missing = missing[~torch.isin(torch.arange(len(missing)), part.slots)]
         if not len(missing):
             break
@@ -72,13 +71,6 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State) ->
     return whole
 
 
-def _part(work: Work, slots: Tensor) -> Work:
-    if len(slots) == len(work.clients):
-        return work
-    clients = [work.clients[slot] for slot in slots.tolist()]
-    return Work(work.round, work.seed, clients, select(work.shared, slots), select(work.local, slots))
-
-
 def _joined(parts: list[Gathered]) -> Gathered:
     """All parts, in the order in which the clients were asked."""
     parts = [part for part in parts if len(part.slots)]
@@ -86,11 +78,11 @@ def _joined(parts: list[Gathered]) -> Gathered:
         return parts[0] if parts else Gathered(torch.arange(0))
     slots = torch.cat([part.slots for part in parts])
     order = slots.argsort()
-    messages, local, info = (
+    messages, info = (
         {name: torch.cat([getattr(part, kind)[name] for part in parts])[order] for name in getattr(parts[0], kind)}
-        for kind in ("messages", "local", "info")
+        for kind in ("messages", "info")
     )
-    return Gathered(slots[order], messages, local, info)
+    return Gathered(slots[order], messages, info)
 
 
 def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -> Gathered:
@@ -114,7 +106,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
             honest &= ~holds
         slots, reply = slots[honest], _rows(reply, honest)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
-    return Gathered(slots, reply.messages, reply.local, reply.info, failures)
+    return Gathered(slots, reply.messages, reply.info, failures)
 
 
 def hidden(context: Context) -> bool:
@@ -125,7 +117,7 @@ def hidden(context: Context) -> bool:
 def _rows(reply: Reply, keep: Tensor) -> Reply:
     if bool(keep.all()):
         return reply
-    return Reply(select(reply.messages, keep), select(reply.local, keep), select(reply.info, keep))
+    return Reply(select(reply.messages, keep), select(reply.info, keep))
 
 
 def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:

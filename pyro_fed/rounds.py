@@ -21,14 +21,17 @@ from pyro_fed.record import Asked, Record
 from pyro_fed.schedule import Informed, Schedule
 
 
-def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> Start:
+def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
     An algorithm that was handed an earlier run's states goes on from there.
     A checkpoint that holds an unfinished run is taken up where it was left.
+
+    Returns:
+        the server's last state.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = [algorithm] if context.start is not None else _chain(algorithm, context.problem)
+    chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
     check_combination(context.combination, chain)
     start: Start | None = None
     for number, part in enumerate(chain):
@@ -42,12 +45,12 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
         _loop(phase, context)
-        start = Start(phase.shared, phase.local)
-    assert start is not None
-    return start
+        if not last:
+            start = Start(phase.shared, context.executor.collect())
+    return phase.shared
 
 
-def _chain(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
+def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
     chain = [algorithm]
     while (first := chain[0].warm_start(problem)) is not None:
@@ -67,7 +70,6 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    local = {name: value.clone() for name, value in local.items()}  # it is written to in place
     return Phase(algorithm, number, rounds, given, shared, local)
 
 
@@ -82,12 +84,12 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 def _loop(phase: Phase, context: Context) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
+    data = _data(algorithm, context)
+    context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
-    data = _data(algorithm, context)
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
-    context.executor.start(algorithm, context.problem, data)
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
     before = len(record.rounds) - phase.done
     bar = tqdm(
@@ -117,7 +119,6 @@ def _loop(phase: Phase, context: Context) -> None:
         record.notes.append(f"{type(algorithm).__name__} was interrupted after {phase.done} of {phase.rounds} rounds")
     finally:
         bar.close()
-        context.executor.stop()
     record.notes += network.notes()
 
 
@@ -142,7 +143,7 @@ def _state_of(phase: Phase, record: Record) -> bool | None:
 def _save(phase: Phase, context: Context) -> None:
     if context.checkpoint is not None:
         record = context.record.to_plain()
-        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, phase.local, record))
+        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, context.executor.collect(), record))
 
 
 def _select(phase: Phase, context: Context, schedule: Schedule, index: int) -> tuple[list[int], Asked | None]:
@@ -150,7 +151,7 @@ def _select(phase: Phase, context: Context, schedule: Schedule, index: int) -> t
 
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
-    algorithm, num_clients = phase.algorithm, len(context.executor.row_counts)
+    algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, index)
     if isinstance(schedule, Informed):
         return _ask(phase, context, schedule, rng)
@@ -164,9 +165,9 @@ def _ask(
     phase: Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
     """All clients' reports of how important they are, and the choice by them."""
-    everyone = torch.arange(len(context.executor.row_counts))
+    everyone = torch.arange(_num_clients(phase.algorithm, context))
     received = phase.algorithm.download(phase.shared, everyone)
-    work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received, phase.local)
+    work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)
     importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
     asked = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(reports))

@@ -126,10 +126,12 @@ def run(
         if start is not None:
             context.start = hand_over(algorithm, federation, Path(start))
         try:
-            shared = run_phases(algorithm, context, rounds, schedule).shared
+            shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
             error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
+        finally:
+            context.executor.close()
         return finish(shared)
 
 
@@ -165,7 +167,7 @@ class _Finish:
         stats = self.algorithm.sample_stats(shared, draws)
         self._warn(draws)
         results = (context.federation, context.problem, draws)
-        if context.problem.local_dim and self.collect_local:
+        if context.problem.local_dim and self.collect_local and context.federation.holds_data:
             results = collected(*results, context.seed)
         return to_inference_data(self.algorithm, *results, stats, record, context.seed, self.log_likelihood)
 

@@ -52,23 +52,33 @@ def to_inference_data(
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
     """
+    groups = {"posterior": _posterior(federation, problem, draws, seed), "federation": record.to_dataset()}
+    if federation.holds_data:
+        groups |= _from_data(federation, problem, draws, stats, log_likelihood)
+    else:
+        groups["sample_stats"] = _stats(stats)
+    attrs = _attributes(algorithm, federation, record, seed)
+    groups["posterior"].attrs.update(attrs)
+    return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
+
+
+def _from_data(
+    federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor], log_likelihood: bool
+) -> dict[str, xr.Dataset]:
+    """The groups that need the rows."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
     lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
     groups = {
-        "posterior": _posterior(federation, problem, draws, seed),
         "sample_stats": _stats({"lp": lp, **stats}),
         "observed_data": observed_data(federation),
         "constant_data": constant_data(federation),
-        "federation": record.to_dataset(),
     }
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
         plates = problem.term_plates()
         groups["log_likelihood"] = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
-    attrs = _attributes(algorithm, federation, record, seed)
-    groups["posterior"].attrs.update(attrs)
-    return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
+    return groups
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
@@ -136,12 +146,14 @@ def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: in
     flat = draws.reshape(-1, draws.shape[-1])
     generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
     pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
-    if problem.layout.discrete:
+    if problem.layout.discrete and federation.holds_data:
         parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.reported}
+    if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
+        shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
 

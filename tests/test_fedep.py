@@ -35,10 +35,14 @@ def recorded(algorithm):
     seen = []
 
     class Recorded(type(algorithm)):
-        def settle(self, after, local):
-            kept, figures = super().settle(after, local)
-            seen.append((after, kept))
-            return kept, figures
+        def feedback(self, after, clients):
+            seen.append((after,))
+            return super().feedback(after, clients)
+
+        def settle(self, told, local):
+            kept = super().settle(told, local)
+            seen[-1] += (kept,)
+            return kept
 
     return Recorded(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}), seen
 

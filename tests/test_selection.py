@@ -24,10 +24,10 @@ def asked(algorithm, fed, kind):
     problem, data = fed.problem, fed.client_data()
     shared, local = algorithm.init(problem, fed.num_clients, torch.Generator().manual_seed(0), None)
     executor = Vectorised()
-    executor.start(algorithm, problem, data)
+    executor.start(algorithm, problem, data, local)
     clients = list(range(fed.num_clients))
     with torch.no_grad():
-        work = Work(0, 0, clients, algorithm.download(shared, torch.tensor(clients)), local)
+        work = Work(0, 0, clients, algorithm.download(shared, torch.tensor(clients)))
         return executor.ask(kind, work), shared
 
 

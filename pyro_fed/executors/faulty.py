@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.executors.base import Executor, Reply, Work, select
+from pyro_fed.executors.base import Executor, Reply, Work
 from pyro_fed.problem import Problem
 
 #: Faults that give no reply, and what the record says of them.
@@ -61,14 +62,29 @@ class Faulty(Executor):
         self.injected: list[tuple[int, int, str]] = []
         self._asked: dict[tuple[int, int], int] = {}
 
-    def start(self, algorithm: Algorithm, problem: Problem, data: ClientData) -> None:
-        """Start both."""
-        super().start(algorithm, problem, data)
-        self.inner.start(algorithm, problem, data)
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """The inner executor holds the states."""
+        self.algorithm = algorithm
+        self.inner.start(algorithm, problem, data, local, clients)
 
-    def stop(self) -> None:
-        """Stop the inner one."""
-        self.inner.stop()
+    def settle(self, taken: Tensor, told: State) -> None:
+        """Those of the inner executor's clients."""
+        self.inner.settle(taken, told)
+
+    def collect(self) -> State:
+        """The inner executor's."""
+        return self.inner.collect()
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
 
     def ask(self, kind: str, work: Work) -> State:
         """Questions of a schedule are answered."""
@@ -82,11 +98,8 @@ class Faulty(Executor):
         silent = {slot: SILENT[kind] for slot, kind in enumerate(faults) if kind in SILENT}
         slots = torch.tensor([slot for slot in range(len(faults)) if slot not in silent], dtype=torch.int64)
         if not len(slots):
-            return Reply({}, {}, {}, silent)
-        clients = [work.clients[slot] for slot in slots.tolist()]
-        reply = self.inner.execute(
-            replace(work, clients=clients, shared=select(work.shared, slots), local=select(work.local, slots))
-        )
+            return Reply({}, {}, silent)
+        reply = self.inner.execute(work.part(slots))
         genuine = {int(slots[i]): reason for i, reason in reply.failures.items()}
         messages = reply.messages
         for i, slot in enumerate([slot for slot in slots.tolist() if slot not in genuine]):

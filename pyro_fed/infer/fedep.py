@@ -248,18 +248,21 @@ class FedEP(EPSettings):
         moved = at_mean(new, shared["base"] + self.fraction_for(clients) * step)
         return moved, {"correction": moved.eta - new.eta, "means": means, "scores": scores}
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """The fractions taken of the clients' messages, and their shares of a correction of q."""
+        fractions, share = after["fractions"], after["correction"] / len(clients)
+        return {"fraction": fractions, "share": share.expand(len(clients), -1)}, {"fraction": fractions}
+
+    def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
-        fractions = after["fractions"]
         delta, optim = gaussian(local, "delta_"), make_optim(self, self.client_optimiser)
         state: State = {}
         if optim is None:
-            steps = delta.power(fractions)
+            steps = delta.power(told["fraction"])
         else:
             steps, state = client_steps(optim, local, delta)
         kept = gaussian(local).product(steps)
-        share = after["correction"] / len(fractions)
-        return {**as_state(type(kept)(kept.precision, kept.eta + share)), **state}, {"fraction": fractions}
+        return {**as_state(type(kept)(kept.precision, kept.eta + told["share"])), **state}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, and the share of clients at work."""

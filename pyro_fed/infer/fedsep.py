@@ -57,6 +57,6 @@ class FedSEP(FedEP):
         """The average site."""
         return gaussian(shared, "average_")
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
+    def settle(self, told: State, local: State) -> State:
         """Nothing to keep."""
-        return {}, {"fraction": after["fractions"]}
+        return {}

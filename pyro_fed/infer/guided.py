@@ -169,11 +169,15 @@ class GuidedFedEP(FedEP):
             "prior_natural": shared["prior_natural"] + fraction * shared["prior_delta"],
         }
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
-        """The clients' sites moved by the same fraction."""
-        fraction = after["fraction"]
-        moved = local["natural"] + fraction * local["delta"]
-        return {"natural": moved, "delta": local["delta"]}, {"fraction": fraction.expand(len(moved))}
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """The fraction taken, the same of all."""
+        fraction = {"fraction": after["fraction"].expand(len(clients))}
+        return fraction, fraction
+
+    def settle(self, told: State, local: State) -> State:
+        """The clients' sites moved by the fraction taken."""
+        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"]
+        return {"natural": moved, "delta": local["delta"]}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""

@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 
 from pyro_fed.algorithm import State
 from pyro_fed.errors import ProtocolError
-from pyro_fed.messages.header import DTYPES, PREFIX, Entry, read_header
+from pyro_fed.messages.header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
 
 #: The format and its version.
 FORMAT = "pyro_fed-1"
@@ -144,30 +144,33 @@ def _size(items: tuple[tuple[str, Entry], ...]) -> int:
     return PREFIX + -(-length // ALIGNMENT) * ALIGNMENT + end
 
 
-def decode(data: bytes, expected: Spec, cap: int | None = None) -> Message:
+def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: bool = True) -> Message:
     """The message in foreign bytes, checked before anything is allocated.
 
     Args:
         data: the bytes.
-        expected: shapes and dtypes that the receiver's problem asks for.
+        expected: shapes and dtypes that the receiver's problem asks for; None takes any, up to `cap`: what a client
+            gets from the server that it has joined.
         cap: most bytes that are looked at; by default what such a message takes.
+        finite: whether all numbers must be; else it is the receiver who looks.
 
     Raises:
         ProtocolError: anything else than a message of this format with these tensors, all finite.
     """
-    longest = encoded_size(expected) + SLACK
+    longest = MAX_HEADER if expected is None else encoded_size(expected) + SLACK
     limit = longest if cap is None else cap
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes, at most {limit} are accepted")
     found = read_header(data, len(data), max_header=longest)
     header = _header(found.text)
-    _check_spec(found.tensors, expected)
+    if expected is not None:
+        _check_spec(found.tensors, expected)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"safetensors cannot read the message: {error}") from error
     for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ProtocolError(f"client {header.client}, round {header.round}: '{name}' is not finite")
     return Message(header, tensors)
 
