@@ -18,6 +18,7 @@ from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
+from pyro_fed.context import Context
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
@@ -29,7 +30,7 @@ from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.rounds import Context, run_phases
+from pyro_fed.rounds import run_phases
 from pyro_fed.schedule import Schedule
 from pyro_fed.to_arviz import to_inference_data
 

@@ -15,7 +15,7 @@ def test_the_clients_sums_give_the_pooled_moments(shift):
     x[:, 2] = 4.0
     parts = [pf.column_sums(part) for part in (x[:7], x[7:7], x[7:8], x[8:])]
     mean, sd = pf.pooled_moments(parts)
-    torch.testing.assert_close(mean, x.mean(0), rtol=1e-14, atol=1e-12)
+    torch.testing.assert_close(mean, x.mean(0), rtol=1e-13, atol=1e-12)
     torch.testing.assert_close(sd[:2], x[:, :2].std(0, correction=0), rtol=1e-6, atol=0)
     assert float(sd[2]) == 1.0
 

@@ -35,14 +35,14 @@ from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.clients import CLIENTS, Client, Received, Tilted
+from pyro_fed.infer.clients import CLIENTS, Client, Received
 from pyro_fed.infer.families import is_hand_written
 from pyro_fed.infer.fedep_settings import EPSettings
 from pyro_fed.infer.fedlaplace import ESCAPING, IMPROPER, FedLaplace
-from pyro_fed.infer.gaussian_sites import absolute, as_state, at_mean, flat_site, gaussian, joined, select
+from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, joined, select
 from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
-from pyro_fed.infer.site_updates import Limits, fractions_of, site_warnings
+from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings, warm_sites
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
@@ -293,28 +293,3 @@ class FedEP(EPSettings):
     def warnings(self, record: Record) -> list[str]:
         """Clients whose last message could not be used, and optimisers that give up the invariant."""
         return site_warnings(self, record)
-
-
-def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
-    """q, sites (K,) and the prior's site from a federated Laplace approximation.
-
-    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
-    equally, so that q = t_0 Π t_k holds; their first step replaces them.
-    """
-    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
-    q, indefinite = absolute(found, min_curvature)
-    if not bool(indefinite):
-        return found, sites, prior
-    q = at_mean(q, start.shared["point"])
-    share = q.quotient(found).power(1.0 / len(sites.eta))
-    return q, sites.product(share), prior
-
-
-def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
-    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
-    empty = num_rows == 0
-    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
-    usable = (found.usable & finite) | empty
-    new = select(usable & ~empty, found.site)
-    delta = new.quotient(site)
-    return select(usable, delta), usable
