@@ -8,7 +8,7 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import executors, graph, partition, schedule
+from pyro_fed import combination, executors, graph, partition, schedule
 from pyro_fed.compare import compare
 from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import (
@@ -60,7 +60,9 @@ from pyro_fed.plots import (
     plot_reliability,
 )
 from pyro_fed.predict import predict
+from pyro_fed.privacy import Private
 from pyro_fed.run import run
+from pyro_fed.standardise import column_sums, pooled_moments
 
 __all__ = [
     "BCM",
@@ -94,10 +96,13 @@ __all__ = [
     "PaperParallelDSVGD",
     "PaperSVGD",
     "ParallelDSVGD",
+    "Private",
     "ProtocolError",
     "PyroFedError",
     "QuorumError",
     "SettingError",
+    "column_sums",
+    "combination",
     "compare",
     "executors",
     "graph",
@@ -110,6 +115,7 @@ __all__ = [
     "plot_particles",
     "plot_partition",
     "plot_reliability",
+    "pooled_moments",
     "predict",
     "run",
     "schedule",

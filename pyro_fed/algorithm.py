@@ -144,6 +144,23 @@ class Algorithm(ABC):
                 None where it names no algorithm.
         """
 
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """The states of an earlier run with other clients.
+
+        Args:
+            problem: the model with the present clients' data.
+            shared: the server's, from the earlier run.
+            local: the earlier clients', (K, ...).
+            origin: (K',) where each present client was among the earlier ones, -1 where it is new.
+
+        Raises:
+            SettingError: a client's contribution cannot be taken out.
+        """
+        raise SettingError(
+            f"{type(self).__name__} has no sites that could be put in or taken out: run it afresh on the clients that "
+            "are left, or use FedEP"
+        )
+
     def prepare(self, problem: Problem, shared: State) -> State:
         """The server's state at the beginning of a round: its own work with the model, such as on the prior."""
         return shared

@@ -13,7 +13,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
@@ -23,8 +23,10 @@ from safetensors.torch import load, save
 import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
-from pyro_fed.federation import Federation
 from pyro_fed.messages.header import PREFIX, header_length, read_header
+
+if TYPE_CHECKING:
+    from pyro_fed.federation import Federation
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
@@ -115,42 +117,9 @@ class Checkpoint:
         """
         if not self.resume:
             return None
-        reasons = []
-        for path in reversed(self._files()):
-            try:
-                saved = self._read(path)
-            except CheckpointError:
-                raise
-            except (ProtocolError, OSError) as error:
-                reasons.append(f"{path.name}: {error}")
-                continue
-            if reasons:
-                warnings.warn(
-                    f"the latest state could not be read ({reasons[0]}); the one before is taken up",
-                    UserWarning,
-                    stacklevel=5,
-                )
-            return saved
-        raise CheckpointError(f"no state in {self.folder} can be read: {'; '.join(reasons)}")
-
-    def _read(self, path: Path) -> Saved:
-        """A state.
-
-        Raises:
-            ProtocolError: the file is not what `save` wrote.
-            CheckpointError: it is, of another run.
-        """
-        text, tensors = _read_file(path)
-        try:
-            marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
-        except (ValueError, KeyError, RecursionError) as error:
-            raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+        marks, saved = latest(self.folder)
         self._check_marks(marks)
-        parts: dict[str, State] = {"shared": {}, "local": {}}
-        for name, value in tensors.items():
-            part, _, key = name.partition(".")
-            parts[part][key] = value
-        return Saved(phase, done, parts["shared"], parts["local"], record)
+        return saved
 
     def _check_marks(self, found: dict[str, str]) -> None:
         for name, mine in self.marks.items():
@@ -161,25 +130,87 @@ class Checkpoint:
                 )
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("round-*.safetensors"))
+        return _files_in(self.folder)
+
+
+def latest(folder: Path) -> tuple[dict[str, str], Saved]:
+    """The marks of the run in a folder, and its latest state that can be read.
+
+    Raises:
+        CheckpointError: there is no file, or none can be read.
+    """
+    reasons = []
+    for path in reversed(_files_in(folder)):
+        try:
+            found = _read(path)
+        except (ProtocolError, OSError) as error:
+            reasons.append(f"{path.name}: {error}")
+            continue
+        if reasons:
+            warnings.warn(
+                f"the latest state could not be read ({reasons[0]}); the one before is taken up",
+                UserWarning,
+                stacklevel=6,
+            )
+        return found
+    raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"))
+
+
+def _read(path: Path) -> tuple[dict[str, str], Saved]:
+    """Marks and state in a file.
+
+    Raises:
+        ProtocolError: the file is not what `save` wrote.
+    """
+    text, tensors = _read_file(path)
+    try:
+        marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
+    except (ValueError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+    parts: dict[str, State] = {"shared": {}, "local": {}}
+    for name, value in tensors.items():
+        part, _, key = name.partition(".")
+        if part not in parts:
+            raise ProtocolError(f"it holds a tensor {name[:80]!r}, expected shared.* and local.*")
+        parts[part][key] = value
+    return marks, Saved(phase, done, parts["shared"], parts["local"], record)
 
 
 def fingerprint(
-    algorithm: Algorithm, federation: Federation, num_rounds: int, schedule: Any, graph: Any, seed: int
+    algorithm: Algorithm,
+    federation: Federation,
+    num_rounds: int,
+    schedule: Any,
+    graph: Any,
+    seed: int,
+    combination: Any,
+    start: Any,
 ) -> dict[str, str]:
     """What a run's answer depends on, name → text."""
-    problem = federation.problem
-    sites = {name: site.shape for name, site in problem.sites.items()}
     return {
         "algorithm": repr(algorithm),
         "number of rounds": str(num_rounds),
-        "model": f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}",
-        "data": _digest([*problem.rows, *federation.client_rows]),
+        "model": describe_model(federation),
+        "clients": json.dumps(federation.client_names),
+        "data": _digest([*federation.problem.rows, *federation.client_rows]),
         "schedule": repr(schedule),
         "graph": repr(graph),
+        "combination": repr(combination),
+        "start": str(start),
         "seed": str(seed),
         "versions": f"pyro_fed {pyro_fed.__version__}, torch {torch.__version__}, pyro {pyro.__version__}",
     }
+
+
+def describe_model(federation: Federation) -> str:
+    """The model's name and its sites."""
+    problem = federation.problem
+    sites = {name: site.shape for name, site in problem.sites.items()}
+    return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], State]:

@@ -12,11 +12,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed import membership
 from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.messages.codec import check_client_id
 from pyro_fed.pooling import plate_size, pool_clients
 from pyro_fed.problem import Problem
 
@@ -109,6 +111,8 @@ class Federation:
         """
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
+        for name in names:
+            check_client_id(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard)
@@ -192,6 +196,17 @@ class Federation:
         """The model's arguments `(args, kwargs)` with one client's rows alone."""
         index = self.client_rows[client]
         return self.problem.arguments.rebuild([leaf[index] for leaf in self.problem.arguments.rows])
+
+    def without(self, *names: str) -> Federation:
+        """The federation of the other clients, under their names.
+
+        Args:
+            names: clients that leave.
+
+        Raises:
+            DataError: an unknown client, nobody left, or a model that indexes its own data.
+        """
+        return membership.without(self, names)
 
     # -- to look at -----------------------------------------------------------------------------------------
     def labels(self) -> np.ndarray | None:

@@ -97,13 +97,18 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         slots, reply = slots[finite], _rows(reply, finite)
-    if len(slots):
+    if len(slots) and not hidden(context):
         for reason, holds in algorithm.objections(select(work.shared, slots), reply.messages).items():
-            reasons |= {int(slot): reason for slot in slots[holds]}
+            reasons = {int(slot): reason for slot in slots[holds]} | reasons
         good = torch.tensor([int(slot) not in reasons for slot in slots])
         slots, reply = slots[good], _rows(reply, good)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
     return Gathered(slots, reply.messages, reply.info, failures)
+
+
+def hidden(context: Context) -> bool:
+    """Whether messages must not be looked at one by one, nor figures of the clients be recorded."""
+    return context.combination is not None and context.combination.private
 
 
 def _rows(reply: Reply, keep: Tensor) -> Reply:

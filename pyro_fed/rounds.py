@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Checkpoint, Saved
+from pyro_fed.combination import Combination, check_combination
 from pyro_fed.data import ClientData
 from pyro_fed.executors import Executor, Work
 from pyro_fed.federation import Federation
@@ -20,7 +21,7 @@ from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.problem import Problem
 from pyro_fed.record import Asked, Record, Round, as_figures
-from pyro_fed.replies import gather
+from pyro_fed.replies import gather, hidden
 from pyro_fed.schedule import Informed, Schedule
 
 
@@ -37,6 +38,8 @@ class Context:
     record: Record
     checkpoint: Checkpoint | None = None
     min_clients: int | None = None
+    combination: Combination | None = None
+    start: Start | None = None
 
 
 @dataclass
@@ -62,13 +65,15 @@ class _Phase:
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
+    An algorithm that was handed an earlier run's states goes on from there.
     A checkpoint that holds an unfinished run is taken up where it was left.
 
     Returns:
         the server's last state.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = chain_of(algorithm, context.problem)
+    chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
+    check_combination(context.combination, chain)
     start: Start | None = None
     for number, part in enumerate(chain):
         if saved is not None and number < saved.phase:
@@ -102,7 +107,10 @@ def _begin(
     record.converged = None
     rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
-    shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
+    if context.start is not None:
+        shared, local = context.start
+    else:
+        shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
     return _Phase(algorithm, number, rounds, given, shared, local)
 
 
@@ -139,8 +147,7 @@ def _loop(phase: _Phase, context: Context) -> None:
             clients = network.awake(len(record.rounds), clients)
             after = _one_round(phase, context, network, data, clients)
             record.rounds[-1].asked = asked
-            worked = bool(record.rounds[-1].clients)
-            record.figures.append(algorithm.monitor(phase.shared, after) | network.figures() if worked else {})
+            record.figures.append(_figures(phase, context, network, after))
             phase.shared, phase.done = after, index + 1
             bar.set_postfix_str(_postfix(context))
             record.converged = _state_of(phase, record)
@@ -154,6 +161,17 @@ def _loop(phase: _Phase, context: Context) -> None:
     finally:
         bar.close()
     record.notes += network.notes()
+
+
+def _figures(phase: _Phase, context: Context, network: Network, after: State) -> dict[str, float]:
+    """Figures of the round that was just recorded; none where nobody worked."""
+    rounds = context.record.rounds
+    if not rounds[-1].clients:
+        return {}
+    figures = phase.algorithm.monitor(phase.shared, after) | network.figures()
+    if context.combination is not None:
+        figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
+    return figures
 
 
 def _state_of(phase: _Phase, record: Record) -> bool | None:
@@ -218,11 +236,13 @@ def _one_round(phase: _Phase, context: Context, network: Network, data: ClientDa
     messages = (
         found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
     )
+    if context.combination is not None:
+        messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = algorithm.refine(context.problem, after)
     told, figures = algorithm.feedback(after, at)
     context.executor.settle(found.slots, told)
-    info = as_figures(found.info | figures)
+    info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 

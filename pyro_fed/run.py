@@ -15,11 +15,13 @@ from torch.func import grad, vmap
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
+from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -42,7 +44,9 @@ def run(
     progress: bool = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
+    start: str | Path | None = None,
     min_clients: int | None = None,
+    combination: Combination | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -64,9 +68,13 @@ def run(
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
+        start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
+            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
             is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
+        combination: what the server puts in the place of the clients' messages, against clients that lie or for
+            privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -98,12 +106,14 @@ def run(
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
-        context.min_clients = min_clients
+        context.min_clients, context.combination = min_clients, combination
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed)
+            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         elif resume:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
+        if start is not None:
+            context.start = hand_over(algorithm, federation, Path(start))
         finish = _Finish(algorithm, context, num_draws, log_likelihood)
         try:
             shared = run_phases(algorithm, context, rounds, schedule)

@@ -193,5 +193,6 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "converged": "unknown" if record.converged is None else str(record.converged),
         "interrupted": str(record.interrupted),
         "warnings": "\n".join(record.notes),
+        **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {az.__version__}",
     }

@@ -18,7 +18,7 @@ from pyro_fed.problem import Problem
 #: Faults that give no reply, and what the record says of them.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
 #: Faults of a reply: what becomes of its numbers.
-WRONG = {"nan": torch.nan, "huge": 1e30, "flipped": -1e6}
+WRONG = {"nan": torch.nan, "huge": 1e30, "flipped": -1e6, "opposite": -3.0}
 
 
 class Faulty(Executor):
@@ -31,7 +31,7 @@ class Faulty(Executor):
         inner: the executor that does the work, or its name.
         probability: of a fault, each time a client is asked.
         kinds: what happens, drawn from these: "raises", "hangs" and "dies" give no reply; "nan" sends NaN, "huge" a
-            message of 1e30, "flipped" the message times -1e6.
+            message of 1e30, "flipped" the message times -1e6, "opposite" times -3.
         clients: those that may fail; None for all.
         seed: of the faults.
 
@@ -123,5 +123,5 @@ def _wrong(value: Tensor, i: int, kind: str) -> Tensor:
     if not value.is_floating_point():
         return value
     spoilt = value.clone()
-    spoilt[i] = value[i] * WRONG[kind] if kind == "flipped" else torch.full_like(value[i], WRONG[kind])
+    spoilt[i] = value[i] * WRONG[kind] if kind in ("flipped", "opposite") else torch.full_like(value[i], WRONG[kind])
     return spoilt

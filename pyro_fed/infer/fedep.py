@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ class FedEP(EPSettings):
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
     """
+
+    additive: ClassVar[bool] = True
+    keeps_sites: ClassVar[bool] = True
 
     def __new__(cls, **settings: Any) -> Self:
         """The subclass that federates hand-written guides, where one is given."""
@@ -113,6 +116,29 @@ class FedEP(EPSettings):
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature)
+        return self._states(problem, q, prior, sites)
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+
+        Raises:
+            SettingError: the clients keep no sites, or those that are left make no distribution.
+        """
+        if not self.keeps_sites:
+            return super().regroup(problem, shared, local, origin)
+        kept = gaussian({name: value[origin] for name, value in local.items()})
+        prior, sites = gaussian(shared, "prior_"), select(origin >= 0, kept)
+        q = prior.product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            raise SettingError(
+                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+                "it afresh on them"
+            )
+        return self._states(problem, q, prior, sites)
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites."""
+        num_clients, structure = len(sites.eta), self.structure(problem)
         one = torch.ones((), dtype=torch.float64, device=q.eta.device)
         shared = {
             **as_state(q),
@@ -167,7 +193,7 @@ class FedEP(EPSettings):
         return gaussian(local)
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """q_-k, step 2 of Algorithm 4, (C,)."""
+        """`q_-k`, step 2 of Algorithm 4, (C,)."""
         return gaussian(shared).quotient(site)
 
     def local_step(

@@ -57,7 +57,7 @@ class FedLaplace(GaussianAlgorithm):
         fractions: of the Newton step that the line search tries; the first must be 1.
         aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
             that saves a round.
-        min_curvature: smallest eigenvalue of the scaled |H| where H is not positive definite.
+        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         rounding: a step may lose this many units in the last place of f, which rounding explains.
         tolerance: converged when the Newton step is shorter than this in every client's common metric,
             (d'Hd)^(1/2), which is a distance in posterior SDs.
@@ -67,6 +67,7 @@ class FedLaplace(GaussianAlgorithm):
     """
 
     needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     tolerance: float = 1e-4
     start: Literal["zeros", "prior"] = "zeros"
@@ -228,7 +229,7 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of |H| (see `warnings`)."""
+        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
         q = absolute(gaussian(shared), self.min_curvature)[0]
         centred = type(q)(q.precision, torch.zeros_like(q.eta))
         return shared["point"] + centred.sample(num_draws, generator)[None]

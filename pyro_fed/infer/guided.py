@@ -95,6 +95,10 @@ class GuidedFedEP(FedEP):
             "delta": natural.new_zeros(num_clients, len(natural)),
         }
 
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the families of a guide have no such algebra here."""
+        return Algorithm.regroup(self, problem, shared, local, origin)
+
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
         draws = self._draws(problem, shared["natural"])

@@ -56,6 +56,7 @@ class LocalSGLD(Algorithm):
     """
 
     needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     num_samples: int = 3000
     burn_in: int = 1000

@@ -47,6 +47,7 @@ class Survey(Algorithm):
 
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     num_particles: int = 100
     begin: Begin = "gaussian"

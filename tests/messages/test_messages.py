@@ -156,6 +156,13 @@ def test_bad_messages_are_refused(data):
     assert len(str(error.value)) < 500
 
 
+def test_a_client_with_another_model_is_named_by_its_shapes():
+    """Row 21: four parameters where the server's model has three."""
+    theirs = STATE | {"precision": torch.eye(4, dtype=torch.float64)}
+    with pytest.raises(pf.ProtocolError, match=r"'precision': expected .* shape \(3, 3\), received .* shape \(4, 4\)"):
+        decode(encode(Message(HEADER, theirs)), SPEC, cap=4000)
+
+
 def test_no_more_than_the_cap_is_looked_at():
     data = encode(Message(HEADER, STATE))
     assert decode(data, SPEC, cap=len(data)).header == HEADER
