@@ -57,12 +57,12 @@ def test_rounds_of_unequal_width_share_a_step():
     problem.compiler = Compiler("trace")
     algorithm = pf.PaperDSVGD(**SMALL)
     executor = Vectorised()
-    executor.start(algorithm, problem, fed.client_data())
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
+    executor.start(algorithm, problem, fed.client_data(), local)
     replies = []
     for clients in ([0, 1, 2], [1], [0, 2]):
         at = torch.tensor(clients)
-        work = Work(0, 0, clients, algorithm.download(shared, at), {k: v[at] for k, v in local.items()})
+        work = Work(0, 0, clients, algorithm.download(shared, at))
         replies.append(executor.execute(work).messages["particles"])
     assert len(problem.compiler.cache) == 2
     torch.testing.assert_close(replies[0][[0, 2]], replies[2])
