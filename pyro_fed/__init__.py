@@ -61,6 +61,7 @@ from pyro_fed.plots import (
 )
 from pyro_fed.predict import predict
 from pyro_fed.privacy import Private
+from pyro_fed.quadrature import Quadrature
 from pyro_fed.run import run
 from pyro_fed.standardise import column_sums, pooled_moments
 
@@ -99,6 +100,7 @@ __all__ = [
     "Private",
     "ProtocolError",
     "PyroFedError",
+    "Quadrature",
     "QuorumError",
     "SettingError",
     "column_sums",

@@ -77,6 +77,7 @@ class Algorithm(ABC):
         centralized: works on the pooled data, as the data of a single client.
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
             "agents" (one chain an agent), or a "point".
+        joint: works on the joint density of all latents; others see the rows' own integrated out.
         serverless: has one state an agent and mixes them over a graph.
         indicators: what a schedule may ask the clients for, see `report`.
         needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
@@ -86,6 +87,7 @@ class Algorithm(ABC):
     """
 
     centralized: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
     draws_are: ClassVar[str] = "independent"
     serverless: ClassVar[bool] = False
     indicators: ClassVar[tuple[str, ...]] = ()
@@ -292,6 +294,10 @@ class Algorithm(ABC):
     def warnings(self, record: Any) -> list[str]:
         """Why the result should not be trusted, one sentence each; empty where it can be."""
         return []
+
+    def struggled(self, record: Any) -> bool:
+        """Whether the chains bear the marks of a funnel: divergences, or chains that disagree."""
+        return False
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure for an update that left the finite numbers."""

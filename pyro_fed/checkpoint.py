@@ -19,6 +19,7 @@ import pyro
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch.utils import _pytree as pytree
 
 import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
@@ -196,7 +197,7 @@ def fingerprint(
         "number of rounds": str(num_rounds),
         "model": describe_model(federation),
         "clients": json.dumps(federation.client_names),
-        "data": _digest([*federation.problem.rows, *federation.client_rows]),
+        "data": _digest([*pytree.tree_leaves(federation.problem.rows), *federation.client_rows]),
         "schedule": repr(schedule),
         "graph": repr(graph),
         "combination": repr(combination),

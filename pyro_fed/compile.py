@@ -121,9 +121,10 @@ class Compiler:
         first = pytree.tree_map(lambda x: x[0], xs)
         step = self._compiled(function, problem, (0, const_dims, 0), (carry, const, first), length)
         state, fixed, inputs = (pytree.tree_leaves(tree) for tree in (carry, const, xs))
+        per_step = zip(*(x.unbind() for x in inputs), strict=True) if inputs else [()] * length
         outs = []
-        for i in range(length):
-            out = step.run(*state, *fixed, *[x[i] for x in inputs])
+        for picked in per_step:
+            out = step.run(*state, *fixed, *picked)
             state = list(out[: len(state)])
             outs.append(out[len(state) :])
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
@@ -140,7 +141,8 @@ class Compiler:
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves)
+                # No check of sizes on each call: steps are found by them.
+                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options={"size_asserts": False})
             return _Step(step.inductor, step.spec)
         return step
 

@@ -24,6 +24,7 @@ from pyro_fed.checkpoint import describe_model, latest
 from pyro_fed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
+    from pyro_fed.arguments import Arguments
     from pyro_fed.federation import Federation
 
 
@@ -34,8 +35,8 @@ def without(federation: Federation, names: tuple[str, ...]) -> Federation:
         raise DataError(f"there are no clients {unknown}; the clients are {federation.client_names[:20]}")
     keep = [k for k, name in enumerate(federation.client_names) if name not in names]
     problem, arguments = federation.problem, federation.problem.arguments
-    if not keep or not arguments.sharded:
-        reason = "nobody would be left" if not keep else "the model indexes its own data: no argument is split by rows"
+    reason = _why_not(keep, arguments)
+    if reason:
         raise DataError(f"clients {list(names)} cannot be left out: {reason}")
     index = torch.cat([federation.client_rows[k] for k in keep])
     args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
@@ -52,9 +53,18 @@ def without(federation: Federation, names: tuple[str, ...]) -> Federation:
         dtype=problem.dtype,
         dims=federation.dims,
         coords=coords,
+        quadrature=problem.quadrature,
     )
     rest.client_names = [federation.client_names[k] for k in keep]
     return rest
+
+
+def _why_not(keep: list[int], arguments: Arguments) -> str:
+    if not keep:
+        return "nobody would be left"
+    if arguments.nested_plates:
+        return "nested rows follow its groups: make a federation of the groups that remain, with `start=` as here"
+    return "" if arguments.sharded else "the model indexes its own data: no argument is split by rows"
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:

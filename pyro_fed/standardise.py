@@ -1,7 +1,7 @@
 """Mean and SD of columns over all clients, from sums alone.
 
 Columns that each client standardises by its own rows mean something else at every client, and one coefficient cannot
-fit them all. Each client sends its rows, means and centred sum of squares; those of all are combined pairwise (Chan, Golub
+fit them all. Each client sends count, sum and centred sum of squares; those of all are combined pairwise (Chan, Golub
 & LeVeque, 1983), so that no rows travel and nothing cancels.
 
     clients = [(x1, y1), (x2, y2)]
@@ -25,25 +25,25 @@ class ColumnSums(NamedTuple):
     """What a client tells of its columns.
 
     Attributes:
-        rows: how many, ().
+        number: of rows, ().
         mean: of each column, (P,).
         squares: Σ (x - mean)², (P,).
     """
 
-    rows: Tensor
+    number: Tensor
     mean: Tensor
     squares: Tensor
 
 
-def column_sums(columns: Tensor) -> ColumnSums:
+def column_sums(rows: Tensor) -> ColumnSums:
     """A client's part, in float64.
 
     Args:
-        columns: (n, P); n may be zero.
+        rows: (n, P); n may be zero.
     """
-    x = columns.double()
+    x = rows.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
-    return ColumnSums(x.new_tensor(len(x)), mean, (x - mean).square().sum(0))
+    return ColumnSums(torch.tensor(float(len(x))), mean, (x - mean).square().sum(0))
 
 
 def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
@@ -56,14 +56,14 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
         DataError: there are no rows.
     """
     total = reduce(_both, parts)
-    if total.rows == 0:
+    if total.number == 0:
         raise DataError("no client has any row: there is nothing to standardise by")
-    sd = (total.squares / total.rows).sqrt()
+    sd = (total.squares / total.number).sqrt()
     return total.mean, torch.where(sd > 0, sd, 1.0)
 
 
 def _both(a: ColumnSums, b: ColumnSums) -> ColumnSums:
-    count = a.rows + b.rows
-    share = b.rows / count.clamp_min(1)
+    number = a.number + b.number
+    share = b.number / number.clamp_min(1)
     apart = b.mean - a.mean
-    return ColumnSums(count, a.mean + share * apart, a.squares + b.squares + apart.square() * a.rows * share)
+    return ColumnSums(number, a.mean + share * apart, a.squares + b.squares + apart.square() * a.number * share)

@@ -117,7 +117,7 @@ def test_the_choice_is_a_function_of_counts():
 def test_auto_follows_that_choice_whatever_ran_before(monkeypatch):
     """A short run's traced step does not keep a long run from Inductor, nor the other way round."""
     chosen = []
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, _: chosen.append(graph) or graph)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, *_, **__: chosen.append(graph) or graph)
     monkeypatch.setattr(compiling, "pays", lambda nodes, calls: calls >= 20)
     fed = unequal_lines()
     algorithm = pf.PaperSVGD(**SMALL)  # four steps a round

@@ -160,16 +160,6 @@ def test_one_row_no_rows_and_single_classes_do_not_matter():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_executors_agree():
-    draws = [
-        pf.run(pf.FedEP(client="ngvi", chain_steps=150), regression(3), num_rounds=2, executor=executor, **QUIET)[
-            "posterior"
-        ]["w"].values
-        for executor in ("vectorised", "sequential")
-    ]
-    np.testing.assert_allclose(*draws, rtol=1e-8)
-
-
 def test_guides_name_the_family_and_others_are_refused():
     assert pf.FedEP(guide=AutoDiagonalNormal).covariance == "diag"
     assert pf.FedEP(guide=AutoMultivariateNormal(linear_regression.model)).covariance == "full"

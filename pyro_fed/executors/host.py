@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from pyro_fed.compile import Compiler
 from pyro_fed.data import ClientData
 from pyro_fed.executors.base import Reply, Work
 from pyro_fed.executors.local import Local
+from pyro_fed.joint import JointProblem
 from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class Share:
         plate: name of the partitioned plate.
         num_rows: rows over all clients of the run.
         dtype: of the computation.
+        quadrature: the run's, with its number of steps.
+        joint: whether the rows' own latents are in the flat vector.
         constants: values of `pyro.param` statements.
-        data: the clients' rows, (k, n).
+        data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
         clients: their numbers in the run.
         compiler: level, auto and rounds of the run's compiler.
     """
@@ -115,20 +119,25 @@ class Share:
     plate: str
     num_rows: int
     dtype: torch.dtype
+    quadrature: Quadrature
+    joint: bool
     constants: dict[str, Tensor]
     data: ClientData
     clients: list[int]
     compiler: tuple[str, bool, int]
 
-    def build(self, model: Callable[..., Any]) -> Problem:
-        """The problem at the worker, checked as at the server."""
+    def build(self, model: Callable[..., Any]) -> tuple[Problem, ClientData]:
+        """The problem at the worker, checked as at the server, and the clients' rows."""
         size = self.arguments.num_rows or self.num_rows
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the server has given them
-            problem = Problem(model, self.arguments, self.plate, size, self.dtype, dict(self.constants))
+            constants = dict(self.constants)
+            problem = Problem(model, self.arguments, self.plate, size, self.dtype, self.quadrature, constants)
+        problem = JointProblem.of(problem) if self.joint else problem
+        data = self.data._replace(rows=self.data.rows or problem.rows)
         problem.num_rows = self.num_rows
         problem.compiler = Compiler(*self.compiler)
-        return problem
+        return problem, data
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
@@ -136,21 +145,21 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
     index, num_rows = data.row_index[places], data.num_rows[places]
     valid = torch.arange(index.shape[1]) < num_rows.unsqueeze(-1)
     used = index[valid].unique()
-    rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
     # Padding stands at the worker's first row; it has weight zero.
     moved = torch.where(valid, torch.searchsorted(used, index), 0)
-    arguments = problem.arguments
-    if arguments.sharded:
-        leaves = list(arguments.leaves)
-        for position, leaf in zip(arguments.sharded, rows, strict=True):
-            leaves[position] = leaf
-        arguments = replace(arguments, leaves=tuple(leaves))
+    arguments, rows = problem.arguments, tuple[Tensor, ...]()
+    if arguments.num_rows is None:
+        rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
+    else:
+        arguments = arguments.alone(used)
     compiler = problem.compiler.level, problem.compiler.auto, problem.compiler.rounds
     return Share(
         arguments,
         problem.plate,
         problem.num_rows,
         problem.dtype,
+        problem.quadrature,
+        isinstance(problem, JointProblem),
         problem.constants,
         ClientData(rows, moved, num_rows),
         clients,

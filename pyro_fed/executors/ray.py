@@ -164,8 +164,8 @@ class _Actor:
 
     def load(self, model: bytes, share: Share) -> None:
         """Build the problem of this worker's clients."""
-        problem = share.build(_ray().cloudpickle.loads(model))
-        self.host = Host(problem, share.data, share.clients, WITHIN[self.within]())
+        problem, data = share.build(_ray().cloudpickle.loads(model))
+        self.host = Host(problem, data, share.clients, WITHIN[self.within]())
 
     def answer(self, request: Request) -> Any:
         """See `Host`."""

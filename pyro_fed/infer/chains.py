@@ -106,6 +106,11 @@ class ChainAlgorithm(Algorithm):
         columns = ("client", "gradient_norm", "step_size")
         return {name: thinned(shared, name, draws.shape[1]) for name in columns}
 
+    def struggled(self, record: Record) -> bool:
+        """Whether the chains disagree."""
+        last = record.figures[-1] if record.figures else {}
+        return self.num_chains > 1 and last.get("kept", 0) > 0 and not last["r_hat"] <= R_HAT_LIMIT
+
     def warnings(self, record: Record) -> list[str]:
         """Chains that disagree, or too few effective draws."""
         last = record.latest

@@ -67,6 +67,7 @@ class NUTS(Algorithm):
     """
 
     centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"
 
     num_samples: int = 1000
@@ -200,15 +201,23 @@ class NUTS(Algorithm):
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
 
-    def warnings(self, record: Record) -> list[str]:
-        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+    def struggled(self, record: Record) -> bool:
+        """Whether trajectories diverged, chains disagree or energies are badly explored."""
+        divergences, _, rhat, bfmi = self._diagnosis(record)
+        return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+
+    def _diagnosis(self, record: Record) -> tuple[float, float, float, float]:
+        """Divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
 
         def last(name: str, default: float) -> float:
             values = record.last(name)
             return float(values[0]) if len(values) else default
 
-        divergences, deepest = last("divergences", 0), last("deepest_trees", 0)
-        rhat, bfmi = last("rhat_max", 1.0), last("bfmi_min", 1.0)
+        return last("divergences", 0), last("deepest_trees", 0), last("rhat_max", 1.0), last("bfmi_min", 1.0)
+
+    def warnings(self, record: Record) -> list[str]:
+        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+        divergences, deepest, rhat, bfmi = self._diagnosis(record)
         found = [
             (
                 divergences > 0,
