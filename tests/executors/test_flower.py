@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from algorithms import line, line_data, unequal_lines
 from click.testing import CliRunner
 from families import FAMILIES, assert_same, sequential
 
@@ -81,19 +82,11 @@ def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(kind, tmp_path
     found = quiet_serve(LocalGrid(make_client(model, recipes.values()), faults), model, recipes["FedEP-prior"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        fed = pf.Federation.from_clients(*_unequal())
         options = {"compile": "off", "progress": False, "num_rounds": 5, "log_likelihood": False}
-        expected = pf.run(pf.FedEP(start="prior"), fed, executor=Losing(faults), **options)
+        expected = pf.run(pf.FedEP(start="prior"), unequal_lines(), executor=Losing(faults), **options)
     assert np.array_equal(found.posterior["w"].values, expected.posterior["w"].values)
     assert np.array_equal(found.federation["participated"].values, expected.federation["participated"].values)
     assert (~found.federation["participated"].values).sum() == len(faults)
-
-
-def _unequal():
-    from algorithms import line, unequal_lines
-
-    fed = unequal_lines()
-    return line, [fed.client_args(k)[0] for k in range(3)]
 
 
 def test_pooled_algorithms_are_refused(tmp_path):
@@ -151,16 +144,15 @@ def test_a_description_that_lies(change, message):
 
 def test_descriptions_travel_whole_and_must_agree():
     assert Description.from_record(GOOD.to_record()).sites == GOOD.sites
-    model, (first, *_) = _unequal()
     with pytest.raises(DataError, match="two nodes have one partition-id"):
-        Elsewhere(model, "data", [GOOD, GOOD])
+        Elsewhere(line, "data", [GOOD, GOOD])
     other = Description(**{**vars(GOOD), "name": "1", "rows": {"x": ([3], "float64"), "y": ([], "float64")}})
     with pytest.raises(DataError, match="clients 0 and 1 differ in rows"):
-        Elsewhere(model, "data", [GOOD, other])
+        Elsewhere(line, "data", [GOOD, other])
     with pytest.raises(ModelError, match="pass template= to server_app"):
-        Elsewhere(model, "data", [Description(**{**vars(GOOD), "only_rows": False})])
-    template = tuple(leaf[:1] for leaf in first)
-    assert Elsewhere(model, "data", [Description(**{**vars(GOOD), "only_rows": False})], template).num_rows == 3
+        Elsewhere(line, "data", [Description(**{**vars(GOOD), "only_rows": False})])
+    template = tuple(leaf[:1] for leaf in line_data())
+    assert Elsewhere(line, "data", [Description(**{**vars(GOOD), "only_rows": False})], template).num_rows == 3
 
 
 def test_an_order_with_other_settings_is_refused():
@@ -186,8 +178,6 @@ def test_ask_over_a_grid(tmp_path):
     text = '[settings]\nnum_particles = 5\nlocal_steps = 2\ndistill_steps = 2\n[run]\nnum_rounds = 3\nschedule = "KSD"'
     model, recipes = write_case(tmp_path, {"PaperDSVGD": text.replace('"KSD"', '{name = "ksd"}')})
     found = quiet_serve(LocalGrid(make_client(model, recipes.values())), model, recipes["PaperDSVGD"])
-    from algorithms import unequal_lines
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         algorithm = pf.PaperDSVGD(num_particles=5, local_steps=2, distill_steps=2)
