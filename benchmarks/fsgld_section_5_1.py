@@ -64,7 +64,6 @@ def sample(x, chains, steps):
                     seed=1,
                     progress=False,
                     log_likelihood=False,
-                    compile="trace",
                 )
             out[name, updates] = idata
             print(report(name, updates, idata, x), flush=True)

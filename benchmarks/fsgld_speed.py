@@ -54,15 +54,15 @@ def seconds_a_step(algorithm, fed, repeats=3):
         if "ready" in local:
             local["ready"][:] = True  # the stability check is no part of a step
         executor = Vectorised()
-        executor.start(algorithm, problem, fed.client_data())
+        executor.start(algorithm, problem, fed.client_data(), local)
         clients = [k % fed.num_clients for k in range(algorithm.num_chains)]
         at, best = torch.tensor(clients), float("inf")
         for repeat in range(repeats + 1):
-            work = Work(repeat, 0, clients, algorithm.download(shared, at), select(local, at))
+            work = Work(repeat, 0, clients, algorithm.download(shared, at))
             noise = executor.noise(work)
             rows = fed.client_data(clients)
             began = time.process_time()
-            algorithm.local_step(problem, work.shared, work.local, rows, noise)
+            algorithm.local_step(problem, work.shared, select(local, at), rows, noise)
             if repeat:
                 best = min(best, time.process_time() - began)
     return best / algorithm.local_steps

@@ -23,7 +23,10 @@ nb_execution_mode = os.environ.get("PYRO_FED_DOCS_EXECUTE", "off")  # "auto" fil
 PAGES = Path(__file__).parent / "_tutorials"
 PAGES.mkdir(exist_ok=True)
 for script in sorted((Path(__file__).parent.parent / "tutorials").glob("[0-9]*.py")):
-    jupytext.write(jupytext.read(script), PAGES / f"{script.stem}.ipynb")
+    notebook = jupytext.read(script)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["language_info"] = {"name": "python"}
+    jupytext.write(notebook, PAGES / f"{script.stem}.ipynb")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

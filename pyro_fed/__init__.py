@@ -8,7 +8,7 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import executors, graph, partition, schedule
+from pyro_fed import combination, executors, graph, partition, schedule
 from pyro_fed.compare import compare
 from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import (
@@ -17,7 +17,9 @@ from pyro_fed.errors import (
     DivergenceError,
     GraphError,
     ModelError,
+    ProtocolError,
     PyroFedError,
+    QuorumError,
     SettingError,
 )
 from pyro_fed.federation import Federation
@@ -58,7 +60,10 @@ from pyro_fed.plots import (
     plot_reliability,
 )
 from pyro_fed.predict import predict
+from pyro_fed.privacy import Private
+from pyro_fed.quadrature import Quadrature
 from pyro_fed.run import run
+from pyro_fed.standardise import column_sums, pooled_moments
 
 __all__ = [
     "BCM",
@@ -92,8 +97,14 @@ __all__ = [
     "PaperParallelDSVGD",
     "PaperSVGD",
     "ParallelDSVGD",
+    "Private",
+    "ProtocolError",
     "PyroFedError",
+    "Quadrature",
+    "QuorumError",
     "SettingError",
+    "column_sums",
+    "combination",
     "compare",
     "executors",
     "graph",
@@ -106,6 +117,7 @@ __all__ = [
     "plot_particles",
     "plot_partition",
     "plot_reliability",
+    "pooled_moments",
     "predict",
     "run",
     "schedule",

@@ -22,5 +22,6 @@ def build_federation(module: Any, clients: int, partition_text: str, seed: int) 
     """
     train, test = module.load_data()
     how = partition.parse(partition_text, columns=train[0])
-    fed = Federation(module.model, train, plate=module.PLATE, num_clients=clients, partition=how, seed=seed)
+    rows = getattr(module, "ROWS", None)
+    fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=clients, partition=how, seed=seed)
     return fed, test

@@ -8,9 +8,11 @@ An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in thi
     download    what a scheduled client receives
     draw_noise  all randomness of one client's round, from a generator of (seed, round, client)
     local_step  the client's work: a message, its new state, and figures for the record
+    objections  which messages cannot be honest and are not used
     combine     the server's (or each agent's) new state from the messages
     refine      the server's own work with the model on that state
-    settle      what the clients keep, once they know what the server made of their messages
+    feedback    what the server tells the clients about their messages
+    settle      what the clients keep, now that they know
     monitor     figures of the round, `converged` whether to stop
     sample      draws from the result
 
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.schedule import All, Schedule
@@ -74,14 +77,23 @@ class Algorithm(ABC):
         centralized: works on the pooled data, as the data of a single client.
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
             "agents" (one chain an agent), or a "point".
+        joint: works on the joint density of all latents; others see the rows' own integrated out.
         serverless: has one state an agent and mixes them over a graph.
         indicators: what a schedule may ask the clients for, see `report`.
+        needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
+        additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
+            the rows: they could be added up by secure aggregation.
+        keeps_sites: the clients keep what their messages changed, in `local`.
     """
 
     centralized: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
     draws_are: ClassVar[str] = "independent"
     serverless: ClassVar[bool] = False
     indicators: ClassVar[tuple[str, ...]] = ()
+    needs_all: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+    keeps_sites: ClassVar[bool] = False
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:
@@ -134,6 +146,23 @@ class Algorithm(ABC):
                 None where it names no algorithm.
         """
 
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """The states of an earlier run with other clients.
+
+        Args:
+            problem: the model with the present clients' data.
+            shared: the server's, from the earlier run.
+            local: the earlier clients', (K, ...).
+            origin: (K',) where each present client was among the earlier ones, -1 where it is new.
+
+        Raises:
+            SettingError: a client's contribution cannot be taken out.
+        """
+        raise SettingError(
+            f"{type(self).__name__} has no sites that could be put in or taken out: run it afresh on the clients that "
+            "are left, or use FedEP"
+        )
+
     def prepare(self, problem: Problem, shared: State) -> State:
         """The server's state at the beginning of a round: its own work with the model, such as on the prior."""
         return shared
@@ -179,6 +208,26 @@ class Algorithm(ABC):
             messages (C, ...), new local states (C, ...), figures for the record (C,).
         """
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Why messages are not to be used: reason → the clients (C,) that it holds for.
+
+        Args:
+            received: what the clients got, (C, ...).
+            messages: what they sent, (C, ...), all finite.
+        """
+        return gates.grown(received, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """What `combine` gets where clients failed: by default the messages that came.
+
+        Args:
+            shared: the server's state.
+            messages: those that came, (A, ...).
+            slots: (A,) the places of those clients among the ones that were asked.
+            asked: (C,) the clients that were asked.
+        """
+        return messages
+
     @abstractmethod
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """The new state of the server from C messages.
@@ -195,17 +244,26 @@ class Algorithm(ABC):
         """The server's state after `combine` and its own work with the model, such as on the prior."""
         return shared
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
-        """What the C clients of a round keep, now that the server has combined their messages.
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """What the server tells the clients of a round about their messages.
 
         Args:
-            after: the server's state after `combine`, which saw the messages in the order of `local`.
-            local: the clients' states as `local_step` returned them, (C, ...).
+            after: the server's state after `combine` and `refine`.
+            clients: (C,) in the order in which `combine` saw their messages.
 
         Returns:
-            their states, (C, ...), and more figures for the record, (C,).
+            what each is told, (C, ...), and more figures for the record, (C,).
         """
-        return local, {}
+        return {}, {}
+
+    def settle(self, told: State, local: State) -> State:
+        """What the C clients of a round keep, (C, ...).
+
+        Args:
+            told: the server's `feedback`, (C, ...).
+            local: their states as `local_step` returned them, (C, ...).
+        """
+        return local
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Figures of the round; `change` is shown as the convergence figure."""
@@ -236,6 +294,10 @@ class Algorithm(ABC):
     def warnings(self, record: Any) -> list[str]:
         """Why the result should not be trusted, one sentence each; empty where it can be."""
         return []
+
+    def struggled(self, record: Any) -> bool:
+        """Whether the chains bear the marks of a funnel: divergences, or chains that disagree."""
+        return False
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure for an update that left the finite numbers."""

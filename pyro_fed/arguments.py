@@ -49,6 +49,54 @@ class Arguments:
         """Rows of the sharded leaves, None where nothing is sharded."""
         return len(self.rows[0]) if self.sharded else None
 
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Positions of all leaves that are split, with the partitioned plate or one nested in it."""
+        return self.sharded
+
+    @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All row tensors in the form in which the model takes them at once, in the original order."""
+        return self.rows
+
+    @property
+    def columns(self) -> list[tuple[str, str | None, Tensor]]:
+        """Name, nested plate (None: the partitioned one) and values of each argument that is split."""
+        return [(name, None, leaf) for name, leaf in zip(self.row_names, self.rows, strict=True)]
+
+    @property
+    def nested_plates(self) -> tuple[str, ...]:
+        """Plates whose rows follow those of the partitioned plate, see `groups`."""
+        return ()
+
+    def members(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """Which of the nested plates' rows belong to the rows at hand, by plate."""
+        return {}
+
+    def dealt(self, clients: Sequence[Tensor]) -> Arguments:
+        """The same, once it is known which rows each client has."""
+        return self
+
+    def rows_of(self, plate: str | None, rows: Tensor) -> Tensor:
+        """Rows of a nested plate (None: the partitioned one) that belong to some rows."""
+        return rows
+
+    def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments `(args, kwargs)` with some rows alone."""
+        return self.rebuild([leaf[rows] for leaf in self.rows])
+
+    def alone(self, rows: Tensor) -> Arguments:
+        """The same with some rows alone, in this order; with one of ones where there are none."""
+        leaves = list(self.leaves)
+        for i in self.sharded:
+            leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
+        return replace(self, leaves=tuple(leaves))
+
+    def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The pooled arguments `(args, kwargs)`."""
+        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+        return args, kwargs
+
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other rows in place of the sharded leaves."""
         leaves = list(self.leaves)

@@ -1,10 +1,9 @@
 """Whether probabilities mean what they say.
 
 Test rows are put into B bins by confidence, the probability of the predicted class. In bin j, acc_j is the
-share of correct predictions and conf_j the mean confidence (Kassab and Simeone, Appendix A.3):
+share of correct predictions and conf_j the mean confidence (Kassab and Simeone, Appendix A.3, Eq. 21)::
 
     ECE = Σ_j |B_j|/n |acc_j - conf_j|,      MCE = max_j |acc_j - conf_j|
-     (21)
 
 Both errors are computed by torchmetrics. The MCE of a bin with few rows is mostly noise: look at the
 reliability plot, which shows how many rows a bin has.

@@ -1,6 +1,7 @@
 """The state of a run on disk, after every round: one safetensors file, written whole or not at all.
 
-A file holds tensors and text, never code: nothing in it is executed when it is read. Its text carries a
+A file holds tensors and text, never code: nothing in it is executed when it is read. Its header is checked as that
+of a message is (`messages.header`), and a hash tells whether the rest is what was written. Its text carries a
 fingerprint of the run (model, data, settings, seed, versions); a checkpoint of another run is refused.
 """
 
@@ -12,20 +13,26 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch.utils import _pytree as pytree
 
 import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.errors import CheckpointError, SettingError
-from pyro_fed.federation import Federation
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.messages.header import PREFIX, header_length, read_header
+
+if TYPE_CHECKING:
+    from pyro_fed.federation import Federation
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
+#: Longest header of a state: the record grows with the rounds. The safetensors library reads no more.
+MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class Checkpoint:
             "done": str(saved.done),
             "record": json.dumps(saved.record),
         }
+        text["digest"] = _digest_of(tensors, text)
         target = self.folder / f"round-{len(saved.record['rounds']):08d}.safetensors"
         waiting = target.with_suffix(".writing")
         try:
@@ -110,33 +118,9 @@ class Checkpoint:
         """
         if not self.resume:
             return None
-        reasons = []
-        for path in reversed(self._files()):
-            try:
-                saved = self._read(path)
-            except (SafetensorError, OSError, ValueError, KeyError) as error:
-                reasons.append(f"{path.name}: {error}")
-                continue
-            if reasons:
-                warnings.warn(
-                    f"the latest state could not be read ({reasons[0]}); the one before is taken up",
-                    UserWarning,
-                    stacklevel=5,
-                )
-            return saved
-        raise CheckpointError(f"no state in {self.folder} can be read: {'; '.join(reasons)}")
-
-    def _read(self, path: Path) -> Saved:
-        with safe_open(path, framework="pt") as file:
-            text = file.metadata() or {}
-            self._check_marks(json.loads(text["marks"]))
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-        parts: dict[str, State] = {"shared": {}, "local": {}}
-        for name, value in tensors.items():
-            part, _, key = name.partition(".")
-            parts[part][key] = value
-        return Saved(int(text["phase"]), int(text["done"]), parts["shared"], parts["local"], json.loads(text["record"]))
+        marks, saved = latest(self.folder)
+        self._check_marks(marks)
+        return saved
 
     def _check_marks(self, found: dict[str, str]) -> None:
         for name, mine in self.marks.items():
@@ -147,30 +131,116 @@ class Checkpoint:
                 )
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("round-*.safetensors"))
+        return _files_in(self.folder)
+
+
+def latest(folder: Path) -> tuple[dict[str, str], Saved]:
+    """The marks of the run in a folder, and its latest state that can be read.
+
+    Raises:
+        CheckpointError: there is no file, or none can be read.
+    """
+    reasons = []
+    for path in reversed(_files_in(folder)):
+        try:
+            found = _read(path)
+        except (ProtocolError, OSError) as error:
+            reasons.append(f"{path.name}: {error}")
+            continue
+        if reasons:
+            warnings.warn(
+                f"the latest state could not be read ({reasons[0]}); the one before is taken up",
+                UserWarning,
+                stacklevel=6,
+            )
+        return found
+    raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"))
+
+
+def _read(path: Path) -> tuple[dict[str, str], Saved]:
+    """Marks and state in a file.
+
+    Raises:
+        ProtocolError: the file is not what `save` wrote.
+    """
+    text, tensors = _read_file(path)
+    try:
+        marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
+    except (ValueError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+    parts: dict[str, State] = {"shared": {}, "local": {}}
+    for name, value in tensors.items():
+        part, _, key = name.partition(".")
+        if part not in parts:
+            raise ProtocolError(f"it holds a tensor {name[:80]!r}, expected shared.* and local.*")
+        parts[part][key] = value
+    return marks, Saved(phase, done, parts["shared"], parts["local"], record)
 
 
 def fingerprint(
-    algorithm: Algorithm, federation: Federation, num_rounds: int, schedule: Any, graph: Any, seed: int
+    algorithm: Algorithm,
+    federation: Federation,
+    num_rounds: int,
+    schedule: Any,
+    graph: Any,
+    seed: int,
+    combination: Any,
+    start: Any,
 ) -> dict[str, str]:
     """What a run's answer depends on, name → text."""
-    problem = federation.problem
-    sites = {name: site.shape for name, site in problem.sites.items()}
     return {
         "algorithm": repr(algorithm),
         "number of rounds": str(num_rounds),
-        "model": f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}",
-        "data": _digest([*problem.rows, *federation.client_rows]),
+        "model": describe_model(federation),
+        "clients": json.dumps(federation.client_names),
+        "data": _digest([*pytree.tree_leaves(federation.problem.rows), *federation.client_rows]),
         "schedule": repr(schedule),
         "graph": repr(graph),
+        "combination": repr(combination),
+        "start": str(start),
         "seed": str(seed),
         "versions": f"pyro_fed {pyro_fed.__version__}, torch {torch.__version__}, pyro {pyro.__version__}",
     }
 
 
-def _digest(tensors: list[torch.Tensor]) -> str:
-    """A hash of shapes and values."""
-    state = hashlib.sha256()
+def describe_model(federation: Federation) -> str:
+    """The model's name and its sites."""
+    problem = federation.problem
+    sites = {name: site.shape for name, site in problem.sites.items()}
+    return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
+
+
+def _read_file(path: Path) -> tuple[dict[str, str], State]:
+    """Text and tensors of a file that is what was written."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(PREFIX)
+        start += file.read(header_length(start, size, MAX_HEADER))
+        header = read_header(start, size, MAX_HEADER)
+        data = start + file.read()
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ProtocolError(f"safetensors cannot read it: {error}") from error
+    text = dict(header.text)
+    if text.pop("digest", None) != _digest_of(tensors, text):
+        raise ProtocolError("its hash does not match: it is damaged, or was not written as a state")
+    return text, tensors
+
+
+def _digest_of(tensors: State, text: dict[str, str]) -> str:
+    """A hash of a state's names, values and text."""
+    names = sorted(tensors)
+    return _digest([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+
+
+def _digest(tensors: list[torch.Tensor], text: str = "") -> str:
+    """A hash of shapes and values, and of some text."""
+    state = hashlib.sha256(text.encode())
     for tensor in tensors:
         state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         state.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -28,10 +28,11 @@ def check_finite(
         DataError: names client, argument and row, with the number of rows concerned.
     """
     _check_shared(arguments)
-    for name, leaf in zip(arguments.row_names, arguments.rows, strict=True):
+    for name, nested, leaf in arguments.columns:
         if not leaf.is_floating_point() or bool(torch.isfinite(leaf).all()):
             continue
-        for client, index in zip(names, clients, strict=True):
+        for client, rows in zip(names, clients, strict=True):
+            index = arguments.rows_of(nested, rows)
             bad = (~torch.isfinite(leaf[index])).reshape(len(index), -1).any(1)
             if bad.any():
                 row = int(bad.nonzero()[0])
@@ -75,7 +76,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
 
 def _check_shared(arguments: Arguments) -> None:
     for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
-        if i in arguments.sharded or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        if i in arguments.split or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             continue
         if bool(leaf.isnan().any()):
             position = leaf.isnan().nonzero()[0].tolist()

@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``compare``, ``list`` and ``show``."""
+"""The command line: ``pyro-fed run``, ``compare``, ``flower``, ``list`` and ``show``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pyro_fed._convert import parse_assignment, to_toml
 from pyro_fed._experiment import build_federation
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.cli_compare import compare
+from pyro_fed.cli_flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
 
 SUMMARY_ROWS = 20
@@ -142,6 +143,7 @@ def _settings(algorithm: Any) -> dict[str, str]:
 
 
 main.add_command(compare)
+main.add_command(flower)
 
 
 @main.command(name="list")

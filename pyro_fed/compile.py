@@ -39,6 +39,10 @@ SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+
 
 @dataclass
 class _Step:
@@ -90,6 +94,12 @@ class Compiler:
 
         return call
 
+    def flat(
+        self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
+    ) -> Callable[..., list[Tensor]]:
+        """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
+        return self._compiled(function, problem, in_dims, args, calls).run
+
     def scan(
         self,
         function: Callable[..., Any],
@@ -121,9 +131,10 @@ class Compiler:
         first = pytree.tree_map(lambda x: x[0], xs)
         step = self._compiled(function, problem, (0, const_dims, 0), (carry, const, first), length)
         state, fixed, inputs = (pytree.tree_leaves(tree) for tree in (carry, const, xs))
+        per_step = zip(*(x.unbind() for x in inputs), strict=True) if inputs else [()] * length
         outs = []
-        for i in range(length):
-            out = step.run(*state, *fixed, *[x[i] for x in inputs])
+        for picked in per_step:
+            out = step.run(*state, *fixed, *picked)
             state = list(out[: len(state)])
             outs.append(out[len(state) :])
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
@@ -140,7 +151,7 @@ class Compiler:
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves)
+                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options=INDUCTOR)
             return _Step(step.inductor, step.spec)
         return step
 
@@ -183,7 +194,7 @@ def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
 def pays(num_nodes: int, calls: int) -> bool:
     """Whether Inductor earns its compilation back, from counts alone."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return has_cpp_compiler() and saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
+    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.groups import NestedRows
 
 
 class Batch(NamedTuple):
@@ -42,7 +45,11 @@ class ClientData(NamedTuple):
         """All rows of the client, padding at weight zero."""
         n = self.row_index.shape[-1]
         weight = torch.arange(n, device=self.row_index.device) < self.num_rows.unsqueeze(-1)
-        return Batch(tuple(leaf[self.row_index] for leaf in self.rows), weight.to(row_dtype(self.rows)))
+        rows = (
+            leaf.packed(self.row_index, weight) if isinstance(leaf, NestedRows) else leaf[self.row_index]
+            for leaf in self.rows
+        )
+        return Batch(tuple(rows), weight.to(row_dtype(self.rows)))
 
     def take(self, picks: Minibatch) -> Batch:
         """The rows at the picked positions, weighted so that the sum is unbiased for all rows."""
@@ -65,7 +72,7 @@ BATCHES: Any = Batch._make((0, 0))
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
     """The floating dtype of the rows, or the default one where all rows are integers."""
-    floating = [leaf.dtype for leaf in rows if leaf.dtype.is_floating_point]
+    floating = [leaf.dtype for leaf in pytree.tree_leaves(rows) if leaf.dtype.is_floating_point]
     return floating[0] if floating else torch.get_default_dtype()
 
 

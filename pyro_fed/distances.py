@@ -1,15 +1,13 @@
 """How far draws are from reference draws.
 
-With draws x_s and reference draws r_s in D dimensions, m and σ the reference's means and SDs:
+With draws x_s and reference draws r_s in D dimensions, m and σ the reference's means and SDs::
 
     mean error          max_i |mean(x)_i - m_i| / σ_i
     SD ratios           min_i and max_i of SD(x)_i / σ_i
-    sliced Wasserstein  2-Wasserstein distance of the projections on random directions, averaged (Bonneel et
-    al. 2015),
-                        of draws standardised by m and σ
-    MMD²                E k(x, x') + E k(r, r') - 2 E k(x, r), unbiased (Gretton et al. 2012, Eq. 3), k
-    Gaussian with the
-                        median distance of the reference draws, after whitening by the reference's covariance
+    sliced Wasserstein  2-Wasserstein distance of the projections on random directions, averaged
+                        (Bonneel et al. 2015), of draws standardised by m and σ
+    MMD²                E k(x, x') + E k(r, r') - 2 E k(x, r), unbiased (Gretton et al. 2012, Eq. 3), k Gaussian
+                        with the median distance of the reference draws, whitened by the reference's covariance
 """
 
 from __future__ import annotations

@@ -24,28 +24,46 @@ class SettingError(PyroFedError, ValueError):
     """A setting out of its range, or an unknown one."""
 
 
-class CheckpointError(PyroFedError, RuntimeError):
+class ProtocolError(PyroFedError, ValueError):
+    """Foreign bytes that are not what was expected: a message, a client's id, a checkpoint."""
+
+
+class CheckpointError(ProtocolError, RuntimeError):
     """A checkpoint that cannot be written or read, or that belongs to another run."""
 
 
-class DivergenceError(PyroFedError, ArithmeticError):
-    """An update left the finite numbers.
+class StoppedError(PyroFedError):
+    """A run that could not go on.
 
     Attributes:
-        client: index of the client whose update diverged, or None.
-        round: the round (from 0) in which it did.
-        algorithm: the algorithm that diverged: the one asked for, or one that it starts from.
-        state: the server's last finite state.
-        result: InferenceData of the last finite state, or None where there is none.
+        round: the round (from 0) in which it stopped.
+        algorithm: the algorithm that stopped: the one asked for, or one that it starts from.
+        state: the server's last good state.
+        result: InferenceData of that state, or None where there is none.
     """
 
-    def __init__(self, message: str, *, client: int | None = None, round: int | None = None) -> None:
+    def __init__(self, message: str, *, round: int | None = None) -> None:
         super().__init__(message)
-        self.client = client
         self.round = round
         self.algorithm: Any = None
         self.state: Any = None
         self.result: Any = None
+
+
+class DivergenceError(StoppedError, ArithmeticError):
+    """An update left the finite numbers.
+
+    Attributes:
+        client: index of the client whose update diverged, or None.
+    """
+
+    def __init__(self, message: str, *, client: int | None = None, round: int | None = None) -> None:
+        super().__init__(message, round=round)
+        self.client = client
+
+
+class QuorumError(StoppedError, RuntimeError):
+    """Fewer clients replied than the run needs."""
 
 
 class GraphError(SettingError):

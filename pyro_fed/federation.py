@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed import membership
 from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
-from pyro_fed.pooling import plate_size, pool_clients
+from pyro_fed.groups import NestedRows, group_arguments
+from pyro_fed.joint import JointProblem
+from pyro_fed.messages.codec import check_client_id
+from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
 
 #: An integer-valued observation with at most this many values counts as a label in `summary`.
 MAX_LABELS = 20
@@ -32,6 +38,9 @@ class Federation:
         args: its positional arguments, as in `model(*args)`; NumPy arrays and pandas objects become tensors.
         kwargs: its keyword arguments.
         plate: name of the plate whose rows are split over the clients.
+        rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that says
+            to which group a row belongs: `plate="county", rows={"obs": "county_idx"}`. That argument may be followed
+            by the plate's others, where their length does not tell: `{"obs": ("county_idx", "x", "y")}`.
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
@@ -40,6 +49,7 @@ class Federation:
         dtype: floating dtype of the computation; by default the data's.
         dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
         coords: coordinate values: `{"feature": names}`.
+        quadrature: how latent sites inside the plate are integrated out at the clients.
 
     Raises:
         DataError: data that are not finite, of disagreeing lengths, or outside a likelihood's support.
@@ -50,6 +60,9 @@ class Federation:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
     """
 
+    #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
+    holds_data: ClassVar[bool] = True
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -57,6 +70,7 @@ class Federation:
         kwargs: Mapping[str, Any] | None = None,
         *,
         plate: str,
+        rows: Mapping[str, str | Sequence[str]] | None = None,
         num_clients: int | None = None,
         partition: partitions.Partition | None = None,
         shard: Collection[int | str] | str | int | None = None,
@@ -64,17 +78,22 @@ class Federation:
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
+        quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        size = plate_size(model, arguments, plate)
-        arguments = choose_shards(arguments, size, shard)
+        sizes = plate_sizes(model, arguments, plate, rows)
+        size = sizes[plate]
+        if rows:
+            arguments = group_arguments(arguments, plate, sizes, rows, shard)
+        else:
+            arguments = choose_shards(arguments, size, shard)
         check_plate_size(plate, size, arguments.num_rows)
         self.partition = partition or partitions.IID()
         rng = np.random.default_rng(seed)
         num_rows = arguments.num_rows or size
         split = self.partition.split(num_rows, _client_count(self.partition, num_clients), rng, _labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
-        self._bind(model, arguments, plate, num_rows, clients, dtype, dims, coords)
+        self._bind(model, arguments.dealt(clients), plate, num_rows, clients, dtype, dims, coords, quadrature)
 
     @classmethod
     def from_clients(
@@ -88,6 +107,7 @@ class Federation:
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
+        quadrature: Quadrature | None = None,
     ) -> Federation:
         """A federation of data that lie apart already.
 
@@ -100,19 +120,24 @@ class Federation:
             dtype: as for `Federation`.
             dims: as for `Federation`.
             coords: as for `Federation`.
+            quadrature: as for `Federation`.
 
         Raises:
             DataError: shapes that differ between clients, shared arguments that are not equal, no clients.
         """
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
+        for name in names:
+            check_client_id(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard)
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         num_rows = arguments.num_rows or 0
-        self._bind(model, arguments, plate, num_rows, index, dtype, dims, coords, names, local_numbering=True)
+        self._bind(
+            model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True
+        )
         return self
 
     def _bind(
@@ -125,6 +150,7 @@ class Federation:
         dtype: torch.dtype | None,
         dims: Mapping[str, Sequence[str]] | None,
         coords: Mapping[str, Sequence[Any]] | None,
+        quadrature: Quadrature | None,
         names: list[str] | None = None,
         local_numbering: bool = False,
     ) -> None:
@@ -138,7 +164,7 @@ class Federation:
             raise DataError(f"the data have no rows: plate '{plate}' is empty at every client")
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
-        self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype)
+        self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype, quadrature or Quadrature())
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
@@ -183,12 +209,33 @@ class Federation:
         """All rows as the data of one client: index (1, N), num_rows (1,)."""
         device = self.problem.rows[0].device
         index = torch.arange(self.num_rows, device=device)
-        return ClientData(self.problem.rows, index[None], torch.tensor([self.num_rows], device=device))
+        rows = (
+            leaf.with_room(int(leaf.where.sum())) if isinstance(leaf, NestedRows) else leaf
+            for leaf in self.problem.rows
+        )
+        return ClientData(tuple(rows), index[None], torch.tensor([self.num_rows], device=device))
+
+    @cached_property
+    def joint(self) -> Federation:
+        """The same with every row's own latents in the flat vector, instead of integrated out."""
+        other = copy(self)
+        other.problem = JointProblem.of(self.problem)
+        return other
 
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone."""
-        index = self.client_rows[client]
-        return self.problem.arguments.rebuild([leaf[index] for leaf in self.problem.arguments.rows])
+        return self.problem.arguments.of_client(self.client_rows[client])
+
+    def without(self, *names: str) -> Federation:
+        """The federation of the other clients, under their names.
+
+        Args:
+            names: clients that leave.
+
+        Raises:
+            DataError: an unknown client, nobody left, or a model that indexes its own data.
+        """
+        return membership.without(self, names)
 
     # -- to look at -----------------------------------------------------------------------------------------
     def labels(self) -> np.ndarray | None:
@@ -225,7 +272,7 @@ def discrete_labels(arguments: Arguments) -> np.ndarray | None:
 
 
 def _labels(arguments: Arguments) -> np.ndarray | None:
-    one_a_row = [leaf for leaf in arguments.rows if leaf.dim() == 1]
+    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import pyro
@@ -16,7 +16,9 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import Distribution, biject_to
 
+from pyro_fed.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.errors import ModelError
+from pyro_fed.groups import MaskPadding, Members
 
 Message = dict[str, Any]
 #: Gives the unconstrained value of a latent site from its message and its transform.
@@ -41,6 +43,9 @@ def run_model(
     dtype: torch.dtype,
     densities: bool = False,
     validate: bool = False,
+    first_enum_dim: int | None = None,
+    members: Mapping[str, Members] | None = None,
+    declared: dict[str, int] | None = None,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -53,16 +58,24 @@ def run_model(
         dtype: floating dtype of constants that the model makes.
         densities: compute the sites' log densities.
         validate: run with Pyro's validation on.
+        first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
+            leaves them to be enumerated.
+        members: the rows of nested plates that belong to the rows at hand, by plate.
+        declared: gets the plates' sizes as the model runs, for those who outlive its failure.
     """
+    members, declared = members or {}, {} if declared is None else declared
+    held = {name: len(part) for name, part in members.items()}
     with (
         conventions(dtype, validate),
-        pinned_plates(filler.plate, indices) as declared,
+        nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
+        pinned_plates(filler.plate, indices, held, declared),
+        MaskPadding(members),
         _Subsample(filler.plate, declared, indices),
         filler,
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         if densities:
-            trace.compute_log_prob(lambda _, site: not is_imputed(site, filler.plate))
+            trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
     return Execution(trace, filler, declared)
 
 
@@ -89,6 +102,8 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
 class FillLatents(Messenger):
     """Give every latent site the value that `source` says, and keep the transforms' log-Jacobian.
 
+    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without any.
+
     Imputed entries (the `_unobserved` half of a site with `obs_mask`, inside the partitioned plate)
     integrate to one: they get a placeholder and no density.
 
@@ -97,27 +112,53 @@ class FillLatents(Messenger):
         plate: name of the partitioned plate.
         constants: values of `pyro.param` statements; one that is missing is read from the model and kept.
         placeholder: value given to imputed entries.
+        discrete: values of discrete latents.
+        enumerating: leave the other discrete latents to an outer handler; else they get their first value.
+        nested: plates whose rows follow those of the partitioned one.
     """
 
-    def __init__(self, source: Source, plate: str, constants: dict[str, Tensor], placeholder: float = 0.0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        plate: str,
+        constants: dict[str, Tensor],
+        placeholder: float = 0.0,
+        discrete: Mapping[str, Tensor] | None = None,
+        enumerating: bool = False,
+        nested: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
-        self.source, self.plate = source, plate
+        self.source, self.plate, self.plates = source, plate, (plate, *nested)
         self.constants, self.placeholder = constants, placeholder
+        self.discrete, self.enumerating = discrete or {}, enumerating
         self.values: dict[str, Tensor] = {}
         self.log_jacobian: Tensor | float = 0.0
+        self.row_jacobian: Tensor | float = 0.0
 
     def _pyro_sample(self, msg: Message) -> None:
         if msg["is_observed"] or msg["value"] is not None:
             return
-        if is_imputed(msg, self.plate):
+        if is_imputed(msg, self.plates):
             msg["value"] = torch.full(msg["fn"].shape(), self.placeholder)
+        elif is_discrete(msg):
+            known = self.discrete.get(msg["name"])
+            if known is None and self.enumerating:
+                return
+            msg["value"] = first_value(msg, plate_of(msg, self.plates) is not None) if known is None else known
         else:
             transform = unconstraining(msg)
             z = self.source(msg, transform)
             value = transform(z)
-            self.log_jacobian = self.log_jacobian + transform.log_abs_det_jacobian(z, value).sum()
+            self._keep_jacobian(msg, transform.log_abs_det_jacobian(z, value))
             self.values[msg["name"]] = msg["value"] = value
         msg["done"] = True
+
+    def _keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
+        axis = row_axis(msg, self.plate)
+        if axis is None:
+            self.log_jacobian = self.log_jacobian + log_jacobian.sum()
+        else:
+            self.row_jacobian = self.row_jacobian + rows_first(log_jacobian, axis).sum(-1)
 
     def _pyro_param(self, msg: Message) -> None:
         if msg["name"] in self.constants:
@@ -149,18 +190,13 @@ def unconstraining(msg: Message) -> Any:
     """The transform from the unconstrained space to a latent site's support.
 
     Raises:
-        ModelError: the site is discrete, a `Delta`, or has a support without such a transform.
+        ModelError: the site is a `Delta`, or has a support without such a transform.
     """
     name, fn = msg["name"], msg["fn"]
     kind = type(_innermost(fn)).__name__
     if isinstance(_innermost(fn), dist.Delta):
         raise ModelError(
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
-        )
-    if getattr(fn.support, "is_discrete", False):
-        raise ModelError(
-            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. "
-            "Sum it out of the likelihood, for example by `dist.MixtureSameFamily`"
         )
     try:
         return biject_to(fn.support)
@@ -183,10 +219,10 @@ def is_improper(fn: Any) -> bool:
     return isinstance(_innermost(fn), dist.ImproperUniform)
 
 
-def is_imputed(msg: Any, plate: str) -> bool:
-    """Whether this site stands for unobserved entries of a site with `obs_mask` inside `plate`."""
+def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
+    """Whether this site stands for unobserved entries of a site with `obs_mask` inside one of the plates."""
     masked = isinstance(msg["mask"], Tensor)
-    return msg["name"].endswith("_unobserved") and masked and frame_of(msg, plate) is not None
+    return msg["name"].endswith("_unobserved") and masked and plate_of(msg, plates) is not None
 
 
 def is_deterministic(msg: Message) -> bool:
@@ -203,8 +239,26 @@ def frame_of(msg: Message, plate: str) -> Any:
     return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
 
 
+def plate_of(msg: Message, plates: Iterable[str | None]) -> str | None:
+    """The first of the plates that the site is in, or None."""
+    return next((plate for plate in plates if plate and frame_of(msg, plate) is not None), None)
+
+
+def row_axis(msg: Message, plate: str) -> int | None:
+    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
+    frame = frame_of(msg, plate)
+    return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
+
+
+def rows_first(value: Tensor, axis: int) -> Tensor:
+    """(..., m, ...) with the rows on `axis` as (m, rest)."""
+    return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
+
+
 @contextmanager
-def pinned_plates(plate: str, indices: Tensor | None) -> Iterator[dict[str, int]]:
+def pinned_plates(
+    plate: str, indices: Tensor | None, nested: Mapping[str, int], declared: dict[str, int]
+) -> Iterator[None]:
     """Run the partitioned plate on given rows and every other plate on all of its own, without rescaling.
 
     A plate's `subsample_size` and `subsample` are overruled: minibatching belongs to this layer.
@@ -212,11 +266,9 @@ def pinned_plates(plate: str, indices: Tensor | None) -> Iterator[dict[str, int]
     Args:
         plate: name of the partitioned plate.
         indices: (m,) what `with pyro.plate(...) as i` yields; None for all of the plate's rows.
-
-    Yields:
-        The sizes that the model declared for its plates, filled as the model runs.
+        nested: plates that run on so many rows instead of their own.
+        declared: gets the sizes that the model declares for its plates, as it runs.
     """
-    declared: dict[str, int] = {}
 
     def subsample(name: str, size: int | None = None, *_args: Any, **_kwargs: Any) -> tuple[int, int, Tensor | None]:
         if size is None:
@@ -224,7 +276,8 @@ def pinned_plates(plate: str, indices: Tensor | None) -> Iterator[dict[str, int]
         declared[name] = int(size)
         if name == plate and indices is not None:
             return len(indices), len(indices), indices
-        return int(size), int(size), torch.arange(int(size))
+        held = nested.get(name, int(size))
+        return held, held, torch.arange(held)
 
     def iterate(self: Any) -> Iterator[int | float]:
         self._indices = range(self.size)  # numbers: a traced tensor has no `.item()`
@@ -235,7 +288,7 @@ def pinned_plates(plate: str, indices: Tensor | None) -> Iterator[dict[str, int]
     patched._subsample = staticmethod(subsample)
     patched.__iter__ = iterate
     try:
-        yield declared
+        yield
     finally:
         patched._subsample = original
         del patched.__iter__

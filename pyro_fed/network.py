@@ -23,7 +23,7 @@ from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.varying import without_links
-from pyro_fed.record import num_bytes
+from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.schedule import All, Schedule
 
 #: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
@@ -77,7 +77,7 @@ class Server(Network):
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
         """What the algorithm says."""
         received = algorithm.download(shared, clients)
-        self._bytes_down = num_bytes(received)
+        self._bytes_down = encoded_size(spec_of_one(received))
         return received
 
     def combine(
@@ -90,7 +90,9 @@ class Server(Network):
         round: int,
     ) -> tuple[State, Traffic]:
         """By the clients' shares of the rows."""
-        return algorithm.combine(shared, messages, shares), Traffic(self._bytes_down, num_bytes(messages))
+        return algorithm.combine(shared, messages, shares), Traffic(
+            self._bytes_down, encoded_size(spec_of_one(messages))
+        )
 
 
 @dataclass
@@ -130,8 +132,10 @@ class Peers(Network):
         round: int,
     ) -> tuple[State, Traffic]:
         """Each agent's row of W, `steps` times; sleepers keep what they have."""
+        if len(clients) < len(self.awake(round, list(range(self.graph.num_agents)))):
+            algorithm.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
         mine = {name: value[clients] for name, value in shared.items()}
-        self._bytes_per_edge = num_bytes(messages)
+        self._bytes_per_edge = encoded_size(spec_of_one(messages))
         heard, told = np.zeros(len(clients)), np.zeros(len(clients))
         for step in range(self.steps):
             weights = self._weights(round * self.steps + step, clients.numpy())

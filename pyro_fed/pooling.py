@@ -1,4 +1,4 @@
-"""Data before and after they are pooled: the size of a plate, and one set of arguments from the clients'."""
+"""Data before and after they are pooled: the sizes of plates, and one set of arguments from the clients'."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from torch import Tensor
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import warn_duplicates
 from pyro_fed.errors import DataError, ModelError
+from pyro_fed.groups import check_rows
 from pyro_fed.handlers import FillLatents, run_model
 
 Shard = Collection[int | str] | str | int | None
 
 
-def plate_size(model: Callable[..., Any], arguments: Arguments, plate: str) -> int:
-    """Size that the model declares for a plate when it is run on all of its data.
+def plate_sizes(
+    model: Callable[..., Any], arguments: Arguments, plate: str, rows: Mapping[str, Any] | None = None
+) -> dict[str, int]:
+    """Sizes that the model declares for its plates when it is run on all of its data.
+
+    With `rows`, as in `Federation`, a model that fails because of these says so.
 
     Raises:
-        ModelError: the model has no such plate.
+        ModelError: the model has no such plate; see `groups.check_rows`.
+        DataError: see `groups.check_rows`.
     """
     dtype = arguments.floating_dtype()
 
@@ -29,11 +35,17 @@ def plate_size(model: Callable[..., Any], arguments: Arguments, plate: str) -> i
         return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=dtype)
 
     filler = FillLatents(zeros, plate, {})
-    args, kwargs = arguments.to(dtype).rebuild(())
-    declared = run_model(model, args, kwargs, filler, indices=None, dtype=dtype).plates
+    args, kwargs = arguments.to(dtype).whole()
+    declared: dict[str, int] = {}
+    try:
+        run_model(model, args, kwargs, filler, indices=None, dtype=dtype, declared=declared)
+    except (RuntimeError, IndexError):
+        if plate in declared:  # an index out of range or of another length says more than where the model stumbled
+            check_rows(arguments, plate, declared, rows or {})
+        raise
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
-    return declared[plate]
+    return declared
 
 
 def pool_clients(
@@ -83,7 +95,7 @@ def _sharded_leaves(model: Callable[..., Any], each: list[Arguments], plate: str
     for arguments in each:
         sizes = [len(leaf) for leaf in arguments.leaves if isinstance(leaf, Tensor) and leaf.dim()]
         if sizes and min(sizes) > 0:
-            chosen = choose_shards(arguments, plate_size(model, arguments, plate), None).sharded
+            chosen = choose_shards(arguments, plate_sizes(model, arguments, plate)[plate], None).sharded
             if not chosen:
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen

@@ -2,8 +2,9 @@
 
 For each posterior draw z_s the model runs on the given arguments with its latent sites at z_s, and its
 observed sites are drawn anew:  y_s ~ p(y | x, z_s).  Over all draws this is the posterior predictive
-distribution p(y | x, data), without any approximation of the integral but its finite number of draws. Draws
-are made together by `vmap`, one by one where the model or a sampler does not allow it.
+distribution p(y | x, data), without any approximation of the integral but its finite number of draws. Latents
+inside the partitioned plate belong to the rows that they were inferred for; new rows draw theirs from the prior
+p(x_new | θ_s). Draws are made together by `vmap`, one by one where the model or a sampler does not allow it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def predict(
         idata: result of `pyro_fed.run`, or any InferenceData with the model's latent sites in `posterior`.
         model: the Pyro model, or the federation that it was fitted on.
         args: the model's arguments for the new data, as in `model(*args)`; what stands for the observations
-            (None where the model allows it, else any values of the right shape) is ignored. Left out, with a
-            federation: the training data, so that `arviz.plot_ppc` works on the answer.
+            (None where the model allows it, else any values of the right shape) is ignored. Their rows are new, with
+            new latents of their own. Left out, with a federation: the training data with the latents inferred
+            there, so that `arviz.plot_ppc` works on the answer.
         kwargs: the model's keyword arguments.
         seed: of the draws.
 
@@ -57,17 +59,38 @@ def predict(
     Raises:
         DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict.
     """
+    posterior, hidden = _posterior(idata, new_rows=args is not None or bool(kwargs))
     args, kwargs = _arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
-    latents = {name: np.asarray(value.values) for name, value in idata["posterior"].data_vars.items()}
+    latents = {str(name): np.asarray(value.values) for name, value in posterior.data_vars.items()}
     shape = next(iter(latents.values())).shape[:2]
     dtype = flatten(function, args, kwargs).floating_dtype()
-    values = {name: torch.as_tensor(value.reshape(-1, *value.shape[2:])).to(dtype) for name, value in latents.items()}
-    run = _Run(function, args, kwargs, dtype)
+    values = {name: _flat(value, dtype) for name, value in latents.items()}
+    run = _Run(function, args, kwargs, dtype, hidden)
     sites = run.sites({name: value[0] for name, value in values.items()})
     drawn = _draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
     groups = _groups(model, sites, {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()})
     return make_inference_data(groups, dict(idata.attrs))
+
+
+def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Draws (chain, draw, ...) in one row; whole numbers, values of discrete latents, stay what they are."""
+    tensor = torch.as_tensor(value.reshape(-1, *value.shape[2:]))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _posterior(idata: Any, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
+    """The posterior, and the latents inside the plate, which it is without for new rows."""
+    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    if new_rows:
+        return posterior.drop_vars(hidden & set(posterior.data_vars)), hidden
+    missing = sorted(hidden - set(posterior.data_vars))
+    if missing:
+        raise DataError(
+            f"the latents inside the plate, sites {missing}, were not collected, so that the training rows cannot be "
+            "predicted: run with collect_local=True, or pass args for new rows, which draw their own"
+        )
+    return posterior, hidden
 
 
 def _arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,8 +98,7 @@ def _arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple
         args = () if args is None else args
         return (tuple(args) if isinstance(args, tuple | list) else (args,)), dict(kwargs or {})
     if isinstance(model, Federation):
-        arguments = model.problem.arguments
-        return arguments.rebuild(arguments.rows)
+        return model.problem.arguments.whole()
     raise DataError("predict needs the model's arguments for the new data, or a Federation, whose own data are taken")
 
 
@@ -84,13 +106,18 @@ class _Run:
     """The model on fixed arguments, as a function of its latent values."""
 
     def __init__(
-        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        dtype: torch.dtype,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
-        self.model, self.args, self.kwargs, self.dtype = model, args, kwargs, dtype
+        self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
-        handler = _Redraw(values)
+        handler = _Redraw(values, self.hidden)
         execution = run_model(self.model, self.args, self.kwargs, handler, indices=None, dtype=self.dtype)
         return execution.trace, handler
 
@@ -116,13 +143,16 @@ class _Run:
 
 
 class _Redraw(Messenger):
-    """Put the latents at given values, and draw everything else that is random, observed or not."""
+    """Put the latents at given values, and draw everything else that is random, observed or not.
+
+    Latents in `hidden` that have no value are drawn, and are no prediction.
+    """
 
     plate = None
 
-    def __init__(self, values: dict[str, Tensor]) -> None:
+    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str]) -> None:
         super().__init__()
-        self.values = values
+        self.values, self.hidden = values, hidden
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 
@@ -134,7 +164,8 @@ class _Redraw(Messenger):
             if msg["is_observed"]:
                 self.given[name] = msg["value"]
             msg["value"], msg["done"], msg["is_observed"] = msg["fn"].sample(), True, False
-            self.drawn.append(name)
+            if name not in self.hidden:
+                self.drawn.append(name)
 
 
 def _draw(run: _Run, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

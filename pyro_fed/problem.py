@@ -6,6 +6,9 @@
 transforms to the constrained space; it is counted once, wherever the rows are. `log_lik` holds the sites
 inside the plate. All functions take one vector and are pure tensor functions: map them by
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
+
+Latent sites inside the plate ("local") are no part of the vector: each row's are integrated out of its log_lik
+(see `quadrature`). `joint.JointProblem` has them in the vector.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.arguments import Arguments, rows_like
+from pyro_fed.assignments import draw_assignments, draw_uniforms
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
+from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, run_model
+from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, plate_of, run_model
 from pyro_fed.inspection import Layout, Site, describe
+from pyro_fed.quadrature import Quadrature
 from pyro_fed.splitting import check_splits
 from pyro_fed.starts import draw_starts
 
@@ -41,6 +47,7 @@ class Problem:
         plate: name of the partitioned plate.
         num_rows: rows in the pooled data.
         dtype: floating dtype of the unconstrained vector.
+        quadrature: how latent sites inside the plate are integrated out.
         constants: values of `pyro.param` statements.
         layout: the model's sites.
         compiler: how steps are mapped and compiled; `run` puts its own in place.
@@ -52,6 +59,7 @@ class Problem:
     plate: str
     num_rows: int
     dtype: torch.dtype
+    quadrature: Quadrature = field(default_factory=Quadrature)
     constants: dict[str, Tensor] = field(default_factory=dict)
     layout: Layout = field(init=False)
     compiler: Compiler = field(init=False)
@@ -61,18 +69,26 @@ class Problem:
         self.compiler = Compiler("off")
         self.layout = describe(self)
         check_splits(self)
-        if self.constants:
+        if self.local_dim:
+            self.quadrature = self.quadrature.fitted(self)
+        held = sorted(name for name in self.constants if not self._is_centring(name))
+        if held:
             warnings.warn(
-                f"pyro.param statements {sorted(self.constants)} are held constant at their present values: "
+                f"pyro.param statements {held} are held constant at their present values: "
                 "give them priors to infer them",
                 UserWarning,
                 stacklevel=3,
             )
 
+    def _is_centring(self, name: str) -> bool:
+        """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
+        decentred = name.removesuffix("_centered") + "_decentered"
+        return name.endswith("_centered") and decentred in {**self.layout.latents, **self.layout.local}
+
     # -- shape of the vector ---------------------------------------------------------------------------
     @property
     def sites(self) -> dict[str, Site]:
-        """Latent sites by name, in the order of the flat vector."""
+        """Latent sites of the flat vector, by name, in its order."""
         return self.layout.latents
 
     @property
@@ -81,9 +97,35 @@ class Problem:
         return sum(site.size for site in self.sites.values())
 
     @property
+    def local_dim(self) -> int:
+        """Latents of one row that are integrated out of its likelihood."""
+        return sum(site.row_size for site in self.layout.local.values())
+
+    @property
     def rows(self) -> tuple[Tensor, ...]:
         """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
         return self.arguments.rows or (torch.arange(self.num_rows),)
+
+    @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows, as the model takes them at once: those of nested plates in their original order."""
+        return self.arguments.all_rows or self.rows
+
+    @property
+    def widest(self) -> int:
+        """Rows of the partitioned plate, or of the largest plate nested in it."""
+        return max(self.num_rows, *(len(part) for part in self.arguments.members(self.arguments.all_rows).values()), 0)
+
+    @property
+    def fewest_rows(self) -> tuple[Tensor, ...]:
+        """Rows on which a run of the model meets every site of the flat vector."""
+        return tuple(leaf[:1] for leaf in self.rows)
+
+    @property
+    def reported(self) -> dict[str, Site]:
+        """Deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_local | self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
     # -- mapping and compiling -----------------------------------------------------------------------------
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
@@ -93,6 +135,10 @@ class Problem:
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
         """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`."""
         return self.compiler.mapped(function, self, in_dims, calls)
+
+    def flat(self, function: Callable[..., Any], in_dims: Any, args: Any, calls: int) -> Callable[..., list[Tensor]]:
+        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`."""
+        return self.compiler.flat(function, self, in_dims, args, calls)
 
     def scan(
         self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, length: int, const_dims: Any = 0
@@ -109,12 +155,21 @@ class Problem:
         densities: bool = False,
         validate: bool = False,
         placeholder: float = 0.0,
+        discrete: Mapping[str, Tensor] | None = None,
     ) -> Execution:
-        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked."""
-        sharded = bool(self.arguments.sharded)
+        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
+
+        With densities, discrete latents take all of their values at once, but for those that `discrete` gives.
+        """
+        enumerate_at = self.layout.first_enum_dim if densities else None
+        sharded = bool(self.arguments.rows)
+        rows = rows[: len(self.arguments.rows) or 1]  # what comes after belongs to `JointProblem`
         args, kwargs = self.arguments.rebuild(rows if sharded else ())
         indices = torch.arange(len(rows[0]), device=rows[0].device) if sharded else rows[0]
-        filler = FillLatents(source, self.plate, self.constants, placeholder)
+        nested = self.arguments.nested_plates
+        filler = FillLatents(
+            source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None, nested
+        )
         return run_model(
             self.model,
             args,
@@ -124,10 +179,18 @@ class Problem:
             dtype=self.dtype,
             densities=densities,
             validate=validate,
+            first_enum_dim=enumerate_at,
+            members=self.arguments.members(rows),
         )
 
-    def _from_vector(self, z: Tensor) -> Source:
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
+        """The latents' values: z (D,), and of these rows (all by default) `local` (m, local_dim), zero by default."""
+        count = self.num_rows if rows is None else len(rows[0])
+        block = z.new_zeros(count, self.local_dim) if local is None else local
+
         def source(msg: Message, _transform: Any) -> Tensor:
+            if msg["name"] in self.layout.local:
+                return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
@@ -135,31 +198,63 @@ class Problem:
 
     # -- densities ----------------------------------------------------------------------------------------
     def log_terms(
-        self, z: Tensor, rows: tuple[Tensor, ...], **options: Any
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Log density site by site: outside the plate (), the Jacobians under ""; inside it each row's, (m,).
+        """Log density site by site: outside the plate (), inside it each row's, (m,); the Jacobians under "".
+
+        A row's term of a site in a nested plate is the sum over the rows there that belong to it.
 
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...), m >= 1.
+            local: (m, local_dim) unconstrained latents of the rows.
             options: as for `execute`.
         """
-        trace, filler, _ = self.execute(self._from_vector(z), rows, densities=True, **options)
-        outside = {"": torch.zeros((), dtype=self.dtype, device=z.device) + filler.log_jacobian}
+        outside, inside = self._plate_terms(z, rows, local, **options)
+        members = self.arguments.members(rows[: len(self.arguments.rows)])
+        return outside, {
+            name: members[plate].to_groups(terms) if plate in members else terms
+            for name, (plate, terms) in inside.items()
+        }
+
+    def _plate_terms(
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
+    ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
+        """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
+        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
+        nothing = torch.zeros((), dtype=self.dtype, device=z.device)
+        outside = {"": nothing + filler.log_jacobian}
         inside = {}
         for name, site in trace.nodes.items():
             if site["type"] != "sample" or "log_prob" not in site or is_deterministic(site):
                 continue
-            frame = frame_of(site, self.plate)
-            if frame is None:
+            plate = plate_of(site, filler.plates)
+            if plate is None:
                 outside[name] = site["log_prob_sum"]
             else:
-                inside[name] = sum_to_rows(site, frame.dim)
-        return outside, inside
+                inside[name] = plate
+        sizes = {frame.name: frame.size for name in inside for frame in trace.nodes[name]["cond_indep_stack"]}
+        summed, joint = sum_out(trace, inside, sizes) if self.layout.discrete else (set(), {})
+        alone = {
+            name: (plate, sum_to_rows(trace.nodes[name], frame_of(trace.nodes[name], plate).dim))
+            for name, plate in inside.items()
+            if name not in summed
+        }
+        if self.layout.local:
+            alone[""] = self.plate, nothing.expand(len(rows[0])) + filler.row_jacobian
+        return outside, alone | joint
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, Tensor]:
-        """Log prior with Jacobians, (), and log-likelihood of each row, (m,); arguments as `log_terms`."""
-        outside, inside = self.log_terms(z, rows, **options)
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...)."""
+        if self.local_dim:
+            return self.quadrature.log_parts(self, z, rows)
+        return self.conditional_parts(z, rows)
+
+    def conditional_parts(
+        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same with the rows' own latents given, whose log prior is part of the rows' terms."""
+        outside, inside = self.log_terms(z, rows, local)
         nothing = torch.zeros(len(rows[0]), dtype=self.dtype, device=z.device)
         return sum(outside.values(), nothing.new_zeros(())), sum(inside.values(), nothing)
 
@@ -167,19 +262,31 @@ class Problem:
         """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...)."""
         if z.dim() > 1:
             return self.vmap(self.log_prior)(z)
-        return self.log_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
+        return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
         if z.dim() > 1:
             return self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
-        return self.log_parts(z, self.rows if rows is None else rows)[1]
+        return self.log_parts(z, self.all_rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
-        """Log-likelihood of each pooled row, observed site by observed site: z (..., D) → (..., N)."""
+        """Terms of each pooled row, of nested plates too, site by site: z (..., D) → (..., N).
+
+        Where latents are integrated out the observed sites have one term together, under their joined names.
+        """
         if z.dim() > 1:
             return self.vmap(self.site_log_lik)(z)
-        return self.log_terms(z, self.rows)[1]
+        if self.local_dim:
+            return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
+        return {name: terms for name, (_, terms) in self._plate_terms(z, self.all_rows)[1].items()}
+
+    def term_plates(self) -> dict[str, str]:
+        """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
+        z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
+        if self.local_dim:
+            return dict.fromkeys(self.site_log_lik(z), self.plate)
+        return {name: plate for name, (plate, _) in self._plate_terms(z, self.all_rows)[1].items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default."""
@@ -196,7 +303,9 @@ class Problem:
 
     # -- values -------------------------------------------------------------------------------------------
     def constrain(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> dict[str, Tensor]:
-        """Values of the latent and deterministic sites in their own (constrained) space.
+        """Values of the flat vector's and of deterministic sites in their own (constrained) space.
+
+        Deterministic sites that depend on latents which are integrated out are left out.
 
         Args:
             z: (..., D).
@@ -207,9 +316,19 @@ class Problem:
         """
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
-        trace, filler, _ = self.execute(self._from_vector(z), self.rows if rows is None else rows)
+        rows = self.all_rows if rows is None else rows
+        trace, filler, _ = self.execute(self.from_vector(z, rows), rows)
         values = {name: filler.values[name] for name in self.sites}
-        return values | {name: trace.nodes[name]["value"] for name in self.layout.reported}
+        return values | {name: trace.nodes[name]["value"] for name in self.reported}
+
+    def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
+
+        Returns:
+            site name → (S, *site shape).
+        """
+        uniforms = draw_uniforms(self.layout.discrete, len(z), generator, self.dtype)
+        return self.vmap(lambda one, u: draw_assignments(self, one, u))(z, uniforms)
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (D,) of constrained values, one a latent site.
@@ -256,16 +375,18 @@ class Problem:
         parts: dict[str, Tensor] = {}
 
         def recording(msg: Message, transform: Any) -> Tensor:
+            if msg["name"] not in self.sites:
+                return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=self.dtype)
             z = source(msg, transform).detach()
             parts[msg["name"]] = z.reshape(-1)
             return z
 
-        self.execute(recording, tuple(leaf[:1] for leaf in self.rows))
+        self.execute(recording, self.fewest_rows)
         return torch.cat([parts[name] for name in self.sites])
 
     def observed_values(self) -> dict[str, Tensor]:
         """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self._from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.rows).trace
+        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.all_rows).trace
         return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
 
     def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
@@ -274,7 +395,7 @@ class Problem:
         Raises:
             ModelError: the model has no or several observed sites inside the plate.
         """
-        return self.execute(self._from_vector(z), rows).trace.nodes[self.layout.single_observed()]["fn"]
+        return self.execute(self.from_vector(z, rows), rows).trace.nodes[self.layout.single_observed()]["fn"]
 
     def observation(self, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """What the model says of observed rows, new ones too, at one vector z (D,).
@@ -292,7 +413,7 @@ class Problem:
             ModelError: the model has no or several observed sites inside the plate.
         """
         rows = rows_like(self.arguments, self.model, args, kwargs)
-        trace = self.execute(self._from_vector(z), rows, densities=True).trace
+        trace = self.execute(self.from_vector(z, rows), rows, densities=True).trace
         site = trace.nodes[self.layout.single_observed()]
         fn = site["fn"]
         out = {"log_prob": sum_to_rows(site, frame_of(site, self.plate).dim), "value": site["value"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +15,23 @@ from pyro_fed.algorithm import State
 #: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
 MAX_CELLS = 2_000_000
 
+#: Clients that a warning of failures names.
+SHOWN = 5
+
 #: Bytes that every client received and sent before a schedule chose.
 Asked = tuple[int, int]
+#: A client that failed, and why.
+Failure = tuple[int, str]
 
 
 @dataclass
 class Round:
     """One round: the clients that worked, bytes each received and sent, seconds each, figures of each.
 
-    Bytes are one number for all, or (C,). Figures are (C,), or (C, D) where there is one a parameter. Where the
-    schedule asked all K clients first, `asked` has the bytes that each received and sent for that; what a client
-    received then it need not receive again.
+    Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) where there is
+    one a parameter. Where the schedule asked all K clients first, `asked` has the bytes that each received and sent
+    for that; what a client received then it need not receive again. `failures` are of clients that were asked to work
+    and did not, a client once an attempt.
     """
 
     phase: str
@@ -34,12 +41,13 @@ class Round:
     seconds: float
     info: dict[str, np.ndarray]
     asked: Asked | None = None
+    failures: list[Failure] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
         """The same with lists in place of arrays."""
         info = {name: values.tolist() for name, values in self.info.items()}
         traffic = {name: np.asarray(getattr(self, name)).tolist() for name in ("bytes_down", "bytes_up")}
-        same = {name: getattr(self, name) for name in ("phase", "clients", "seconds", "asked")}
+        same = {name: getattr(self, name) for name in ("phase", "clients", "seconds", "asked", "failures")}
         return {**same, "info": info, **traffic}
 
     @classmethod
@@ -48,7 +56,8 @@ class Round:
         traffic = {name: _number_or_array(plain[name]) for name in ("bytes_down", "bytes_up")}
         asked = plain["asked"] and tuple(plain["asked"])
         info = {name: np.asarray(values) for name, values in plain["info"].items()}
-        return cls(**{**plain, **traffic, "asked": asked, "info": info})
+        failures = [(client, reason) for client, reason in plain["failures"]]
+        return cls(**{**plain, **traffic, "asked": asked, "info": info, "failures": failures})
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Record:
     Attributes:
         client_names: the clients.
         rounds: what happened, round by round.
-        figures: figures of each round of the last phase.
+        figures: figures of each round of the last phase, empty where nobody worked.
         notes: warnings, one sentence each.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
@@ -70,6 +79,11 @@ class Record:
     notes: list[str] = field(default_factory=list)
     converged: bool | None = None
     interrupted: bool = False
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Figures of the last round in which anybody worked; empty where there was none."""
+        return next((figures for figures in reversed(self.figures) if figures), {})
 
     def last(self, name: str) -> np.ndarray:
         """Figures `name` of the clients in the last round that has them; empty where none has."""
@@ -133,6 +147,7 @@ class Record:
                 if name in r.info:
                     traces[i, r.clients if full else slice(len(r.clients))] = r.info[name]
             data[name] = ((*dims, "parameter"), traces)
+        data.update(self._failures())
         offset = rounds - len(self.figures)
         for name in sorted({name for figures in self.figures for name in figures}):
             series = np.full(rounds, np.nan)
@@ -140,14 +155,36 @@ class Record:
             data[name] = (("round",), series)
         return xr.Dataset(data, coords=coords)
 
+    def failed(self) -> list[str]:
+        """One sentence on all clients that failed; none where none did."""
+        every = [(client, i, reason) for i, r in enumerate(self.rounds) for client, reason in r.failures]
+        if not every:
+            return []
+        last = {client: (i, reason) for client, i, reason in every}
+        often = Counter(client for client, _, _ in every).most_common(SHOWN)
+        parts = [
+            f"client {self.client_names[client]} {count} times, the last in round {last[client][0]}: {last[client][1]}"
+            for client, count in often
+        ]
+        more = f"; and {len(last) - SHOWN} more clients" if len(last) > SHOWN else ""
+        return [
+            f"{len(every)} times a client failed, and its round went on without it: {'; '.join(parts)}{more}. All are "
+            "listed in the group `federation` (failure_round, failure_client, failure_reason)"
+        ]
+
+    def _failures(self) -> dict[str, Any]:
+        """Rounds, clients and reasons of failures, over a dimension of their own; nothing where there are none."""
+        listed = [
+            (i, self.client_names[client], reason) for i, r in enumerate(self.rounds) for client, reason in r.failures
+        ]
+        if not listed:
+            return {}
+        columns = zip(("failure_round", "failure_client", "failure_reason"), zip(*listed, strict=True), strict=True)
+        return {name: ("failure", list(values)) for name, values in columns}
+
 
 def _number_or_array(value: int | list[float]) -> int | np.ndarray:
     return np.asarray(value) if isinstance(value, list) else value
-
-
-def num_bytes(state: State) -> int:
-    """Bytes of one client's share of a state with a leading client axis."""
-    return sum(value[:1].numel() * value.element_size() for value in state.values())
 
 
 def as_figures(info: State) -> dict[str, np.ndarray]:

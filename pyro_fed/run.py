@@ -11,19 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
 
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
+from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
-from pyro_fed.errors import DivergenceError, SettingError
+from pyro_fed.context import Context
+from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
+from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
+from pyro_fed.local_pass import collected, integration_notes
+from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.rounds import Context, run_phases
+from pyro_fed.rounds import run_phases
 from pyro_fed.schedule import Schedule
 from pyro_fed.to_arviz import to_inference_data
 
@@ -42,6 +49,10 @@ def run(
     progress: bool = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
+    collect_local: bool = True,
+    start: str | Path | None = None,
+    min_clients: int | None = None,
+    combination: Combination | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -63,6 +74,15 @@ def run(
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
+        collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
+            without, the log-likelihood of a row has them integrated out.
+        start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
+            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
+        min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
+            is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
+            a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
+        combination: what the server puts in the place of the clients' messages, against clients that lie or for
+            privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -75,6 +95,7 @@ def run(
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
+        QuorumError: too few clients replied; its `result` holds the state before that round.
     """
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if rounds < 1:
@@ -83,7 +104,11 @@ def run(
         raise SettingError(f"seed must not be negative, received {seed}")
     if num_draws < 1:
         raise SettingError(f"num_draws must be at least 1, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= federation.num_clients:
+        raise SettingError(f"min_clients must lie in 0..{federation.num_clients}, received {min_clients}")
     _check_indicator(algorithm, schedule)
+    if algorithm.joint and federation.problem.local_dim:
+        federation = federation.joint
     with threads(num_threads), torch.no_grad():
         problem = _bind(federation.problem, compile, rounds)
         problem.progress = progress
@@ -91,17 +116,22 @@ def run(
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
+        context.min_clients, context.combination = min_clients, combination
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed)
+            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         elif resume:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-        finish = _Finish(algorithm, context, num_draws, log_likelihood)
+        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local)
+        if start is not None:
+            context.start = hand_over(algorithm, federation, Path(start))
         try:
-            shared = run_phases(algorithm, context, rounds, schedule).shared
-        except DivergenceError as error:
+            shared = run_phases(algorithm, context, rounds, schedule)
+        except StoppedError as error:
             error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
+        finally:
+            context.executor.close()
         return finish(shared)
 
 
@@ -121,29 +151,40 @@ class _Finish:
     context: Context
     num_draws: int
     log_likelihood: bool
+    collect_local: bool
 
     def __call__(self, shared: State | None) -> Any:
         if shared is None:
             return None
-        record = self.context.record
-        record.notes += self.algorithm.warnings(record)
-        if record.converged is False and "change" in record.figures[-1]:
-            change = record.figures[-1]["change"]
-            record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
-        for note in record.notes:
-            warnings.warn(note, UserWarning, stacklevel=4)
-        generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
-        draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
+        context, record = self.context, self.context.record
+        generator = seeding.torch_generator(context.seed, seeding.DRAWS)
+        try:
+            draws = self.algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
+        except ImproperGaussianError as error:
+            if record.interrupted:
+                raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
+            raise
+        stats = self.algorithm.sample_stats(shared, draws)
+        self._warn(draws)
+        results = (context.federation, context.problem, draws)
+        if context.problem.local_dim and self.collect_local and context.federation.holds_data:
+            results = collected(*results, context.seed)
         return to_inference_data(
-            self.algorithm,
-            self.context.federation,
-            self.context.problem,
-            draws,
-            self.algorithm.sample_stats(shared, draws),
-            record,
-            self.context.seed,
-            self.log_likelihood,
+            self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
         )
+
+    def _warn(self, draws: Tensor) -> None:
+        record = self.context.record
+        record.notes += [*self.algorithm.warnings(record), *record.failed()]
+        if self.algorithm.struggled(record):
+            record.notes += funnel_hint(self.context.problem)
+        if record.converged is False and "change" in record.latest:
+            change = record.latest["change"]
+            record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
+        if self.context.problem.local_dim:
+            record.notes += integration_notes(self.context.problem, draws.flatten(0, 1))
+        for note in record.notes:
+            warnings.warn(note, UserWarning, stacklevel=5)
 
 
 def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
@@ -151,7 +192,7 @@ def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
     generator = torch.Generator().manual_seed(0)
     device = problem.rows[0].device
     particles = 0.1 * torch.randn(2, problem.dim, generator=generator, dtype=problem.dtype).to(device)
-    clients = tuple(leaf[:2].expand(2, *leaf[:2].shape) for leaf in problem.rows)
+    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         log_prior, pointwise = problem.log_parts(z, rows)

@@ -16,6 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 import pyro_fed
+from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -38,6 +39,7 @@ def to_inference_data(
     record: Record,
     seed: int,
     log_likelihood: bool,
+    collect_local: bool,
 ) -> Any:
     """InferenceData of a run.
 
@@ -50,40 +52,58 @@ def to_inference_data(
         record: what happened.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
+        collect_local: whether to have the rows' discrete latents drawn and collected.
     """
-    flat = draws.reshape(-1, draws.shape[-1])
-    pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
-    lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
+    drawn = collect_local and federation.holds_data
     groups = {
-        "posterior": _posterior(federation, problem, draws),
-        "sample_stats": _stats({"lp": lp, **stats}),
-        "observed_data": observed_data(federation),
-        "constant_data": constant_data(federation),
+        "posterior": _posterior(federation, problem, draws, seed if drawn else None),
         "federation": record.to_dataset(),
     }
-    if pointwise:
-        shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
-        groups["log_likelihood"] = _dataset(shaped, {name: [problem.plate] for name in shaped}, federation.coords)
+    if federation.holds_data:
+        groups |= _from_data(federation, problem, draws, stats, log_likelihood)
+    else:
+        groups["sample_stats"] = _stats(stats)
     attrs = _attributes(algorithm, federation, record, seed)
     groups["posterior"].attrs.update(attrs)
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
 
 
+def _from_data(
+    federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor], log_likelihood: bool
+) -> dict[str, xr.Dataset]:
+    """The groups that need the rows."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
+    lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
+    groups = {
+        "sample_stats": _stats({"lp": lp, **stats}),
+        "observed_data": observed_data(federation),
+        "constant_data": constant_data(federation),
+    }
+    if pointwise:
+        shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
+        plates = problem.term_plates()
+        groups["log_likelihood"] = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
+    return groups
+
+
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Pointwise log-likelihood (S, N) of each observed site, if wanted, and the total of each draw, (S,)."""
-    too_many = len(flat) * problem.num_rows > MAX_POINTWISE
+    """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
+    too_many = len(flat) * problem.widest > MAX_POINTWISE
     if wanted and too_many:
         warnings.warn(
-            f"log_likelihood of {len(flat)} draws × {problem.num_rows} rows is left out (more than "
+            f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than "
             f"{MAX_POINTWISE:.0e} numbers); run with fewer draws to have it",
             UserWarning,
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.num_rows)])
-    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.num_rows)]
+        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.widest)])
+    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.widest)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    return pointwise, sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
+    total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
+    latent = {"", *problem.layout.local}
+    return {name: value for name, value in pointwise.items() if name not in latent}, total
 
 
 def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> Any:
@@ -119,20 +139,27 @@ def constant_data(federation: Federation) -> xr.Dataset:
     arguments = federation.problem.arguments
     observed = list(federation.problem.observed_values().values())
     data = {}
-    for name, leaf in zip(arguments.row_names, arguments.rows, strict=True):
+    for name, nested, leaf in arguments.columns:
         if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in observed):
-            dims = [federation.problem.plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
+            plate = nested or federation.problem.plate
+            dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
             # xarray takes a variable that is named like a dimension for the dimension's labels.
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor) -> xr.Dataset:
+def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part) for part in _pieces(flat, problem.num_rows)]
+    pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
+    if problem.layout.discrete and seed is not None and not problem.local_dim:
+        generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
+        parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
+        pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
+    if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
+        shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
 
@@ -166,6 +193,7 @@ def _pieces(draws: Tensor, num_rows: int) -> Sequence[Tensor]:
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
     """Settings as strings and numbers, which NetCDF can hold."""
+    problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "inference_library": "pyro_fed",
@@ -176,10 +204,12 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "centralized": str(algorithm.centralized),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
+        "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
         "converged": "unknown" if record.converged is None else str(record.converged),
         "interrupted": str(record.interrupted),
         "warnings": "\n".join(record.notes),
+        **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {az.__version__}",
     }

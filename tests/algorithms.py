@@ -1,6 +1,7 @@
 """The algorithms that the contract tests run: append (name, factory, federation); every row gets every test.
 
-A factory makes the algorithm with few steps, its federation a small problem on which those are stable.
+A factory makes the algorithm with few steps, its federation a small problem on which those are stable. What is
+`serverless` runs on `graph_of` its federation.
 """
 
 import pyro
@@ -31,19 +32,60 @@ def unequal_lines():
     return pf.Federation(line, line_data(), plate="data", partition=parts)
 
 
+def graph_of(algorithm, federation):
+    """What `run` needs besides: a ring for an algorithm that has no server."""
+    return {"graph": pf.graph.ring(federation.num_clients)} if algorithm.serverless else {}
+
+
 SMALL = {"num_particles": 5, "local_steps": 4}
+CHAIN = {"chain_steps": 6, "burn_in": 2, "step_size": 0.01}
+VISITS = {"local_steps": 4, "batch_size": 3, "burn_in": 4, "thin": 1, "target_ess": None, "num_chains": 2}
+
+
+def few_sgld_draws():
+    """Surrogates from short local chains."""
+    return pf.LocalSGLD(num_samples=20, burn_in=10)
+
 
 ALGORITHMS = [
-    ("SVGD", lambda: pf.SVGD(**SMALL), unequal_lines),
-    ("SVGD, minibatches", lambda: pf.SVGD(**SMALL, batch_size=5), unequal_lines),
-    ("PaperSVGD", lambda: pf.PaperSVGD(**SMALL), unequal_lines),
-    ("PaperSVGD, minibatches", lambda: pf.PaperSVGD(**SMALL, batch_size=5), unequal_lines),
-    ("DSVGD", lambda: pf.DSVGD(**SMALL), unequal_lines),
-    ("DSVGD, minibatches", lambda: pf.DSVGD(**SMALL, batch_size=5, start="gaussian"), unequal_lines),
-    ("ParallelDSVGD", lambda: pf.ParallelDSVGD(**SMALL, start="prior"), unequal_lines),
-    ("PaperDSVGD", lambda: pf.PaperDSVGD(**SMALL, distill_steps=3), unequal_lines),
-    ("PaperDSVGD, minibatches", lambda: pf.PaperDSVGD(**SMALL, distill_steps=3, batch_size=5), unequal_lines),
-    ("PaperParallelDSVGD", lambda: pf.PaperParallelDSVGD(**SMALL, distill_steps=3, server_steps=3), unequal_lines),
-    ("UDSVGD", lambda: pf.UDSVGD(**SMALL), unequal_lines),
-    ("UDSVGD, minibatches", lambda: pf.UDSVGD(**SMALL, batch_size=5), unequal_lines),
+    (name, factory, unequal_lines)
+    for name, factory in {
+        "SVGD": lambda: pf.SVGD(**SMALL),
+        "SVGD, minibatches": lambda: pf.SVGD(**SMALL, batch_size=5),
+        "PaperSVGD": lambda: pf.PaperSVGD(**SMALL),
+        "PaperSVGD, minibatches": lambda: pf.PaperSVGD(**SMALL, batch_size=5),
+        "DSVGD": lambda: pf.DSVGD(**SMALL),
+        "DSVGD, minibatches": lambda: pf.DSVGD(**SMALL, batch_size=5, start="gaussian"),
+        "ParallelDSVGD": lambda: pf.ParallelDSVGD(**SMALL, start="prior"),
+        "PaperDSVGD": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3),
+        "PaperDSVGD, minibatches": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3, batch_size=5),
+        "PaperParallelDSVGD": lambda: pf.PaperParallelDSVGD(**SMALL, distill_steps=3, server_steps=3),
+        "UDSVGD": lambda: pf.UDSVGD(**SMALL),
+        "UDSVGD, minibatches": lambda: pf.UDSVGD(**SMALL, batch_size=5),
+        "FedLaplace": lambda: pf.FedLaplace(),
+        "FedEP": lambda: pf.FedEP(),
+        "FedEP, diagonal": lambda: pf.FedEP(covariance="diag"),
+        "FedEP (I)": lambda: pf.FedEP(client="identity", start="prior", **CHAIN),
+        "FedEP (M)": lambda: pf.FedEP(client="mcmc", start="prior", **CHAIN),
+        "FedEP (L)": lambda: pf.FedEP(client="laplace"),
+        "FedEP (V)": lambda: pf.FedEP(client="ngvi", start="prior", curvature_steps=2, **CHAIN),
+        "FedEP, SVI": lambda: pf.FedEP(client="svi", start="prior", svi_steps=5),
+        "FedSEP": lambda: pf.FedSEP(),
+        "PVI": lambda: pf.PVI(),
+        "FedPA": lambda: pf.FedPA(**CHAIN),
+        "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
+        "BCM": lambda: pf.BCM(),
+        "SVI": lambda: pf.SVI(num_steps=20, num_guide_draws=40),
+        "SGLD": lambda: pf.SGLD(**VISITS),
+        "DSGLD": lambda: pf.DSGLD(**VISITS),
+        "FSGLD": lambda: pf.FSGLD(**VISITS),
+        "FSGLD, surrogates from draws": lambda: pf.FSGLD(surrogates=few_sgld_draws(), **VISITS),
+        "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
+        "P2PVI": lambda: pf.P2PVI(),
+        "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
+        "P2PVI, by backpropagation": lambda: pf.P2PVI(update="svi", start="prior", svi_steps=5),
+        "P2PEP": lambda: pf.P2PEP(),
+        "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
+        "NUTS": lambda: pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2),
+    }.items()
 ]

@@ -1,5 +1,6 @@
 """Checkpoints: a killed run goes on to the same bits; another run's state and foreign bytes are refused."""
 
+import contextlib
 import functools
 import pickle
 import subprocess
@@ -12,8 +13,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from algorithms import ALGORITHMS as EVERY
+from algorithms import graph_of
 
 import pyro_fed as pf
+from pyro_fed import rounds
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.schedule import Schedule
 
@@ -75,6 +79,29 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, algorithm):
         rest = run(algorithm=algorithm, schedule=KilledAt(NEVER), checkpoint=folder, resume=True)
         assert (whole.posterior["w"].values == rest.posterior["w"].values).all()
         assert whole.federation[same].equals(rest.federation[same])
+
+
+@pytest.mark.parametrize(("factory", "federation"), [row[1:] for row in EVERY], ids=[row[0] for row in EVERY])
+def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
+    """Stopped before the third round it has begun, of whichever phase."""
+    fed, one_round, begun = federation(), rounds.one_round, []
+
+    def interrupted(*args):
+        begun.append(1)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return one_round(*args)
+
+    options = {"num_rounds": 3, "compile": "off", **graph_of(factory(), fed)}
+    whole = run(fed, algorithm=factory(), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "one_round", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):  # agents in their warm start have no distribution yet
+            run(fed, algorithm=factory(), checkpoint=tmp_path / "state", **options)
+    rest = run(fed, algorithm=factory(), checkpoint=tmp_path / "state", resume=True, **options)
+    same = [name for name in whole.federation if name != "seconds"]
+    assert whole.posterior.equals(rest.posterior)
+    assert whole.federation[same].equals(rest.federation[same])
 
 
 def test_killed_without_warning_goes_on(tmp_path):

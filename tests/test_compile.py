@@ -57,12 +57,12 @@ def test_rounds_of_unequal_width_share_a_step():
     problem.compiler = Compiler("trace")
     algorithm = pf.PaperDSVGD(**SMALL)
     executor = Vectorised()
-    executor.start(algorithm, problem, fed.client_data())
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
+    executor.start(algorithm, problem, fed.client_data(), local)
     replies = []
     for clients in ([0, 1, 2], [1], [0, 2]):
         at = torch.tensor(clients)
-        work = Work(0, 0, clients, algorithm.download(shared, at), {k: v[at] for k, v in local.items()})
+        work = Work(0, 0, clients, algorithm.download(shared, at))
         replies.append(executor.execute(work).messages["particles"])
     assert len(problem.compiler.cache) == 2
     torch.testing.assert_close(replies[0][[0, 2]], replies[2])
@@ -117,7 +117,7 @@ def test_the_choice_is_a_function_of_counts():
 def test_auto_follows_that_choice_whatever_ran_before(monkeypatch):
     """A short run's traced step does not keep a long run from Inductor, nor the other way round."""
     chosen = []
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, _: chosen.append(graph) or graph)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, *_, **__: chosen.append(graph) or graph)
     monkeypatch.setattr(compiling, "pays", lambda nodes, calls: calls >= 20)
     fed = unequal_lines()
     algorithm = pf.PaperSVGD(**SMALL)  # four steps a round

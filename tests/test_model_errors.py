@@ -18,11 +18,10 @@ def weights():
     return pyro.sample("w", normal(0, 1, 3))
 
 
-def latent_inside(x, y):
-    w = weights()
+def latents_inside_alone(x, y):
     with pyro.plate("data", len(x)):
         b = pyro.sample("b", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(x @ w + b, 1.0), obs=y)
+        pyro.sample("y", dist.Normal(b, 1.0), obs=y)
 
 
 def discrete(x, y):
@@ -141,7 +140,7 @@ def imputed_and_used(x, y, seen):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (latent_inside, r"latent site 'b' is inside the partitioned plate 'data'.*integrate 'b' out"),
+        (latents_inside_alone, "the model has no latent site outside plate 'data', where clients have something in"),
         (discrete, r"latent site 'k' \(Categorical\) is discrete.*MixtureSameFamily"),
         (discrete_inside, r"latent site 'k' \(Bernoulli\) is discrete"),
         (sphere, r"latent site 'u' \(ProjectedNormal\) has the support .* no transform"),
@@ -161,7 +160,10 @@ def imputed_and_used(x, y, seen):
         (sequential, r"site 'y_0' is in a sequential plate: write `with pyro.plate\('data', n\):`"),
         (no_observation, r"plate 'data' holds no observed site"),
         (no_latent, "the model has no latent site: there is nothing to infer"),
-        (forgotten_obs, r"latent site 'y' is inside the partitioned plate 'data'"),
+        (
+            forgotten_obs,
+            r"plate 'data' holds no observed site \(it holds the latent sites \['y'\]\): put the likelihood",
+        ),
         (one_latent_a_row, "every latent must take their sizes from them or be independent of them"),
     ],
 )
@@ -223,6 +225,6 @@ def test_rows_that_nothing_splits():
 
 def test_the_wrong_arguments():
     with pytest.raises(pf.DataError, match=r"the model takes \(x, y\), but was given 1 positional.*as a tuple"):
-        pf.Federation(latent_inside, [X, Y], plate="data", num_clients=2)
+        pf.Federation(likelihood_outside, [X, Y], plate="data", num_clients=2)
     with pytest.raises(pf.DataError, match="unexpected keyword argument 'z'"):
-        pf.Federation(latent_inside, (X, Y), {"z": X}, plate="data", num_clients=2)
+        pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)

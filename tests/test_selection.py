@@ -9,6 +9,8 @@ from torch.func import grad, vmap
 import pyro_fed as pf
 from pyro_fed.executors.base import Work
 from pyro_fed.executors.local import Vectorised
+from pyro_fed.messages import encoded_size
+from pyro_fed.messages.header import Entry
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd, stein_inner_product
 from pyro_fed.schedule import HIP, KSD, Availability
@@ -22,10 +24,10 @@ def asked(algorithm, fed, kind):
     problem, data = fed.problem, fed.client_data()
     shared, local = algorithm.init(problem, fed.num_clients, torch.Generator().manual_seed(0), None)
     executor = Vectorised()
-    executor.start(algorithm, problem, data)
+    executor.start(algorithm, problem, data, local)
     clients = list(range(fed.num_clients))
     with torch.no_grad():
-        work = Work(0, 0, clients, algorithm.download(shared, torch.tensor(clients)), local)
+        work = Work(0, 0, clients, algorithm.download(shared, torch.tensor(clients)))
         return executor.ask(kind, work), shared
 
 
@@ -94,7 +96,8 @@ def test_bytes_of_the_question_are_counted(algorithm, schedule):
     fed = unequal_lines()
     group = pf.run(algorithm, fed, num_rounds=2, schedule=schedule, **QUIET).federation
     last = group.isel(round=-1)
-    answer = 8 if isinstance(schedule, KSD) else 8 * SMALL["num_particles"] * 2
+    ksd, scores = Entry((), torch.float64), Entry((SMALL["num_particles"], 2), torch.float64)
+    answer = encoded_size({"ksd": ksd} if isinstance(schedule, KSD) else {"scores": scores})
     passed_over = last["bytes_up"].values[~last["participated"].values]
     np.testing.assert_array_equal(passed_over, [answer, answer])
     assert last["bytes_up"].values[last["participated"].values][0] > answer

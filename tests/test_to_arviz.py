@@ -26,6 +26,8 @@ from zoo import (
 
 import pyro_fed as pf
 from pyro_fed import to_arviz
+from pyro_fed.messages import encoded_size
+from pyro_fed.messages.header import Entry
 from pyro_fed.to_arviz import unconstrained_draws
 
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
@@ -255,7 +257,10 @@ def test_the_record_counts_bytes_and_rounds():
         )
     table = idata.federation
     assert table["participated"].values.tolist() == [[True, False], [False, True], [True, False]]
-    assert np.nansum(table["bytes_up"].values, axis=1).tolist() == [3 * 4 * 8] * 3
+    assert (
+        np.nansum(table["bytes_up"].values, axis=1).tolist()
+        == [encoded_size({"particles": Entry((3, 4), torch.float64)})] * 3
+    )
     assert np.isnan(table["bytes_up"].values[0, 1])
     assert table["change"].dims == ("round",)
     assert np.isfinite(table["change"].values).all()

@@ -11,8 +11,8 @@ FOLDER = Path(__file__).parent.parent / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
 
 
-def test_there_are_seven():
-    assert [path.name[:2] for path in TUTORIALS] == [f"0{i}" for i in range(1, 8)]
+def test_there_are_eight():
+    assert [path.name[:2] for path in TUTORIALS] == [f"0{i}" for i in range(1, 9)]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -6,7 +6,9 @@ from typing import Any
 
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.base import Executor, Reply, Work
+from pyro_fed.executors.faulty import Faulty
 from pyro_fed.executors.local import Sequential, Vectorised
+from pyro_fed.executors.ray import Ray
 
 NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
 
@@ -24,4 +26,4 @@ def resolve(executor: Any) -> Executor:
     return NAMED[executor]()
 
 
-__all__ = ["Executor", "Reply", "Sequential", "Vectorised", "Work", "resolve"]
+__all__ = ["Executor", "Faulty", "Ray", "Reply", "Sequential", "Vectorised", "Work", "resolve"]

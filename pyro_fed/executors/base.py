@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.data import ClientData
 
 if TYPE_CHECKING:
-    from pyro_fed.data import ClientData
     from pyro_fed.problem import Problem
 
 
@@ -27,47 +28,109 @@ class Work:
         seed: the run's seed.
         clients: the scheduled clients, (C,); one may stand twice (two chains at one client).
         shared: what they receive, (C, ...).
-        local: their states, (C, ...).
+        slots: their places in the round, ascending, where this is a part of its work.
     """
 
     round: int
     seed: int
     clients: list[int]
     shared: State
-    local: State
+    slots: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.slots:
+            object.__setattr__(self, "slots", tuple(range(len(self.clients))))
+
+    def part(self, at: Tensor) -> Work:
+        """The work of the clients at these positions; what all receive alike is not copied for each."""
+        places = at.tolist()
+        shared = {
+            name: value[at] if value.stride(0) else value[:1].expand(len(at), *value.shape[1:])
+            for name, value in self.shared.items()
+        }
+        slots = tuple(self.slots[i] for i in places)
+        return Work(self.round, self.seed, [self.clients[i] for i in places], shared, slots)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: messages, new local states and figures, each (C, ...)."""
+    """What came back.
+
+    Attributes:
+        messages: of the clients that replied, in the order of the work, (A, ...).
+        info: their figures, likewise.
+        failures: why the others did not, by their position in `Work.clients`. Where all failed, A is zero and the
+            dictionaries may be empty.
+    """
 
     messages: State
-    local: State
     info: State
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 class Executor(ABC):
-    """Does the local steps of a round."""
+    """Does the local steps of a round, and holds the clients' states between rounds.
 
-    def start(self, algorithm: Algorithm, problem: Problem, data: ClientData) -> None:
-        """Prepare for a run; `data` are all clients' rows, index (K, n) and num_rows (K,)."""
+    The states that a round makes wait until `settle` says what the server made of the messages: until then, and for
+    a client that it leaves out, those before the round count.
+    """
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for a phase.
+
+        Args:
+            algorithm: what the clients run.
+            problem: the model's densities.
+            data: the clients' rows, index (K, n) and num_rows (K,).
+            local: their states, (K, ...).
+            clients: their numbers in the run, (K,), where these are some of its clients only.
+        """
         self.algorithm, self.problem, self.data = algorithm, problem, data
+        self.local = contiguous({name: value.clone() for name, value in local.items()})  # it is written to in place
         self.row_counts = data.num_rows.tolist()
+        self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
 
     @abstractmethod
     def execute(self, work: Work) -> Reply:
         """Do one round's work; results do not depend on the executor."""
 
+    @abstractmethod
+    def settle(self, taken: Tensor, told: State) -> None:
+        """Keep the states that clients made in the last round.
+
+        Args:
+            taken: slots of those whose messages the server has combined, (A,), ascending.
+            told: what it tells them, (A, ...), see `Algorithm.feedback`.
+        """
+
+    def collect(self) -> State:
+        """All clients' states, (K, ...): for the next phase, or a checkpoint."""
+        return self.local
+
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call."""
-        clients = torch.tensor(work.clients)
-        data = type(self.data)(self.data.rows, self.data.row_index[clients], self.data.num_rows[clients])
-        shared = {name: value.contiguous() for name, value in work.shared.items()}  # as compiled steps expect
-        return self.algorithm.report(kind, self.problem, shared, work.local, data)
+        at = self.at(work.clients)
+        shared, local = contiguous(work.shared), select(self.local, at)
+        return self.algorithm.report(kind, self.problem, shared, local, self.rows_of(at))
 
-    def stop(self) -> None:
-        """Release what `start` took."""
+    def close(self) -> None:
+        """Release what the run took."""
         return
+
+    def at(self, clients: Sequence[int]) -> Tensor:
+        """Where these clients stand in `data` and `local`, (C,)."""
+        return torch.tensor([self.place[client] for client in clients])
+
+    def rows_of(self, at: Tensor) -> ClientData:
+        """The rows of the clients at these places."""
+        return ClientData(self.data.rows, self.data.row_index[at], self.data.num_rows[at])
 
     def noise(self, work: Work) -> Any:
         """The clients' randomness stacked on axis 1: (steps, C, ...)."""
@@ -78,10 +141,31 @@ class Executor(ABC):
         for client in work.clients:
             repeat = seen[client] = seen.get(client, -1) + 1
             generator = seeding.torch_generator(work.seed, seeding.CLIENT, work.round, client, repeat)
-            drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[client], generator))
+            drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
         return pytree.tree_map(lambda *parts: torch.stack(parts, dim=1), *drawn)
 
 
-def select(state: State, index: Tensor) -> State:
+def select(state: State, index: Tensor | slice) -> State:
     """Rows `index` of the leading axis."""
     return {name: value[index] for name, value in state.items()}
+
+
+def contiguous(state: State) -> State:
+    """The same values in one memory layout: a sum over another may round differently."""
+    return {name: value.contiguous() for name, value in state.items()}
+
+
+def concatenate(parts: Sequence[State]) -> State:
+    """States one after the other on the leading axis."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def write(local: State, at: Tensor, new: State) -> None:
+    """Store clients' new states; a state that has grown makes room for all clients."""
+    for name, value in new.items():
+        kept = local[name]
+        if value.shape[1:] != kept.shape[1:]:
+            room = kept.new_zeros((len(kept), *value.shape[1:]))
+            room[tuple(slice(size) for size in kept.shape)] = kept
+            kept = local[name] = room
+        kept[at] = value

@@ -2,69 +2,117 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm import Algorithm, Noise, State
 from pyro_fed.data import ClientData
-from pyro_fed.executors.base import Executor, Reply, Work, select
+from pyro_fed.executors.base import Executor, Reply, Work, concatenate, contiguous, select, write
 from pyro_fed.problem import Problem
 
 
-class Vectorised(Executor):
+class Made(NamedTuple):
+    """States that clients have made in a round: (C,) their slots, where they stand, and (C, ...) the states."""
+
+    slots: Tensor
+    at: Tensor
+    states: State
+
+
+#: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
+Step = tuple[State, State, State]
+
+
+class Local(Executor):
+    """Clients whose rows and states are in this process.
+
+    Attributes:
+        waiting: the round whose states wait for `settle`, -1 for none.
+    """
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for a phase."""
+        super().start(algorithm, problem, data, local, clients)
+        self.waiting, self.new = -1, list[Made]()
+
+    def execute(self, work: Work) -> Reply:
+        """Do one round's work, or the part of it that is asked again."""
+        at = self.at(work.clients)
+        messages, new, info = self.steps(work, at, self.noise(work))
+        if work.round != self.waiting:
+            self.waiting, self.new = work.round, []
+        self.new.append(Made(torch.tensor(work.slots), at, new))
+        return Reply(messages, info)
+
+    @abstractmethod
+    def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
+        """The local steps of the clients at these places."""
+
+    def settle(self, taken: Tensor, told: State) -> None:
+        """As the algorithm says."""
+        for made in self.new:
+            kept = torch.isin(made.slots, taken)
+            if bool(kept.any()):
+                mine = select(told, torch.isin(taken, made.slots))
+                write(self.local, made.at[kept], self.algorithm.settle(mine, select(made.states, kept)))
+        self.waiting, self.new = -1, []
+
+
+class Vectorised(Local):
     """All clients of a round in one call.
 
     Rounds with fewer clients than the largest so far are filled up with copies, which are dropped again,
     so that compiled steps keep their shapes.
     """
 
-    def start(self, algorithm: Algorithm, problem: Problem, data: ClientData) -> None:
-        """Prepare for a run."""
-        super().start(algorithm, problem, data)
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for a phase."""
+        super().start(algorithm, problem, data, local, clients)
         self.width = 0
 
-    def execute(self, work: Work) -> Reply:
-        """Do one round's work in one call."""
-        count = len(work.clients)
+    def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
+        """All in one call."""
+        count = len(at)
         self.width = max(self.width, count)
         fill = torch.arange(self.width) % count
-        clients = torch.tensor(work.clients)[fill]
-        noise = pytree.tree_map(lambda x: x[:, fill], self.noise(work))
-        out = self.algorithm.local_step(
-            self.problem, select(work.shared, fill), select(work.local, fill), _rows_of(self.data, clients), noise
-        )
-        return Reply(*({name: value[:count] for name, value in part.items()} for part in out))
+        noise = pytree.tree_map(lambda x: x[:, fill], noise)
+        local = select(self.local, at[fill])
+        out = self.algorithm.local_step(self.problem, select(work.shared, fill), local, self.rows_of(at[fill]), noise)
+        messages, new, info = (select(part, slice(count)) for part in out)
+        return messages, new, info
 
 
-class Sequential(Executor):
+class Sequential(Local):
     """One client after the other."""
 
-    def execute(self, work: Work) -> Reply:
-        """Do one round's work client by client."""
-        noise = self.noise(work)
+    def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
+        """Client by client."""
         replies = []
-        for i, client in enumerate(work.clients):
+        for i in range(len(at)):
             one = slice(i, i + 1)
-            replies.append(
-                self.algorithm.local_step(
-                    self.problem,
-                    _slice(work.shared, one),
-                    _slice(work.local, one),
-                    _rows_of(self.data, torch.tensor([client])),
-                    pytree.tree_map(lambda x, one=one: x[:, one], noise),
-                )
-            )
-        return Reply(
-            *(
-                {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-                for parts in zip(*replies, strict=True)
-            )
-        )
-
-
-def _rows_of(data: ClientData, clients: torch.Tensor) -> ClientData:
-    return ClientData(data.rows, data.row_index[clients], data.num_rows[clients])
-
-
-def _slice(state: State, part: slice) -> State:
-    return {name: value[part] for name, value in state.items()}
+            of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
+            local, rows = select(self.local, at[one]), self.rows_of(at[one])
+            shared = contiguous(select(work.shared, one))
+            out = self.algorithm.local_step(self.problem, shared, local, rows, of_one)
+            replies.append((out[0], {**local, **out[1]}, out[2]))  # not every client need renew the same parts
+        messages, new, info = (concatenate(parts) for parts in zip(*replies, strict=True))
+        return messages, new, info

@@ -31,7 +31,7 @@ def gaussian_prior(
         ModelError: the prior has no Gaussian approximation.
     """
     start = problem.init(1, generator).double()
-    row = tuple(leaf[:1].unsqueeze(0) for leaf in problem.rows)
+    row = tuple(leaf[None, :1] for leaf in problem.rows)
     nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))
     prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start, num_steps)
     if not bool(prior.is_proper().all()):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.infer.chain_store import append, thinned
 from pyro_fed.record import Record
@@ -59,6 +60,24 @@ class ChainAlgorithm(Algorithm):
         """Steps between positions that are sent: all that `thin` may ask for."""
         return math.gcd(self.thin, self.local_steps)
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """As for any state that is adopted; the draws on the way are held to the same."""
+        start = {**received, "draws": received["position"].unsqueeze(1)}
+        return gates.grown(start, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """A chain whose visit failed stays where it was; its draws are its position, and say so by a norm of zero."""
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = shared["position"][lost]
+        filled["draws"][lost] = shared["position"][lost].unsqueeze(1)
+        filled["step_size"][lost] = shared["step_size"]
+        return filled
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the received chains (`Reassign_chain` of Algorithm 1)."""
         taken = shared["steps"] + self.stride * torch.arange(1, messages["draws"].shape[1] + 1)
@@ -87,9 +106,14 @@ class ChainAlgorithm(Algorithm):
         columns = ("client", "gradient_norm", "step_size")
         return {name: thinned(shared, name, draws.shape[1]) for name in columns}
 
+    def struggled(self, record: Record) -> bool:
+        """Whether the chains disagree."""
+        last = record.figures[-1] if record.figures else {}
+        return self.num_chains > 1 and last.get("kept", 0) > 0 and not last["r_hat"] <= R_HAT_LIMIT
+
     def warnings(self, record: Record) -> list[str]:
         """Chains that disagree, or too few effective draws."""
-        last = record.figures[-1] if record.figures else {}
+        last = record.latest
         if last.get("kept", 0) == 0:
             return [f"no draw was kept: the run ended within burn_in={self.burn_in} steps; run more rounds"]
         notes = []

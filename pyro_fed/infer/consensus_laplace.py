@@ -46,6 +46,7 @@ class ConsensusLaplace(Algorithm):
 
     serverless: ClassVar[bool] = True
     draws_are: ClassVar[str] = "agents"
+    needs_all: ClassVar[bool] = True
 
     newton: FedLaplace = field(default_factory=FedLaplace)
     gossip_tolerance: float = 1e-10

@@ -49,9 +49,12 @@ from pyro_fed.ops.kernels import Balanced
 from pyro_fed.ops.stein import effective_number, ksd, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
+from pyro_fed.record import Record
 from pyro_fed.schedule import RoundRobin, Schedule
 from pyro_fed.settings import check_at_least, check_between, check_choice
 
+#: Spread of the particles, in SDs of Laplace's approximation, below which they have collapsed.
+COLLAPSED = 0.5
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
@@ -236,6 +239,16 @@ class DSVGD(ParticleAlgorithm):
             return False
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])
+
+    def warnings(self, record: Record) -> list[str]:
+        """Particles that have drawn together."""
+        width = record.latest.get("spread", 1.0)
+        if width >= COLLAPSED:
+            return []
+        return [
+            f"the particles have drawn together: their spread is {width:.2g} times that of Laplace's approximation. "
+            "Take more particles, or a smaller step_size"
+        ]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The particles, (1, N, D)."""

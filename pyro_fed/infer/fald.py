@@ -20,6 +20,7 @@ default length keeps the clients' own noise, h T / p_c, near one posterior varia
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,8 @@ class FALD(LangevinAlgorithm):
     References:
         Deng, Zhang, Ma, Song, Zhang & Lin (2022). Plassard, Vono, Durmus & Moulines (2023).
     """
+
+    needs_all: ClassVar[bool] = True
 
     local_steps: int = 5
     thin: int = 5

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.server_optim import KINDS, make_optim
@@ -45,6 +46,7 @@ class FedAvg(Algorithm):
     """
 
     draws_are: ClassVar[str] = "point"
+    additive: ClassVar[bool] = True
 
     chain_steps: int = 20
     step_size: float = 0.01
@@ -109,6 +111,11 @@ class FedAvg(Algorithm):
 
         velocity = self.momentum * velocity + grad(objective)(point)
         return (point + self.step_size * velocity, velocity), ()
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Steps far above the others', in units of the point."""
+        size = gates.sizes(messages["delta"]) / (1 + gates.sizes(received["point"]))
+        return gates.outlying(size, "step")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""

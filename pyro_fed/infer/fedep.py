@@ -24,23 +24,25 @@ of one parameter follows the mean of another they alternate for ever, and a diag
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.clients import CLIENTS, Client, Received, Tilted
+from pyro_fed.infer.clients import CLIENTS, Client, Received
 from pyro_fed.infer.families import is_hand_written
 from pyro_fed.infer.fedep_settings import EPSettings
 from pyro_fed.infer.fedlaplace import ESCAPING, IMPROPER, FedLaplace
-from pyro_fed.infer.gaussian_sites import absolute, as_state, at_mean, flat_site, gaussian, joined, select
+from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, joined, select
 from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
-from pyro_fed.infer.site_updates import Limits, fractions_of, site_warnings
+from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings, warm_sites
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
@@ -56,6 +58,9 @@ class FedEP(EPSettings):
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
     """
+
+    additive: ClassVar[bool] = True
+    keeps_sites: ClassVar[bool] = True
 
     def __new__(cls, **settings: Any) -> Self:
         """The subclass that federates hand-written guides, where one is given."""
@@ -122,6 +127,29 @@ class FedEP(EPSettings):
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature)
+        return self._states(problem, q, prior, sites)
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+
+        Raises:
+            SettingError: the clients keep no sites, or those that are left make no distribution.
+        """
+        if not self.keeps_sites:
+            return super().regroup(problem, shared, local, origin)
+        kept = gaussian({name: value[origin] for name, value in local.items()})
+        prior, sites = gaussian(shared, "prior_"), select(origin >= 0, kept)
+        q = prior.product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            raise SettingError(
+                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+                "it afresh on them"
+            )
+        return self._states(problem, q, prior, sites)
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites."""
+        num_clients, structure = len(sites.eta), self.structure(problem)
         one = torch.ones((), dtype=torch.float64, device=q.eta.device)
         shared = {
             **as_state(q),
@@ -173,7 +201,7 @@ class FedEP(EPSettings):
         return gaussian(local)
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """q_-k, step 2 of Algorithm 4, (C,)."""
+        """`q_-k`, step 2 of Algorithm 4, (C,)."""
         return gaussian(shared).quotient(site)
 
     def local_step(
@@ -186,6 +214,10 @@ class FedEP(EPSettings):
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Changes beyond what q and the other clients' changes allow."""
+        return gates.natural(gaussian(received), gaussian(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
@@ -223,17 +255,21 @@ class FedEP(EPSettings):
         added = acceleration(points, moves, damping, self.growth, self.accelerated(q)[1])
         return {**as_state(added, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """The fractions taken of the clients' messages, and their shares of what was added to q."""
+        fractions, share = after["fractions"], gaussian(after, "added_").power(1.0 / len(clients))
+        shares = {name: part.expand(len(clients), *part.shape) for name, part in as_state(share, "share_").items()}
+        return {"fraction": fractions, **shares}, {"fraction": fractions}
+
+    def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
-        fractions = after["fractions"]
         delta, optim = gaussian(local, "delta_"), make_optim(self, self.client_optimiser)
         state: State = {}
         if optim is None:
-            steps = delta.power(fractions)
+            steps = delta.power(told["fraction"])
         else:
             steps, state = client_steps(optim, local, delta)
-        share = gaussian(after, "added_").power(1.0 / len(fractions))
-        return {**as_state(gaussian(local).product(steps).product(share)), **state}, {"fraction": fractions}
+        return {**as_state(gaussian(local).product(steps).product(gaussian(told, "share_"))), **state}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, and the share of clients at work."""
@@ -250,35 +286,10 @@ class FedEP(EPSettings):
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back."""
         if not self.stops_itself:
             return False
-        window = max(1, round(1 / figures[-1]["share"]))
+        window = math.ceil(1 / figures[-1]["share"])
         recent = figures[-window:]
         return len(recent) == window and all(f["change"] < self.tolerance and f["fraction"] > 0 for f in recent)
 
     def warnings(self, record: Record) -> list[str]:
         """Clients whose last message could not be used, and optimisers that give up the invariant."""
         return site_warnings(self, record)
-
-
-def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
-    """q, sites (K,) and the prior's site from a federated Laplace approximation.
-
-    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
-    equally, so that q = t_0 Π t_k holds; their first step replaces them.
-    """
-    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
-    q, indefinite = absolute(found, min_curvature)
-    if not bool(indefinite):
-        return found, sites, prior
-    q = at_mean(q, start.shared["point"])
-    share = q.quotient(found).power(1.0 / len(sites.eta))
-    return q, sites.product(share), prior
-
-
-def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
-    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
-    empty = num_rows == 0
-    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
-    usable = (found.usable & finite) | empty
-    new = select(usable & ~empty, found.site)
-    delta = new.quotient(site)
-    return select(usable, delta), usable

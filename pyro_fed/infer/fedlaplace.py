@@ -21,11 +21,12 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -60,7 +61,7 @@ class FedLaplace(GaussianAlgorithm):
         fractions: of the Newton step that the line search tries; the first must be 1.
         aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
             that saves a round.
-        min_curvature: smallest eigenvalue of the scaled |H| where H is not positive definite.
+        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         rounding: a step may lose this many units in the last place of f, which rounding explains.
         tolerance: converged when the Newton step is shorter than this in every client's common metric,
             (d'Hd)^(1/2), which is a distance in posterior SDs.
@@ -68,6 +69,9 @@ class FedLaplace(GaussianAlgorithm):
     References:
         Smola, Vishwanathan & Eleazar (2003), Laplace propagation.
     """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     tolerance: float = 1e-4
     start: Literal["zeros", "prior"] = "zeros"
@@ -153,6 +157,11 @@ class FedLaplace(GaussianAlgorithm):
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
         return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Curvatures and scores far above the others'."""
+        parts = {name: gates.outlying(gates.sizes(messages[name]), f"'{name}'") for name in ("precision", "eta")}
+        return {**parts["precision"], **parts["eta"]}
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.
 
@@ -224,16 +233,16 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of |H| (see `warnings`)."""
+        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
         q = absolute(gaussian(shared), self.min_curvature)[0]
         centred = type(q)(q.precision, torch.zeros_like(q.eta))
         return shared["point"] + centred.sample(num_draws, generator)[None]
 
     def warnings(self, record: Record) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
-        if record.figures and record.figures[-1]["fall"] > ESCAPING:
+        if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]
-        if not record.figures or not record.figures[-1]["indefinite"]:
+        if not record.latest.get("indefinite"):
             return []
         return [
             "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "

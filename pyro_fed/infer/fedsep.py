@@ -12,6 +12,7 @@ rounds and keeps a noise that a smaller δ lowers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,6 +32,8 @@ class FedSEP(FedEP):
     References:
         Guo et al. (2023), Section 2.2.4.
     """
+
+    keeps_sites: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +57,6 @@ class FedSEP(FedEP):
         """The average site."""
         return gaussian(shared, "average_")
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
+    def settle(self, told: State, local: State) -> State:
         """Nothing to keep."""
-        return {}, {"fraction": after["fractions"]}
+        return {}

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
@@ -94,6 +95,10 @@ class GuidedFedEP(FedEP):
             "delta": natural.new_zeros(num_clients, len(natural)),
         }
 
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the families of a guide have no such algebra here."""
+        return Algorithm.regroup(self, problem, shared, local, origin)
+
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
         draws = self._draws(problem, shared["natural"])
@@ -127,6 +132,11 @@ class GuidedFedEP(FedEP):
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
         return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
 
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Changes far above the others', in units of λ."""
+        size = gates.sizes(messages["delta"]) / (1 + gates.sizes(received["natural"]))
+        return gates.outlying(size, "change")
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of all changes; `refine` finds how much of it can be taken."""
         count = len(weights)
@@ -159,11 +169,15 @@ class GuidedFedEP(FedEP):
             "prior_natural": shared["prior_natural"] + fraction * shared["prior_delta"],
         }
 
-    def settle(self, after: State, local: State) -> tuple[State, State]:
-        """The clients' sites moved by the same fraction."""
-        fraction = after["fraction"]
-        moved = local["natural"] + fraction * local["delta"]
-        return {"natural": moved, "delta": local["delta"]}, {"fraction": fraction.expand(len(moved))}
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """The fraction taken, the same of all."""
+        fraction = {"fraction": after["fraction"].expand(len(clients))}
+        return fraction, fraction
+
+    def settle(self, told: State, local: State) -> State:
+        """The clients' sites moved by the fraction taken."""
+        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"]
+        return {"natural": moved, "delta": local["delta"]}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""

@@ -168,7 +168,7 @@ def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
 
 def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
     """The distributions of the guide's latent sites."""
-    args, kwargs = problem.arguments.rebuild(problem.arguments.rows)
+    args, kwargs = problem.arguments.whole()
     with own_params(seed), torch.no_grad():
         nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes
     return {

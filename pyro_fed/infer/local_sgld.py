@@ -17,7 +17,7 @@ Letters: h_s `step`, λ_s `curvature`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class LocalSGLD(Algorithm):
     References:
         El Mekkaoui et al., Section 3.1.
     """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     num_samples: int = 3000
     burn_in: int = 1000

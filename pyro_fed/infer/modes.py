@@ -57,6 +57,8 @@ class Modes(Algorithm):
     """
 
     draws_are: ClassVar[str] = "particles"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
 
     num_starts: int = 15
     max_rounds: int = 30

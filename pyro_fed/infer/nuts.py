@@ -26,6 +26,7 @@ import pyro
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
@@ -67,6 +68,7 @@ class NUTS(Algorithm):
     """
 
     centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"
 
     num_samples: int = 1000
@@ -143,9 +145,12 @@ class NUTS(Algorithm):
             return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
 
     def _density(self, problem: Problem, batch: Batch) -> Density:
-        axes, calls = BATCHES, self.expected_gradients()
-        gradient = problem.mapped(self.value_and_gradient, (0, axes))
-        step = problem.mapped(self.leapfrog, (*[0] * 6, axes), calls=calls)
+        gradient = problem.mapped(self.value_and_gradient, (0, BATCHES))
+        vector = (problem.dim,)
+        shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
+        state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
+        step = problem.flat(self.leapfrog, (*[0] * 6, BATCHES), (*state, batch), self.expected_gradients())
+        rows = pytree.tree_leaves(batch)
 
         def value_and_gradient(z: Tensor) -> tuple[Tensor, Tensor]:
             slope, value = gradient(z[None], batch)
@@ -153,7 +158,8 @@ class NUTS(Algorithm):
 
         def leapfrog_step(*state: Tensor) -> Leaf:
             with torch.no_grad():
-                return Leaf(*(value[0] for value in step(*(value[None] for value in state), batch)))
+                out = step(*(value.contiguous()[None] for value in state), *rows)
+            return Leaf(*(value[0] for value in out))
 
         return Density(value_and_gradient, leapfrog_step)
 
@@ -200,15 +206,23 @@ class NUTS(Algorithm):
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
 
-    def warnings(self, record: Record) -> list[str]:
-        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+    def struggled(self, record: Record) -> bool:
+        """Whether trajectories diverged, chains disagree or energies are badly explored."""
+        divergences, _, rhat, bfmi = self._diagnosis(record)
+        return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+
+    def _diagnosis(self, record: Record) -> tuple[float, float, float, float]:
+        """Divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
 
         def last(name: str, default: float) -> float:
             values = record.last(name)
             return float(values[0]) if len(values) else default
 
-        divergences, deepest = last("divergences", 0), last("deepest_trees", 0)
-        rhat, bfmi = last("rhat_max", 1.0), last("bfmi_min", 1.0)
+        return last("divergences", 0), last("deepest_trees", 0), last("rhat_max", 1.0), last("bfmi_min", 1.0)
+
+    def warnings(self, record: Record) -> list[str]:
+        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+        divergences, deepest, rhat, bfmi = self._diagnosis(record)
         found = [
             (
                 divergences > 0,

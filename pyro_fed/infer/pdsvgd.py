@@ -16,7 +16,7 @@ Letters: as in `dsvgd`; L_s `local_steps`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ class ParallelDSVGD(DSVGD):
     References:
         Kassab & Simeone, Algorithm 5.
     """
+
+    additive: ClassVar[bool] = True
+    keeps_sites: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

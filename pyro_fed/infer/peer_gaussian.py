@@ -249,7 +249,7 @@ class PeerGaussian(GaussianAlgorithm):
     def warnings(self, record: Record) -> list[str]:
         """Agents that disagree at the end, and sites that could not move."""
         notes = []
-        apart = record.figures[-1].get("disagreement", 0.0) if record.figures else 0.0
+        apart = record.latest.get("disagreement", 0.0)
         if apart > 0.1:
             notes.append(
                 f"agents disagree by up to {apart:.2g} SD after the last round: run more rounds or consensus steps"

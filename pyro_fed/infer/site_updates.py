@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm import Start
+from pyro_fed.infer.clients import Tilted
+from pyro_fed.infer.gaussian_sites import absolute, at_mean, gaussian, select
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.record import Record
@@ -83,7 +86,7 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
             "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
             "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
         )
-    change = record.figures[-1].get("change", 0.0) if record.figures else 0.0
+    change = record.latest.get("change", 0.0)
     if change > UNSETTLED and len(record.figures) > 1 and not algorithm.stops_itself:
         notes.append(
             f"q moved by {change:.3g} SDs in the last round: it has not settled; lower damping, or take more "
@@ -95,3 +98,28 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
             "and sites any more (Guo et al., Section 2.2.3)"
         )
     return notes
+
+
+def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
+    """q, sites (K,) and the prior's site from a federated Laplace approximation.
+
+    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
+    equally, so that q = t_0 Π t_k holds; their first step replaces them.
+    """
+    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
+    q, indefinite = absolute(found, min_curvature)
+    if not bool(indefinite):
+        return found, sites, prior
+    q = at_mean(q, start.shared["point"])
+    share = q.quotient(found).power(1.0 / len(sites.eta))
+    return q, sites.product(share), prior
+
+
+def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
+    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
+    empty = num_rows == 0
+    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
+    usable = (found.usable & finite) | empty
+    new = select(usable & ~empty, found.site)
+    delta = new.quotient(site)
+    return select(usable, delta), usable

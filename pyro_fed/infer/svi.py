@@ -45,6 +45,7 @@ class SVI(Algorithm):
     """
 
     centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
 
     guide: Any = AutoMultivariateNormal
     num_steps: int = 3000
@@ -76,7 +77,7 @@ class SVI(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Fit the guide, and draw from it."""
-        args, kwargs = problem.arguments.rebuild(problem.arguments.rows)
+        args, kwargs = problem.arguments.whole()
         made = inspect.isclass(self.guide)
         given: Any = self.guide
         with torch.enable_grad(), own_params(int(noise[0, 0])), conventions(problem.dtype, validate=False):

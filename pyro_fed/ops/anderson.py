@@ -58,10 +58,10 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     change, moved = (_differences(part, known) for part in (moves, points))
     columns = torch.where(known[:-1].unsqueeze(-1), vectors.diff(dim=0), 0.0)
     weights = _least_squares(columns, vectors[-1])
-    step = moved.product(change.power(damping)).power(-weights).product_over(0)
-    length = _whitened(last, _item(step, None))[0].norm(dim=-1)
-    step = step.power(_bound(length, vectors[-1].norm(dim=-1), longest))
-    return step.power(backtrack(plain, step, min_fraction=MIN_FRACTION, margin=MARGIN).fraction)
+    added = moved.product(change.power(damping)).power(-weights).product_over(0)
+    length = _whitened(last, _item(added, None))[0].norm(dim=-1)
+    added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
+    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN).fraction)
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:

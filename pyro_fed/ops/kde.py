@@ -21,7 +21,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.pairwise import centred, product, squared_distances
+from pyro_fed.ops.pairwise import squared_distances, weighted_differences
 
 
 def _log_kernels(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
@@ -52,7 +52,9 @@ def kde_log_prob(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tenso
 
 def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
     """Responsibility of each centre for each point: (M, D), (..., N, D) -> (..., M, N), rows summing to 1."""
-    return torch.softmax(_log_kernels(x, centres, bandwidth), -1)
+    log_kernels = _log_kernels(x, centres, bandwidth)
+    # Not a softmax: its maximum and sum would be taken once more than those of `kde_share`.
+    return (log_kernels - log_kernels.logsumexp(-1, keepdim=True)).exp()
 
 
 def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float = 0.0) -> Tensor:
@@ -71,9 +73,9 @@ def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
         ValueError: if the bandwidth is not positive, or the floor negative.
     """
     weights = kde_weights(x, centres, bandwidth)
-    near_centres, near_x = centred(centres, x)  # the origin does not matter, the rounding does
-    score = (product(weights, near_centres) - near_x) / bandwidth**2
-    return score if floor == 0 else score * kde_share(x, centres, bandwidth, floor).unsqueeze(-1)
+    if floor:
+        weights = weights * kde_share(x, centres, bandwidth, floor).unsqueeze(-1)
+    return weighted_differences(weights, x, centres) / bandwidth**2
 
 
 def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float) -> Tensor:
@@ -93,7 +95,8 @@ def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
     """
     if floor < 0:
         raise ValueError(f"kde: expected floor >= 0, received {floor}")
-    log_mean = torch.logsumexp(_log_kernels(x, centres, bandwidth), -1) - math.log(centres.shape[-2])
+    log_sum = _log_kernels(x, centres, bandwidth).logsumexp(-1, keepdim=True).squeeze(-1)
+    log_mean = log_sum - math.log(centres.shape[-2])
     return torch.ones_like(log_mean) if floor == 0 else torch.sigmoid(log_mean - math.log(floor))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.pairwise import centred, product, squared_distances
+from pyro_fed.ops.pairwise import centred, product, squared_distances, weighted_differences
 
 
 class Kernel(ABC):
@@ -101,9 +101,7 @@ class RadialKernel(ScalarKernel):
 
     def gram_and_repulsion(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         value, slope, _ = self.profile(squared_distances(x, y))
-        x, y = centred(x, y)  # Σ_i slope_ij (x_i - y_j) does not depend on the origin, its rounding does
-        weighted = product(slope.transpose(-1, -2), x)
-        return value, 2.0 * (weighted - slope.sum(-2).unsqueeze(-1) * y)
+        return value, 2.0 * weighted_differences(slope.transpose(-1, -2), y, x)
 
     def gradient_dot(self, x: Tensor, y: Tensor, vectors: Tensor) -> Tensor:
         _, slope, _ = self.profile(squared_distances(x, y))

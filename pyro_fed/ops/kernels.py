@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.kernel_base import Kernel, Preconditioned, RadialKernel, ScalarKernel, Scaled, Sum
-from pyro_fed.ops.pairwise import centred, median_distance
+from pyro_fed.ops.pairwise import median_distance, squared_distances
 
 __all__ = ["IMQ", "RBF", "Balanced", "Kernel", "Linear", "Preconditioned", "Scaled", "Sum", "median_bandwidth"]
 
@@ -56,8 +56,8 @@ def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandw
     num_particles = particles.shape[-2]
     if num_particles == 1:
         return particles.new_tensor(min_bandwidth)
-    offset, _ = centred(particles, particles)
-    floor = (min_relative_bandwidth * offset.square().sum(-1).mean(-1)).clamp_min(min_bandwidth)
+    to_mean = 0.5 * squared_distances(particles, particles).mean((-2, -1))  # half the mean over all pairs
+    floor = (min_relative_bandwidth * to_mean).clamp_min(min_bandwidth)
     return torch.maximum(median_distance(particles).square() / math.log(num_particles), floor)
 
 

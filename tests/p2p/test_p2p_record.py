@@ -72,17 +72,3 @@ def test_recipes_build_their_algorithm_and_graph(recipe: str) -> None:
     algorithm, options = loaded.build(), loaded.run_options(4)
     assert algorithm.serverless and options["graph"].num_agents == 4
     assert algorithm.weighting == ("paper" if recipe.endswith("paper") else "exact") if "vi" in recipe else True
-
-
-def test_executors_agree() -> None:
-    runs = [
-        pf.run(
-            pf.P2PVI(num_points=16),
-            federation(),
-            graph=pf.graph.ring(4),
-            executor=executor,
-            **{**QUIET, "num_draws": 5},
-        )
-        for executor in ("vectorised", "sequential")
-    ]
-    np.testing.assert_allclose(runs[0]["posterior"]["w"].values, runs[1]["posterior"]["w"].values, atol=1e-10)

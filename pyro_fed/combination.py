@@ -1,0 +1,146 @@
+"""How a server adds up messages that it does not trust one by one, or must not see one by one.
+
+Every combination puts one vector m̄ in the place of all C messages, so that what an algorithm makes of their sum is
+C m̄ and of their mean, whatever the weights, m̄:
+
+    Clipped       m̄ = mean_k m_k min(1, r / |m_k|)
+    TrimmedMean   m̄_d = mean of m_kd without the largest and smallest share of them      (Yin et al. 2018)
+    Median        m̄_d = median_k m_kd                                                     (Yin et al. 2018)
+    Private       m̄ = (Σ_k m_k min(1, r / |m_k|) + N(0, z² r² I)) / C                  (McMahan et al. 2018)
+
+Bias: all four leave the mean where clients differ. The median and the trimmed mean of skew messages are not their
+mean, clipping shortens the long ones, and the clients' shares of the rows are not used. With clients of equal size
+and like data the bias is small; with one label a client it is not, and the result is not the posterior.
+
+They serve algorithms that ask for sums alone and whose clients keep no site (`additive`, `keeps_sites`): a client
+that moved its own site by a message that the server trimmed away would never send it again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.errors import SettingError
+from pyro_fed.settings import check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination(ABC):
+    """One vector in the place of all messages of a round."""
+
+    #: Whether what else the clients say of themselves, figures and flags, must not be looked at.
+    private = False
+
+    @abstractmethod
+    def middle(self, messages: Tensor) -> Tensor:
+        """m̄ (P,) of messages (C, P), float64."""
+
+    def figures(self, releases: int) -> dict[str, float]:
+        """Figures after so many rounds whose m̄ was used."""
+        return {}
+
+    def __call__(self, messages: State) -> State:
+        """The messages (C, ...) with m̄ in each place; flags by majority."""
+        names = [name for name, value in messages.items() if value.is_floating_point()]
+        count = len(messages[names[0]])
+        flat = torch.cat([messages[name].reshape(count, -1).double() for name in names], 1)
+        parts = self.middle(flat).split([messages[name][0].numel() for name in names])
+        out = {
+            name: part.to(messages[name].dtype).reshape(messages[name].shape[1:]).expand_as(messages[name])
+            for name, part in zip(names, parts, strict=True)
+        }
+        return {name: out.get(name, self._flags(value)) for name, value in messages.items()}
+
+    def _flags(self, value: Tensor) -> Tensor:
+        if self.private:
+            return torch.ones_like(value)
+        return value.mode(0).values.expand_as(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Combination):
+    """The mean of messages that are shortened to a norm.
+
+    Args:
+        norm: r, the longest that a message may be.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "norm")
+
+    def middle(self, messages: Tensor) -> Tensor:
+        """The mean of the clipped messages."""
+        return clip(messages, self.norm).mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean(Combination):
+    """The mean of each number without its largest and smallest values.
+
+    Args:
+        share: of the messages that is left out at each end; it bears as large a share of attackers.
+
+    References:
+        Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
+    """
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise SettingError(f"TrimmedMean: share must lie in [0, 0.5), received {self.share}")
+
+    def middle(self, messages: Tensor) -> Tensor:
+        """The trimmed mean; at least one value is left."""
+        cut = min(math.ceil(self.share * len(messages)), (len(messages) - 1) // 2)
+        return messages.sort(0).values[cut : len(messages) - cut].mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(Combination):
+    """The median of each number.
+
+    References:
+        Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
+    """
+
+    def middle(self, messages: Tensor) -> Tensor:
+        """The median, of an even number the mean of the middle two."""
+        return messages.quantile(0.5, 0)
+
+
+def clip(messages: Tensor, norm: float) -> Tensor:
+    """Messages (C, P), none longer than `norm`."""
+    return messages * (norm / messages.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+def check_combination(combination: Combination | None, chain: list[Algorithm]) -> None:
+    """Refuse a combination where a phase of the run cannot do with sums alone.
+
+    Raises:
+        SettingError: names the algorithm and the cure.
+    """
+    if combination is None:
+        return
+    for algorithm in chain:
+        name = type(algorithm).__name__
+        if not algorithm.additive:
+            raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
+        if algorithm.keeps_sites:
+            raise SettingError(
+                f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
+                "use FedSEP, whose clients keep none"
+            )
+        if algorithm.needs_all:
+            raise SettingError(
+                f"{name}, with which {type(chain[-1]).__name__} starts, needs every client's honest answer, which "
+                f"{combination} does not: use start='prior'"
+            )

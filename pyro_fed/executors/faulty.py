@@ -1,0 +1,127 @@
+"""Faults on purpose: an executor whose clients fail, to see what a run makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_fed import seeding
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.data import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.executors.base import Executor, Reply, Work
+from pyro_fed.problem import Problem
+
+#: Faults that give no reply, and what the record says of them.
+SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
+#: Faults of a reply: what becomes of its numbers.
+WRONG = {"nan": torch.nan, "huge": 1e30, "flipped": -1e6, "opposite": -3.0}
+
+
+class Faulty(Executor):
+    """Another executor whose clients fail at random, or always.
+
+    The faults follow from `seed`, the round, the client and how often it was asked, so that they are the same
+    whatever executor is inside.
+
+    Args:
+        inner: the executor that does the work, or its name.
+        probability: of a fault, each time a client is asked.
+        kinds: what happens, drawn from these: "raises", "hangs" and "dies" give no reply; "nan" sends NaN, "huge" a
+            message of 1e30, "flipped" the message times -1e6, "opposite" times -3.
+        clients: those that may fail; None for all.
+        seed: of the faults.
+
+    Attributes:
+        injected: (round, client, kind) of all faults so far.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, executor=pf.executors.Faulty("vectorised", probability=0.3))
+    """
+
+    def __init__(
+        self,
+        inner: str | Executor = "vectorised",
+        *,
+        probability: float = 0.3,
+        kinds: tuple[str, ...] = ("raises", "hangs", "dies"),
+        clients: tuple[int, ...] | None = None,
+        seed: int = 0,
+    ) -> None:
+        from pyro_fed.executors import resolve  # it names this class
+
+        if not 0 <= probability <= 1:
+            raise SettingError(f"Faulty: probability must lie in [0, 1], received {probability}")
+        if not kinds or not set(kinds) <= SILENT.keys() | WRONG.keys():
+            raise SettingError(f"Faulty: kinds must be some of {[*SILENT, *WRONG]}, received {kinds}")
+        self.inner = resolve(inner)
+        self.probability, self.kinds, self.clients, self.seed = probability, kinds, clients, seed
+        self.injected: list[tuple[int, int, str]] = []
+        self._asked: dict[tuple[int, int], int] = {}
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """The inner executor holds the states."""
+        self.algorithm = algorithm
+        self.inner.start(algorithm, problem, data, local, clients)
+
+    def settle(self, taken: Tensor, told: State) -> None:
+        """Those of the inner executor's clients."""
+        self.inner.settle(taken, told)
+
+    def collect(self) -> State:
+        """The inner executor's."""
+        return self.inner.collect()
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+    def ask(self, kind: str, work: Work) -> State:
+        """Questions of a schedule are answered."""
+        return self.inner.ask(kind, work)
+
+    def execute(self, work: Work) -> Reply:
+        """The inner executor's work, with faults; pooled data have no clients that could fail."""
+        if self.algorithm.centralized:
+            return self.inner.execute(work)
+        faults = [self._fault(work.round, client) for client in work.clients]
+        silent = {slot: SILENT[kind] for slot, kind in enumerate(faults) if kind in SILENT}
+        slots = torch.tensor([slot for slot in range(len(faults)) if slot not in silent], dtype=torch.int64)
+        if not len(slots):
+            return Reply({}, {}, silent)
+        reply = self.inner.execute(work.part(slots))
+        genuine = {int(slots[i]): reason for i, reason in reply.failures.items()}
+        messages = reply.messages
+        for i, slot in enumerate([slot for slot in slots.tolist() if slot not in genuine]):
+            if faults[slot] in WRONG:
+                messages = {name: _wrong(value, i, faults[slot]) for name, value in messages.items()}
+        return replace(reply, messages=messages, failures=silent | genuine)
+
+    def _fault(self, round: int, client: int) -> str:
+        """What happens to a client that is asked; "" for nothing."""
+        times = self._asked[round, client] = self._asked.get((round, client), -1) + 1
+        rng = seeding.numpy_generator(self.seed, seeding.FAULTS, round, client, times)
+        draw, kind = rng.random(), self.kinds[int(rng.integers(len(self.kinds)))]
+        if draw >= self.probability or not (self.clients is None or client in self.clients):
+            return ""
+        self.injected.append((round, client, kind))
+        return kind
+
+
+def _wrong(value: Tensor, i: int, kind: str) -> Tensor:
+    """A message's tensor with the numbers of one client spoilt."""
+    if not value.is_floating_point():
+        return value
+    spoilt = value.clone()
+    spoilt[i] = value[i] * WRONG[kind] if kind in ("flipped", "opposite") else torch.full_like(value[i], WRONG[kind])
+    return spoilt

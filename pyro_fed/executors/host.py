@@ -1,0 +1,167 @@
+"""Clients that live in one process away from the server: their rows, their states, and how they answer.
+
+A request may be lost, and so may its answer. A worker therefore gets what it must know, the beginning of a phase and
+the server's verdict on its last messages, with every request until one has been answered, and takes each once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.arguments import Arguments
+from pyro_fed.compile import Compiler
+from pyro_fed.data import ClientData
+from pyro_fed.executors.base import Reply, Work
+from pyro_fed.executors.local import Local
+from pyro_fed.joint import JointProblem
+from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What begins at a worker.
+
+    Attributes:
+        number: how many phases began before it.
+        algorithm: what the clients run.
+        local: the states of the worker's clients, (k, ...).
+    """
+
+    number: int
+    algorithm: Algorithm
+    local: State
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the messages of a worker's clients in a round, see `Executor.settle`."""
+
+    round: int
+    taken: Tensor
+    told: State
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to a worker.
+
+    Attributes:
+        phase: the present phase, until the worker has answered in it.
+        verdict: the last one, until the worker has answered since.
+        work: a round's work; None asks for the states of all clients.
+        indicator: what a schedule asks for in place of work.
+    """
+
+    phase: Phase | None
+    verdict: Verdict | None
+    work: Work | None = None
+    indicator: str | None = None
+
+
+class Host:
+    """A worker's clients.
+
+    Args:
+        problem: the model with these clients' rows.
+        data: their rows, (k, n).
+        clients: their numbers in the run, (k,).
+        executor: does their work.
+    """
+
+    def __init__(self, problem: Problem, data: ClientData, clients: Sequence[int], executor: Local) -> None:
+        self.problem, self.data, self.clients, self.executor = problem, data, clients, executor
+        self.phase = -1
+
+    def answer(self, request: Request) -> Reply | State:
+        """The answer to a request."""
+        with torch.no_grad():
+            if request.phase is not None and request.phase.number != self.phase:
+                self._begin(request.phase)
+            if request.verdict is not None and request.verdict.round == self.executor.waiting:
+                self.executor.settle(request.verdict.taken, request.verdict.told)
+            if request.work is None:
+                return self.executor.collect()
+            if request.indicator is not None:
+                return self.executor.ask(request.indicator, request.work)
+            return self.executor.execute(request.work)
+
+    def _begin(self, phase: Phase) -> None:
+        self.executor.start(phase.algorithm, self.problem, self.data, phase.local, self.clients)
+        self.phase = phase.number
+
+
+@dataclass(frozen=True)
+class Share:
+    """A worker's part of a federation: the model and its own clients' rows, nobody else's.
+
+    Attributes:
+        arguments: the model's arguments with these rows alone.
+        plate: name of the partitioned plate.
+        num_rows: rows over all clients of the run.
+        dtype: of the computation.
+        quadrature: the run's, with its number of steps.
+        joint: whether the rows' own latents are in the flat vector.
+        constants: values of `pyro.param` statements.
+        data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
+        clients: their numbers in the run.
+        compiler: level, auto and rounds of the run's compiler.
+    """
+
+    arguments: Arguments
+    plate: str
+    num_rows: int
+    dtype: torch.dtype
+    quadrature: Quadrature
+    joint: bool
+    constants: dict[str, Tensor]
+    data: ClientData
+    clients: list[int]
+    compiler: tuple[str, bool, int]
+
+    def build(self, model: Callable[..., Any]) -> tuple[Problem, ClientData]:
+        """The problem at the worker, checked as at the server, and the clients' rows."""
+        size = self.arguments.num_rows or self.num_rows
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the server has given them
+            constants = dict(self.constants)
+            problem = Problem(model, self.arguments, self.plate, size, self.dtype, self.quadrature, constants)
+        problem = JointProblem.of(problem) if self.joint else problem
+        data = self.data._replace(rows=self.data.rows or problem.rows)
+        problem.num_rows = self.num_rows
+        problem.compiler = Compiler(*self.compiler)
+        return problem, data
+
+
+def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
+    """The part of a worker with the clients at these places of `data`."""
+    index, num_rows = data.row_index[places], data.num_rows[places]
+    valid = torch.arange(index.shape[1]) < num_rows.unsqueeze(-1)
+    used = index[valid].unique()
+    # Padding stands at the worker's first row; it has weight zero.
+    moved = torch.where(valid, torch.searchsorted(used, index), 0)
+    arguments, rows = problem.arguments, tuple[Tensor, ...]()
+    if arguments.num_rows is None:
+        rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
+    else:
+        arguments = arguments.alone(used)
+    compiler = problem.compiler.level, problem.compiler.auto, problem.compiler.rounds
+    return Share(
+        arguments,
+        problem.plate,
+        problem.num_rows,
+        problem.dtype,
+        problem.quadrature,
+        isinstance(problem, JointProblem),
+        problem.constants,
+        ClientData(rows, moved, num_rows),
+        clients,
+        compiler,
+    )

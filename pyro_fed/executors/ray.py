@@ -1,0 +1,197 @@
+"""Clients as Ray actors: several clients an actor, one process and one thread each, on one machine or on many.
+
+Pyro is not thread-safe, so that parallel work needs processes. An actor gets the model and the rows of its own clients
+once, builds its `Problem`, and keeps its clients' states. The model travels by cloudpickle, and Ray pickles what it
+sends: this is for one's own machine or a cluster that one trusts, not for clients that belong to others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.data import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.executors.host import Host, Request, Share, share_of
+from pyro_fed.executors.local import Sequential, Vectorised
+from pyro_fed.executors.remote import Remote
+from pyro_fed.problem import Problem
+
+#: How an actor works through the clients of a round.
+WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
+
+
+class Ray(Remote):
+    """Clients spread over worker processes.
+
+    The answer is that of the sequential executor, bit by bit, at any number of workers. Starting a worker takes
+    seconds: `with pf.executors.Ray(4) as executor:` keeps the workers for several runs.
+
+    Args:
+        num_workers: how many actors, each with one CPU.
+        address: of a running cluster, as for `ray.init`; by default the one that this process is connected to, or
+            else one on this machine, which is shut down at the end.
+        timeout: seconds that a round may take; None waits for ever.
+        startup: seconds that the workers may take to start.
+        within: how an actor works through its clients: "sequential", or "vectorised", which is faster where there
+            are many small clients and agrees up to rounding.
+
+    Raises:
+        SettingError: a setting out of its range, or Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        address: str | None = None,
+        timeout: float | None = None,
+        startup: float = 300.0,
+        within: str = "sequential",
+    ) -> None:
+        if num_workers < 1:
+            raise SettingError(f"Ray: num_workers must be at least 1, received {num_workers}")
+        if startup <= 0 or (timeout is not None and timeout <= 0):
+            raise SettingError(f"Ray: timeout and startup must be positive, received {timeout} and {startup}")
+        if within not in WITHIN:
+            raise SettingError(f"Ray: within must be one of {sorted(WITHIN)}, received {within!r}")
+        self.num_workers, self.address, self.timeout = num_workers, address, timeout
+        self.startup, self.within = startup, within
+        self._actors: list[Any] = []
+        self._loaded: tuple[Problem, ClientData] | None = None
+        self._ours = self._kept = False
+
+    def __enter__(self) -> Ray:
+        self._kept = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept = False
+        self.close()
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Give the actors their clients' rows, where they do not have them."""
+        super().start(algorithm, problem, data, local, clients)
+        if not self._actors:
+            self._launch()
+        if self._loaded is None or self._loaded[0] is not problem or not torch.equal(self._loaded[1][1], data[1]):
+            self._load(problem, data)
+
+    def worker_of(self, client: int) -> int:
+        """One after the other."""
+        return client % self.num_workers
+
+    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+        """All workers at once; a worker that died, raised or is late gets the reason in place of an answer."""
+        ray = _ray()
+        calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
+        done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=self.timeout)
+        return {worker: self._outcome(call) if call in done else self._late(worker) for worker, call in calls.items()}
+
+    def _outcome(self, call: Any) -> Any:
+        ray = _ray()
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            return f"its worker raised {error.cause!r}"
+        except ray.exceptions.RayActorError:
+            return "its worker died"
+
+    def _late(self, worker: int) -> str:
+        return f"no answer from worker {worker} within {self.timeout} s"
+
+    def close(self) -> None:
+        """End the actors, and Ray itself where this executor started it."""
+        if self._kept:
+            return
+        for actor in self._actors:
+            _ray().kill(actor)
+        self._actors, self._loaded = [], None
+        if self._ours:
+            _ray().shutdown()
+            self._ours = False
+
+    def _launch(self) -> None:
+        ray = _ray()
+        if not ray.is_initialized():
+            self._ours = True
+            own = {} if self.address else {"num_cpus": self.num_workers, "include_dashboard": False}
+            ray.init(address=self.address, log_to_driver=False, configure_logging=False, **own)
+        kind = ray.remote(num_cpus=1)(_Actor)
+        self._actors = [kind.remote(self.within, sys.path) for _ in range(self.num_workers)]
+
+    def _load(self, problem: Problem, data: ClientData) -> None:
+        ray = _ray()
+        model = ray.put(pickled(problem.model))
+        homes = self._homes(list(self.place))
+        loads = [
+            self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
+            for worker, at in homes.items()
+        ]
+        try:
+            ray.get(loads, timeout=self.startup)
+        except ray.exceptions.GetTimeoutError as error:
+            free = ray.available_resources().get("CPU", 0)
+            raise SettingError(
+                f"Ray: {self.num_workers} workers of one CPU each did not start within {self.startup} s; "
+                f"{free:g} CPUs are free now. Ask for fewer, or for a longer startup"
+            ) from error
+        self._loaded = problem, data
+
+
+class _Actor:
+    """One worker process."""
+
+    def __init__(self, within: str, path: list[str]) -> None:
+        torch.set_num_threads(1)
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self.within = within
+
+    def load(self, model: bytes, share: Share) -> None:
+        """Build the problem of this worker's clients."""
+        problem, data = share.build(_ray().cloudpickle.loads(model))
+        self.host = Host(problem, data, share.clients, WITHIN[self.within]())
+
+    def answer(self, request: Request) -> Any:
+        """See `Host`."""
+        return self.host.answer(request)
+
+
+def pickled(model: Callable[..., Any]) -> bytes:
+    """A model as bytes: by reference where it is installed, else its module's code, which a worker may not have."""
+    pickler = _ray().cloudpickle
+    module = sys.modules[(type(model) if isinstance(model, nn.Module) else model).__module__]
+    installed = Path(getattr(module, "__file__", None) or "").is_relative_to(sysconfig.get_path("purelib"))
+    if installed or module.__name__ == "__main__":
+        return pickler.dumps(model)
+    pickler.register_pickle_by_value(module)
+    try:
+        return pickler.dumps(model)
+    finally:
+        pickler.unregister_pickle_by_value(module)
+
+
+def _ray() -> Any:
+    """The library, which reports nothing of its use, and leaves a worker's view of the accelerators as it is."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingError("executors.Ray needs the extra: pip install 'pyro_fed[ray]'") from error
+    return ray

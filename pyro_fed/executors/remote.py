@@ -1,0 +1,141 @@
+"""Executors whose clients live elsewhere, several at a worker, and keep their states there.
+
+The server has the states at the beginning of a phase, since the algorithm makes them, and again where it asks: at the
+end of a phase that another starts from, and at checkpoints. In between it sees messages alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.data import ClientData
+from pyro_fed.errors import StoppedError
+from pyro_fed.executors.base import Executor, Reply, Work, concatenate, select, write
+from pyro_fed.executors.host import Phase, Request, Verdict
+from pyro_fed.problem import Problem
+
+
+class Remote(Executor):
+    """Clients at workers; how a request gets there is the subclass's `exchange`."""
+
+    _phase = 0
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        data: ClientData,
+        local: State,
+        clients: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for a phase; workers hear of it with their first request."""
+        super().start(algorithm, problem, data, local, clients)
+        self._phase += 1
+        self._begun: set[int] = set()
+        self._verdicts: dict[int, Verdict] = {}
+        self._round, self._asked = -1, dict[int, list[int]]()
+
+    @abstractmethod
+    def worker_of(self, client: int) -> int:
+        """The worker that a client lives at."""
+
+    @abstractmethod
+    def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+        """The workers' answers to their requests, or in a sentence why there is none."""
+
+    def execute(self, work: Work) -> Reply:
+        """Each worker does the part of its clients; their new states stay there."""
+        if work.round != self._round:
+            self._round, self._asked = work.round, {}
+        homes = self._homes(work.clients)
+        for worker, at in homes.items():
+            self._asked.setdefault(worker, []).extend(work.slots[i] for i in at.tolist())
+        return merged(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
+
+    def settle(self, taken: Tensor, told: State) -> None:
+        """The verdict goes to a worker with its next request."""
+        for worker, slots in self._asked.items():
+            here = torch.isin(taken, torch.tensor(slots))
+            if bool(here.any()):
+                self._verdicts[worker] = Verdict(self._round, taken[here], select(told, here))
+
+    def ask(self, kind: str, work: Work) -> State:
+        """The clients' reports, worker by worker."""
+        homes = self._homes(work.clients)
+        answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
+        self._require(answers, f"the schedule needs every client's {kind}")
+        reports = concatenate([answers[worker] for worker in homes])
+        return select(reports, torch.cat(list(homes.values())).argsort())
+
+    def collect(self) -> State:
+        """The states of all clients, from the workers that have changed them."""
+        homes = self._homes(list(self.place))
+        answers = self._send({worker: None for worker in homes if worker in self._begun})
+        self._require(answers, "their states are needed, by the next phase or a checkpoint")
+        for worker, state in answers.items():
+            write(self.local, homes[worker], state)
+        return self.local
+
+    def _send(self, parts: Mapping[int, Work | None], indicator: str | None = None) -> dict[int, Any]:
+        requests = {
+            worker: Request(self._beginning(worker), self._verdicts.get(worker), work, indicator)
+            for worker, work in parts.items()
+        }
+        answers = self.exchange(requests)
+        for worker, answer in answers.items():
+            if not isinstance(answer, str):
+                self._begun.add(worker)
+                self._verdicts.pop(worker, None)
+        return answers
+
+    def _require(self, answers: Mapping[int, Any], why: str) -> None:
+        for worker, answer in answers.items():
+            if isinstance(answer, str):
+                clients = [client for client in self.place if self.worker_of(client) == worker]
+                raise StoppedError(f"clients {clients}: {answer}; {why}. Run again, without them if they stay away")
+
+    def _beginning(self, worker: int) -> Phase | None:
+        if worker in self._begun:
+            return None
+        at = self._homes(list(self.place))[worker]
+        return Phase(self._phase, self.algorithm, select(self.local, at))
+
+    def _homes(self, clients: list[int]) -> dict[int, Tensor]:
+        """Positions in `clients` of each worker's, in order."""
+        homes: dict[int, list[int]] = {}
+        for position, client in enumerate(clients):
+            homes.setdefault(self.worker_of(client), []).append(position)
+        return {worker: torch.tensor(at) for worker, at in sorted(homes.items())}
+
+
+def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
+    """One reply, in the order of the work.
+
+    Args:
+        parts: positions in the work, ascending, of each worker's clients.
+        answers: of each worker, or why there is none.
+    """
+    replies: list[Reply] = []
+    positions: list[int] = []
+    failures: dict[int, str] = {}
+    for worker, at in parts.items():
+        answer = answers[worker]
+        failed = dict.fromkeys(range(len(at)), answer) if isinstance(answer, str) else answer.failures
+        failures |= {int(at[i]): reason for i, reason in failed.items()}
+        if not isinstance(answer, str) and len(failed) < len(at):
+            replies.append(answer)
+            positions += [int(position) for i, position in enumerate(at) if i not in failed]
+    if not replies:
+        return Reply({}, {}, failures)
+    order = torch.tensor(positions).argsort()
+    messages, info = (
+        select(concatenate(states), order)
+        for states in ([reply.messages for reply in replies], [reply.info for reply in replies])
+    )
+    return Reply(messages, info, failures)

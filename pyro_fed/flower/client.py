@@ -1,0 +1,213 @@
+"""Flower's ClientApp: one client's rows, and the work that the server asks for.
+
+The problem is built once a process. The client's state lives in Flower's context, since each message may be handled by
+a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load, save
+from torch import Tensor
+
+from pyro_fed import recipe as recipes
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.compile import Compiler, threads
+from pyro_fed.data import ClientData
+from pyro_fed.errors import ModelError, ProtocolError
+from pyro_fed.executors.base import Reply, Work
+from pyro_fed.executors.host import Host, Phase, Request, Verdict
+from pyro_fed.executors.local import Made, Sequential
+from pyro_fed.federation import Federation
+from pyro_fed.flower.description import Description
+from pyro_fed.flower.wire import (
+    SETTINGS,
+    STATES,
+    WORK,
+    Order,
+    bytes_of,
+    pack,
+    prefixed,
+    record_of,
+    reply_tensors,
+    within,
+)
+from pyro_fed.library import load_model
+from pyro_fed.messages import answer, decode
+from pyro_fed.rounds import chain_of
+
+#: Most bytes that a client takes from its server in one message.
+MAX_BYTES = 2**30
+#: Name of the record in Flower's context.
+KEPT = "pyro_fed"
+
+LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
+
+
+def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows) -> ClientApp:
+    """A ClientApp that works for an algorithm.
+
+    Args:
+        model: the model's file, or its name in the library.
+        recipe: the recipe's, likewise; or several, of which the server chooses.
+        load_rows: the model's positional arguments with this client's rows, from the model's module and Flower's
+            `node_config`.
+    """
+    given = [recipe] if isinstance(recipe, str | Path) else list(recipe)
+    site = _Site(model, given, load_rows)
+    app = ClientApp()
+
+    @app.query()
+    def describe(message: Message, context: Context) -> Message:
+        with threads(1):
+            return Message(RecordDict({SETTINGS: site.describe(context)}), reply_to=message)
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        with threads(1), torch.no_grad():
+            return Message(site.work(message.content, context), reply_to=message)
+
+    return app
+
+
+@dataclass
+class _Site:
+    """What a process knows of its clients."""
+
+    model: str | Path
+    given: list[str | Path]
+    load_rows: LoadRows
+    federations: dict[str, Federation] = field(default_factory=dict)
+
+    def describe(self, context: Context) -> ConfigRecord:
+        """The client in its own words."""
+        name = _name(context)
+        return Description.of(name, self._federation(name, context)).to_record()
+
+    def work(self, content: RecordDict, context: Context) -> RecordDict:
+        """The answer to an order."""
+        order = Order.from_record(record_of(content, SETTINGS))
+        message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
+        federation = self._federation(_name(context), context)
+        algorithm = self._algorithm(order, federation)
+        host = _host(order, federation, algorithm)
+        _restore(host, order, algorithm, context, message.header.run)
+        found = host.answer(_request(order, algorithm, message.tensors))
+        _keep(host, context, message.header.run)
+        if isinstance(found, Reply):
+            tensors = reply_tensors(found)
+        else:
+            tensors = prefixed("local" if order.job == STATES else "report", found)
+        return pack(ConfigRecord({}), answer(message.header), tensors)
+
+    def _federation(self, name: str, context: Context) -> Federation:
+        if name not in self.federations:
+            module = load_model(self.model)
+            rows = self.load_rows(module, context.node_config)
+            federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE)
+            _check(federation)
+            self.federations[name] = federation
+        return self.federations[name]
+
+    def _algorithm(self, order: Order, federation: Federation) -> Algorithm:
+        """The one that the server runs, from this client's own recipes.
+
+        Raises:
+            ProtocolError: it is in none of them.
+        """
+        known: list[str] = []
+        for path in self.given:
+            chosen = recipes.load(path)
+            algorithm, graph = chosen.build(), chosen.run_options(order.num_clients).get("graph")
+            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), federation.problem):
+                known.append(repr(part))
+                if known[-1] == order.algorithm:
+                    return part
+        raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
+
+
+def _check(federation: Federation) -> None:
+    """Refuse models that need more than rows at a client and a prior at the server.
+
+    Raises:
+        ModelError: says what.
+    """
+    problem = federation.problem
+    if problem.constants:
+        raise ModelError(
+            f"pyro.param statements {sorted(problem.constants)} may differ between clients' processes: write their "
+            "values into the model"
+        )
+    if problem.local_dim or problem.arguments.nested_plates:
+        raise ModelError(
+            f"latents or other plates inside plate '{problem.plate}' are not run over Flower: use executors.Ray, or "
+            "integrate them out in the model"
+        )
+
+
+def _name(context: Context) -> str:
+    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number."""
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", context.node_id)))
+
+
+def _host(order: Order, federation: Federation, algorithm: Algorithm) -> Host:
+    """A host of this one client, with rows padded as long as the longest client's."""
+    problem, data = federation.problem, federation.client_data()
+    problem.num_rows = order.num_rows
+    if problem.compiler.level != order.level:
+        problem.compiler = Compiler(order.level)
+    index = torch.zeros(1, order.width, dtype=torch.int64)
+    index[:, : data.row_index.shape[1]] = data.row_index
+    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
+
+
+def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
+    phase = Phase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
+    work = None
+    if order.job != STATES:
+        clients = [order.client] * len(order.places)
+        work = Work(order.round, order.seed, clients, within(tensors, "shared"), order.places)
+    return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
+
+
+def _restore(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> None:
+    """Take up the state that the last message left.
+
+    Raises:
+        ProtocolError: it is gone.
+    """
+    kept: Any = context.state.config_records.get(KEPT)
+    if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
+        if not order.begins:
+            raise ProtocolError("this client has lost its state: its node was started anew")
+        return
+    tensors = load(kept["data"])
+    host.answer(Request(Phase(order.phase, algorithm, within(tensors, "local")), None))
+    host.executor.waiting = kept["waiting"]
+    host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
+
+
+def _keep(host: Host, context: Context, run: str) -> None:
+    """Leave the state to the next message."""
+    executor = host.executor
+    tensors = prefixed("local", executor.local)
+    for i, made in enumerate(executor.new):
+        tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
+    data = save({name: value.clone().contiguous() for name, value in tensors.items()})
+    context.state[KEPT] = ConfigRecord(
+        {"run": run, "phase": host.phase, "waiting": executor.waiting, "parts": len(executor.new), "data": data}
+    )
+
+
+def _made(tensors: dict[str, Tensor]) -> Made:
+    return Made(tensors["slots"], tensors["at"], within(tensors, "state"))

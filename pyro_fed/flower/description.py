@@ -1,0 +1,137 @@
+"""What the server learns of a client's data: how many rows, of which shapes and dtypes; never a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord
+
+import pyro_fed
+from pyro_fed.arguments import choose_shards, flatten
+from pyro_fed.errors import DataError, ModelError, ProtocolError
+from pyro_fed.federation import Federation
+from pyro_fed.messages import check_client_id
+from pyro_fed.partition import Explicit
+
+#: Longest description that is read, in characters, and the most rows that a client may say it has.
+MAX_TEXT, MAX_ROWS = 100_000, 10**12
+
+
+@dataclass(frozen=True)
+class Description:
+    """A client, in its own words.
+
+    Attributes:
+        name: the client's.
+        num_rows: its rows.
+        rows: the arguments split by rows: name → (shape of a row, dtype).
+        only_rows: whether these are all of the model's arguments.
+        sites: latent sites: name → shape.
+        version: of pyro_fed.
+    """
+
+    name: str
+    num_rows: int
+    rows: dict[str, tuple[list[int], str]]
+    only_rows: bool
+    sites: dict[str, list[int]]
+    version: str
+
+    @classmethod
+    def of(cls, name: str, federation: Federation) -> Description:
+        """That of a federation's only client."""
+        problem = federation.problem
+        arguments = problem.arguments
+        rows = {
+            label: (list(leaf.shape[1:]), str(leaf.dtype).removeprefix("torch."))
+            for label, leaf in zip(arguments.row_names, arguments.rows, strict=True)
+        }
+        only = len(arguments.sharded) == len(arguments.leaves) and all(label.isidentifier() for label in rows)
+        sites = {label: list(site.shape) for label, site in problem.sites.items()}
+        return cls(name, federation.num_rows, rows, only, sites, pyro_fed.__version__)
+
+    def to_record(self) -> ConfigRecord:
+        """As Flower sends it."""
+        return ConfigRecord({"description": json.dumps(asdict(self))})
+
+    @classmethod
+    def from_record(cls, record: Any) -> Description:
+        """What `to_record` wrote.
+
+        Raises:
+            ProtocolError: anything else.
+        """
+        text = record.get("description")
+        if not isinstance(text, str) or len(text) > MAX_TEXT:
+            raise ProtocolError(f"a description is text of at most {MAX_TEXT} characters")
+        try:
+            self = cls(**json.loads(text))
+            self._check()
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ProtocolError(f"not the description of a client: {error}") from error
+        return self
+
+    def _check(self) -> None:
+        check_client_id(self.name)
+        if type(self.num_rows) is not int or not 0 < self.num_rows <= MAX_ROWS:
+            raise ProtocolError(f"client {self.name}: num_rows must be a whole number, received {self.num_rows!r:.80}")
+        for shape, dtype in self.rows.values():
+            if not all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) or len(shape) > 8:
+                raise ProtocolError(f"client {self.name}: not the shape of a row: {shape!r:.80}")
+            if not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise ProtocolError(f"client {self.name}: unknown dtype {dtype!r:.80}")
+
+
+class Elsewhere(Federation):
+    """A federation whose rows are at the clients: the server has one made-up row, to run the model's prior.
+
+    Args:
+        model: the Pyro model.
+        plate: its partitioned plate.
+        clients: descriptions, which must agree.
+        template: the model's positional arguments with one made-up row; by default that row is all ones, which is in
+            the support of nearly every likelihood, and a number of a group or category where there are two or more.
+
+    Raises:
+        DataError: descriptions that differ, or the same name twice.
+        ModelError: arguments that are not split by rows and no template; a server's model with other sites.
+    """
+
+    holds_data = False
+
+    def __init__(
+        self, model: Callable[..., Any], plate: str, clients: Sequence[Description], template: Any = None
+    ) -> None:
+        first = clients[0]
+        for other in clients[1:]:
+            _check_like(first, other)
+        names = [client.name for client in clients]
+        if len(set(names)) < len(names):
+            raise DataError(f"client names must differ, received {sorted(names)}: two nodes have one partition-id")
+        arguments = flatten(model, self._template(first, template), None)
+        arguments = choose_shards(arguments, 1, list(first.rows))
+        rows = [torch.zeros(client.num_rows, dtype=torch.int64) for client in clients]
+        self.partition = Explicit([])
+        self._bind(model, arguments, plate, 1, rows, None, None, None, None, names)
+        self.problem.num_rows = sum(client.num_rows for client in clients)
+        sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
+        if sites != first.sites:
+            raise ModelError(f"client {first.name} has a model with sites {first.sites}, the server's has {sites}")
+
+    def _template(self, first: Description, template: Any) -> Any:
+        if template is not None:
+            return template
+        if not first.only_rows:
+            raise ModelError("the model has arguments that are not split by rows: pass template= to server_app")
+        return tuple(torch.ones((1, *shape), dtype=getattr(torch, dtype)) for shape, dtype in first.rows.values())
+
+
+def _check_like(first: Description, other: Description) -> None:
+    for what in ("version", "rows", "sites"):
+        mine, theirs = getattr(first, what), getattr(other, what)
+        if mine != theirs:
+            raise DataError(f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}")

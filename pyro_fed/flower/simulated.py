@@ -1,0 +1,35 @@
+"""A client's rows in a simulation: its part of the model's own training data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from pyro_fed._experiment import build_federation
+from pyro_fed.errors import SettingError
+
+
+def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition: str = "iid", seed: int = 0) -> Any:
+    """The rows of client `partition-id` of `num-partitions`, as `pyro-fed run --clients` deals them.
+
+    Args:
+        model: a model's module, with `load_data`.
+        node_config: Flower's, with `partition-id` and `num-partitions`.
+        partition: how the rows are dealt, such as "dirichlet:0.3".
+        seed: of the partition.
+
+    Returns:
+        the model's positional arguments with these rows alone.
+
+    Raises:
+        SettingError: the node's configuration does not say which part is its own.
+    """
+    missing = [name for name in ("partition-id", "num-partitions") if name not in node_config]
+    if missing:
+        raise SettingError(
+            f"this node's configuration lacks {missing}: start it with --node-config 'partition-id=0 "
+            "num-partitions=2', or load the client's own data in client_app.py"
+        )
+    federation, _ = build_federation(model, int(node_config["num-partitions"]), partition, seed)
+    return federation.client_args(int(node_config["partition-id"]))[0]

@@ -1,0 +1,81 @@
+"""Checks of messages against what they can honestly be: magnitudes and signs.
+
+A gate is generous: an honest client never meets it, a reply scaled by 1e30 or of the wrong sign does not pass.
+What lies between is the business of `pyro_fed.combination`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.gaussian import Gaussian
+
+#: A message that replaces what the client received may be so many times as large.
+LARGEST_GROWTH = 1e12
+#: One client's message may be so many times as large as the other clients' median,
+LARGEST_SHARE = 1e12
+#: or so large where there are no others.
+LARGEST_ALONE = 1e18
+#: A change may take away so many times the precision that there is.
+LARGEST_FALL = 100.0
+
+#: Why messages are refused: reason → the clients (C,) that it holds for.
+Objections = dict[str, Tensor]
+
+
+def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objections:
+    """Clients whose message holds what they received, grown beyond `LARGEST_GROWTH`."""
+    return {
+        f"its '{name}' is more than {LARGEST_GROWTH:g} times what it received": sizes(messages[name])
+        > LARGEST_GROWTH * (1 + sizes(received[name]))
+        for name in messages
+        if name in received and received[name].is_floating_point()
+    }
+
+
+def outlying(size: Tensor, what: str) -> Objections:
+    """Clients of a size far above the others'.
+
+    Args:
+        size: (C,), in units in which 1 is small.
+        what: names it.
+    """
+    if len(size) == 1:
+        return {f"its {what} is above {LARGEST_ALONE:g}": size > LARGEST_ALONE}
+    usual = median_of_others(size.unsqueeze(-1)).squeeze(-1).clamp_min(1.0)
+    return {f"its {what} is more than {LARGEST_SHARE:g} times the other clients'": size > LARGEST_SHARE * usual}
+
+
+def natural(q: Gaussian, deltas: Gaussian) -> Objections:
+    """Changes (C,) of the natural parameters of q (C,) that no honest client sends.
+
+    In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
+    """
+    full = deltas.precision.dim() > deltas.eta.dim()
+    own, parts = (p.precision.diagonal(dim1=-2, dim2=-1) if full else p.precision for p in (q, deltas))
+    scale = own + median_of_others(parts.abs())
+    root = scale.sqrt()
+    change = deltas.precision / (root.unsqueeze(-1) * root.unsqueeze(-2) if full else scale)
+    moved = deltas.precision @ q.mean().unsqueeze(-1) if full else (parts * q.mean()).unsqueeze(-1)
+    return {
+        **outlying(sizes(change), "change of the precision"),
+        **outlying(sizes((deltas.eta - moved.squeeze(-1)) / root), "step"),
+        "its precision has the wrong sign": (parts < -LARGEST_FALL * scale).any(-1),
+    }
+
+
+def sizes(value: Tensor) -> Tensor:
+    """Largest magnitude a client, (C,), float64."""
+    flat = value.reshape(len(value), -1).double().abs()
+    return flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))
+
+
+def median_of_others(values: Tensor) -> Tensor:
+    """For each client the median over the others, (C, D) → (C, D); zero where there are none."""
+    count = len(values)
+    if count == 1:
+        return torch.zeros_like(values)
+    ordered, rank = values.sort(0)[0], values.argsort(0).argsort(0)
+    middle = (count - 2) // 2
+    return torch.where(rank <= middle, ordered[middle + 1], ordered[middle])

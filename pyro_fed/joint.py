@@ -1,0 +1,87 @@
+"""The same model with the latents inside the plate as part of the flat vector, one value a row of the pooled data.
+
+    z = (θ, x_1 ... x_N),    log_prior(z) = log p(θ),    log_lik(z, row i) = log p(x_i | θ) + log p(y_i | θ, x_i)
+
+This is the density that algorithms on pooled data may work on, and the form in which results hold local latents.
+Rows carry their number, so that any of them, in any order, find their own latents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.compile import Compiler
+from pyro_fed.handlers import Message, Source
+from pyro_fed.inspection import Site
+from pyro_fed.problem import Problem
+
+
+@dataclass(eq=False)
+class JointProblem(Problem):
+    """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> JointProblem:
+        """The joint form of a problem, with a compiler of its own that has nothing compiled yet."""
+        joint = cls.__new__(cls)
+        vars(joint).update(vars(problem))
+        joint.compiler = Compiler(problem.compiler.level)
+        return joint
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        """Latent sites outside the plate, then those inside it, each in its own shape over all rows."""
+        sites = dict(self.layout.latents)
+        start = sum(site.size for site in sites.values())
+        for name, site in self.layout.local.items():
+            sites[name] = replace(site, start=start)
+            start += site.size
+        return sites
+
+    @property
+    def reported(self) -> dict[str, Site]:
+        """All deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
+
+    @property
+    def local_dim(self) -> int:
+        """None is integrated out."""
+        return 0
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The row tensors, and last the rows' numbers."""
+        rows = super().rows
+        return (*rows, torch.arange(self.num_rows, device=rows[0].device))
+
+    @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows as the model takes them at once, and last their numbers."""
+        return (*super().all_rows[: len(self.rows) - 1], self.rows[-1])
+
+    @property
+    def fewest_rows(self) -> tuple[Tensor, ...]:
+        """All rows."""
+        return self.rows
+
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
+        """The latents' values: z (D,), those inside the plate of these rows, all by default."""
+        sites, numbers = self.sites, (self.rows if rows is None else rows)[-1]
+
+        def source(msg: Message, _transform: Any) -> Tensor:
+            site = sites[msg["name"]]
+            whole = z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
+            return whole if site.axis is None else whole.index_select(site.axis, numbers)
+
+        return source
+
+    def join(self, theta: Tensor, local: Tensor) -> Tensor:
+        """Flat vectors from θ (S, D) and all rows' latents (S, N, d)."""
+        sites = self.layout.local.values()
+        flat = torch.vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
+        return torch.cat([theta, flat(local)], -1)

@@ -1,0 +1,111 @@
+"""The last pass of a run: every client draws its rows' own latents, given the draws of θ.
+
+    x_i ~ p(x_i | θ_s, y_i)      for every draw s and row i, independently
+
+The server sends its draws of θ, (S, D) numbers; what a client draws stays with it, unless a simulation collects it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyro_fed import seeding
+from pyro_fed.joint import JointProblem
+from pyro_fed.problem import Problem
+from pyro_fed.quadrature import Quadrature
+
+if TYPE_CHECKING:
+    from pyro_fed.federation import Federation
+
+#: Draws × rows × proposals worked on at once.
+CHUNK = 500_000
+#: Draws × numbers of the rows' latents above which they are not collected, with a warning.
+MAX_COLLECTED = 400_000_000
+#: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
+#: error of the log-likelihood that is the same everywhere changes nothing.
+CHECK_DRAWS = 32
+#: The finer rule of that check: more nodes a dimension, and how many times as many in all.
+MORE_NODES, MORE_TIMES = 20, 4
+LARGEST_ERROR = 0.1
+
+
+def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
+    """Draws of the rows' latents, unconstrained.
+
+    Args:
+        problem: the model's densities.
+        theta: (S, D).
+        rows: row tensors, each (m, ...), of one client or of all.
+        generator: source of randomness.
+
+    Returns:
+        (S, m, local_dim).
+    """
+    count, size = len(rows[0]), problem.quadrature.draw_steps + 1
+    size = min(len(theta), max(1, CHUNK // (count * size)))
+    draw = problem.mapped(problem.quadrature.draw, (0, 0, None))
+    parts = []
+    for first in range(0, len(theta), size):
+        part = theta[torch.arange(first, first + size).clamp_max(len(theta) - 1)]  # equal shapes are compiled once
+        noise = problem.quadrature.draw_noise(size, count, problem.local_dim, generator)
+        parts.append(draw(part, noise, rows))
+    return torch.cat(parts)[: len(theta)]
+
+
+def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:
+    """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
+
+    Args:
+        federation: what was run on.
+        problem: its problem, as it was compiled.
+        draws: (chain, draw, D).
+        seed: the run's seed.
+    """
+    theta = draws.flatten(0, 1)
+    if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
+        warnings.warn(
+            f"{sorted(problem.layout.local)} of {len(theta)} draws × {problem.num_rows} rows are not collected (more "
+            f"than {MAX_COLLECTED:.0e} numbers); run with fewer draws to have them, or with collect_local=False",
+            UserWarning,
+            stacklevel=5,
+        )
+        return federation, problem, draws
+    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
+    joint = JointProblem.of(problem)
+    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2])
+
+
+def integration_error(problem: Problem, theta: Tensor) -> float:
+    """SD over draws (S, D) of the error in the pooled log-likelihood, by a finer rule."""
+    rule = problem.quadrature
+    finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
+    at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
+
+    def error(one: Tensor) -> Tensor:
+        exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
+        return (exact - found).sum()
+
+    nodes = len(finer.nodes(problem.local_dim)[0])
+    pieces = theta[at].split(max(1, CHUNK // (nodes * problem.widest)))
+    return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
+
+
+def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
+    """What to say of the integrals over the rows' latents, from draws of θ (S, D)."""
+    error, finer = integration_error(problem, theta), _finer(problem.quadrature)
+    if error <= LARGEST_ERROR:
+        return []
+    return [
+        f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', are not accurate: the "
+        f"log-likelihood is off by {error:.2g} (SD over posterior draws). Give the federation a finer rule, such as "
+        f"quadrature=pf.Quadrature(order={finer.order}, max_nodes={finer.max_nodes})"
+    ]
+
+
+def _finer(rule: Quadrature) -> Quadrature:
+    return replace(rule, order=rule.order + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)

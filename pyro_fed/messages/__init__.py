@@ -1,0 +1,29 @@
+"""Messages as bytes: what travels between a server and its clients."""
+
+from pyro_fed.messages.codec import (
+    Header,
+    Message,
+    Spec,
+    check_client_id,
+    decode,
+    encode,
+    encoded_size,
+    spec_of,
+    spec_of_one,
+)
+from pyro_fed.messages.mailbox import Mailbox, answer, token
+
+__all__ = [
+    "Header",
+    "Mailbox",
+    "Message",
+    "Spec",
+    "answer",
+    "check_client_id",
+    "decode",
+    "encode",
+    "encoded_size",
+    "spec_of",
+    "spec_of_one",
+    "token",
+]

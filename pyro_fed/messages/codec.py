@@ -1,0 +1,213 @@
+"""Messages between a server and its clients: safetensors bytes, never a pickle.
+
+A message is a flat dictionary of tensors and a header of text:
+
+    format   "pyro_fed-1"                           another version is refused
+    kind     what it is: work, reply, ask, report; filled up with spaces
+    run      16 hexadecimal digits, of the run
+    round    ten digits
+    client   its id, filled up with spaces
+    nonce    16 hexadecimal digits, of the request; a reply repeats it
+
+Every field has a fixed width, so that the size of a message depends on its tensors' shapes alone: it is known
+without encoding anything, and tells a listener nothing else. `decode` trusts nothing: it checks a message against the
+shapes and dtypes that the receiver expects before it allocates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from pyro_fed.algorithm import State
+from pyro_fed.errors import ProtocolError
+from pyro_fed.messages.header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
+
+#: The format and its version.
+FORMAT = "pyro_fed-1"
+KINDS = ("work", "reply", "ask", "report")
+KIND_WIDTH = 6
+#: Longest client id.
+MAX_CLIENT_ID = 64
+#: The JSON header of a message is a multiple of so many bytes.
+ALIGNMENT = 8
+#: Bytes that a header may have more than expected, of another writer's spaces.
+SLACK = 64
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
+_CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+#: Shapes and dtypes by name.
+Spec = dict[str, Entry]
+
+
+@dataclass(frozen=True)
+class Header:
+    """Which message this is.
+
+    Args:
+        kind: one of `KINDS`.
+        run: the run's id.
+        round: the round, from 0.
+        client: the client's id.
+        nonce: of the request that it is, or answers.
+    """
+
+    kind: str
+    run: str
+    round: int
+    client: str
+    nonce: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ProtocolError(f"kind must be one of {KINDS}, received {self.kind[:80]!r}")
+        if type(self.round) is not int or not 0 <= self.round < 10**10:
+            raise ProtocolError(f"round must be a whole number of at most ten digits, received {self.round!r:.80}")
+        for name in ("run", "nonce"):
+            if not _TOKEN.fullmatch(getattr(self, name)):
+                value = getattr(self, name)
+                raise ProtocolError(f"{name} must be 16 hexadecimal digits, received {value[:80]!r}")
+        check_client_id(self.client)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A header and tensors."""
+
+    header: Header
+    tensors: State
+
+
+def check_client_id(client: str) -> None:
+    """Refuse what is no plain name, such as a path.
+
+    Raises:
+        ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.
+    """
+    if len(client) > MAX_CLIENT_ID:
+        raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
+    if not _CLIENT.fullmatch(client):
+        raise ProtocolError(
+            f"a client id begins with a letter, digit or '_' and has these, '-', '.' and spaces within, "
+            f"received {client!r}"
+        )
+
+
+def spec_of(state: State) -> Spec:
+    """Shapes and dtypes of one client's tensors."""
+    return {name: Entry(tuple(value.shape), value.dtype) for name, value in state.items()}
+
+
+def spec_of_one(states: State) -> Spec:
+    """Shapes and dtypes of one client's share of a state with a leading client axis."""
+    return {name: Entry(tuple(value.shape[1:]), value.dtype) for name, value in states.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message.
+
+    Raises:
+        ProtocolError: a tensor's name or dtype that cannot travel.
+    """
+    _check_names(spec_of(message.tensors))
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in message.tensors.items()}
+    return save(tensors, metadata=_text(message.header))
+
+
+def encoded_size(spec: Spec) -> int:
+    """`len(encode(message))` of a message of these shapes, without encoding."""
+    return _size(tuple(sorted(spec.items(), key=lambda item: item[0])))
+
+
+@lru_cache(maxsize=256)
+def _size(items: tuple[tuple[str, Entry], ...]) -> int:
+    spec = dict(items)
+    _check_names(spec)
+    order = list(_CODES)
+    header: dict[str, object] = {"__metadata__": _text(Header("work", "0" * 16, 0, "0", "0" * 16))}
+    end = 0
+    for name in sorted(spec, key=lambda name: (order.index(spec[name].dtype), name)):
+        entry = spec[name]
+        span = [end, end + entry.num_bytes]
+        header[name] = {"dtype": _CODES[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
+        end = span[1]
+    length = len(json.dumps(header, separators=(",", ":")))
+    return PREFIX + -(-length // ALIGNMENT) * ALIGNMENT + end
+
+
+def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: bool = True) -> Message:
+    """The message in foreign bytes, checked before anything is allocated.
+
+    Args:
+        data: the bytes.
+        expected: shapes and dtypes that the receiver's problem asks for; None takes any, up to `cap`: what a client
+            gets from the server that it has joined.
+        cap: most bytes that are looked at; by default what such a message takes.
+        finite: whether all numbers must be; else it is the receiver who looks.
+
+    Raises:
+        ProtocolError: anything else than a message of this format with these tensors, all finite.
+    """
+    longest = MAX_HEADER if expected is None else encoded_size(expected) + SLACK
+    limit = longest if cap is None else cap
+    if len(data) > limit:
+        raise ProtocolError(f"a message of {len(data)} bytes, at most {limit} are accepted")
+    found = read_header(data, len(data), max_header=longest)
+    header = _header(found.text)
+    if expected is not None:
+        _check_spec(found.tensors, expected)
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ProtocolError(f"safetensors cannot read the message: {error}") from error
+    for name, value in tensors.items():
+        if finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ProtocolError(f"client {header.client}, round {header.round}: '{name}' is not finite")
+    return Message(header, tensors)
+
+
+def _text(header: Header) -> dict[str, str]:
+    kind, client = header.kind.ljust(KIND_WIDTH), header.client.ljust(MAX_CLIENT_ID)
+    return {"format": FORMAT, **asdict(header), "kind": kind, "client": client, "round": f"{header.round:010d}"}
+
+
+def _header(text: dict[str, str]) -> Header:
+    names = {"format", *(field.name for field in fields(Header))}
+    if set(text) != names:
+        raise ProtocolError(f"the header must say {sorted(names)}, received {sorted(text)!r:.200}")
+    if text["format"] != FORMAT:
+        raise ProtocolError(f"format must be {FORMAT!r}, received {text['format'][:80]!r}")
+    if not re.fullmatch(r"[0-9]{10}", text["round"]):
+        raise ProtocolError(f"round must be ten digits, received {text['round'][:80]!r}")
+    if len(text["client"]) != MAX_CLIENT_ID:
+        raise ProtocolError(f"client must have {MAX_CLIENT_ID} characters, received {len(text['client'])}")
+    kind, client = text["kind"].rstrip(" "), text["client"].rstrip(" ")
+    return Header(kind, text["run"], int(text["round"]), client, text["nonce"])
+
+
+def _check_names(spec: Spec) -> None:
+    for name, entry in spec.items():
+        if not _NAME.fullmatch(name):
+            raise ProtocolError(f"a tensor's name has letters, digits, '_' and '.', received {name!r:.80}")
+        if entry.dtype not in _CODES:
+            raise ProtocolError(f"tensor '{name}': {entry.dtype} cannot travel; send one of {list(_CODES)}")
+
+
+def _check_spec(found: Spec, expected: Spec) -> None:
+    if set(found) != set(expected):
+        raise ProtocolError(f"expected the tensors {sorted(expected)}, received {sorted(found)!r:.200}")
+    for name, entry in expected.items():
+        if found[name] != entry:
+            raise ProtocolError(
+                f"tensor '{name}': expected {entry.dtype} of shape {entry.shape}, received {found[name].dtype} of "
+                f"shape {found[name].shape}"
+            )

@@ -1,0 +1,42 @@
+"""What the server expects of a client: shapes and dtypes, never taken from what came over the wire."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import torch
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.compile import Compiler
+from pyro_fed.data import ClientData
+from pyro_fed.executors.base import Work
+from pyro_fed.executors.local import Sequential
+from pyro_fed.messages.codec import Spec, spec_of_one
+from pyro_fed.problem import Problem
+
+
+def expected_reply(
+    algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
+) -> tuple[Spec, Spec]:
+    """Shapes and dtypes of one client's message and figures, from a step on one row of the server's own.
+
+    The shapes of a message follow from the model and the settings, not from the client's rows.
+
+    Args:
+        algorithm: what runs.
+        problem: the model.
+        data: rows, (K, n); the first row of the first client is used.
+        local: clients' states, (K, ...), of which the first is taken.
+        work: a round's work, of which the first client's is taken.
+    """
+    row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
+    eager = copy(problem)
+    eager.compiler = Compiler("off")
+    executor = Sequential()
+    executor.start(algorithm, eager, row, _first(local))
+    reply = executor.execute(Work(work.round, work.seed, [0], _first(work.shared)))
+    return spec_of_one(reply.messages), spec_of_one(reply.info)
+
+
+def _first(state: State) -> State:
+    return {name: value[:1].clone() for name, value in state.items()}

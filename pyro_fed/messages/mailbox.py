@@ -1,0 +1,71 @@
+"""Which replies are taken: each request has a nonce, and is answered once, in its round, by its client."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+
+from pyro_fed.messages.codec import Header
+
+#: What the answer to a request is called.
+ANSWER = {"work": "reply", "ask": "report"}
+
+
+def token() -> str:
+    """A fresh run id or nonce, 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+@dataclass
+class Mailbox:
+    """The open requests of a run.
+
+    Attributes:
+        run: the run's id.
+        dropped: why replies were dropped, oldest first, the last `keep` of them.
+        keep: see there.
+    """
+
+    run: str = field(default_factory=token)
+    keep: int = 1000
+    dropped: list[tuple[Header, str]] = field(default_factory=list)
+    _open: dict[str, Header] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+
+    def request(self, kind: str, round: int, client: str) -> Header:
+        """The header of a new request, "work" or "ask"."""
+        header = Header(kind, self.run, round, client, token())
+        self._open[header.nonce] = header
+        return header
+
+    def take(self, header: Header) -> bool:
+        """Whether a reply with this header answers an open request; it is open no longer then."""
+        reason = self._objection(header)
+        if reason:
+            self.dropped = [*self.dropped, (header, reason)][-self.keep :]
+            return False
+        self._taken.add(header.nonce)
+        del self._open[header.nonce]
+        return True
+
+    def close(self) -> None:
+        """The end of a round: what was not answered is late from now on."""
+        self._open.clear()
+        self._taken.clear()
+
+    def _objection(self, header: Header) -> str:
+        if header.run != self.run:
+            return f"it is of run {header.run}, this is run {self.run}"
+        if header.nonce in self._taken:
+            return "its request was answered already"
+        asked = self._open.get(header.nonce)
+        if asked is None:
+            return "no such request is open: it is late, or a replay"
+        if header != replace(asked, kind=ANSWER[asked.kind]):
+            return f"it answers another request: client {asked.client}, round {asked.round} were asked"
+        return ""
+
+
+def answer(request: Header) -> Header:
+    """The header of the reply to a request."""
+    return replace(request, kind=ANSWER[request.kind])

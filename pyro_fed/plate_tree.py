@@ -1,0 +1,130 @@
+"""A drawing of a model's plates: which is in which, their sites, and what each site's density depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.errors import ModelError
+from pyro_fed.handlers import Message, frame_of, is_deterministic, plate_of
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
+
+
+@dataclass
+class _Branch:
+    """A plate: the lines of its sites, and the plates within."""
+
+    sites: list[str] = field(default_factory=list)
+    plates: dict[str, _Branch] = field(default_factory=dict)
+
+    def at(self, path: list[str]) -> _Branch:
+        branch = self
+        for name in path:
+            branch = branch.plates.setdefault(name, _Branch())
+        return branch
+
+    def lines(self, titles: dict[str, str]) -> list[str]:
+        children = [[site] for site in self.sites]
+        children += [[titles[name], *branch.lines(titles)] for name, branch in self.plates.items()]
+        out = []
+        for number, (first, *rest) in enumerate(children):
+            last = number == len(children) - 1
+            out += [("└─ " if last else "├─ ") + first, *(("   " if last else "│  ") + line for line in rest)]
+        return out
+
+
+def dependences(problem: Problem) -> tuple[Any, dict[str, list[str]]]:
+    """One run of the model on all rows, and the latent sites that each site's density depends on."""
+    places: dict[str, Tensor] = {}
+
+    def source(msg: Message, transform: Any) -> Tensor:
+        shape = transform.inverse_shape(msg["fn"].shape())
+        places[msg["name"]] = torch.zeros(shape, dtype=problem.dtype, requires_grad=True)
+        return places[msg["name"]]
+
+    found = {}
+    with torch.enable_grad():
+        execution = problem.execute(source, problem.all_rows)
+        for name, msg in execution.trace.nodes.items():
+            if msg["type"] != "sample" or is_deterministic(msg):
+                continue
+            total = msg["fn"].log_prob(msg["value"]).sum()
+            inputs = list(places.values())
+            scores = (
+                torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True) if total.requires_grad else []
+            )
+            on = zip(places, scores, strict=False)
+            found[name] = [other for other, score in on if score is not None and other != name]
+    return execution, found
+
+
+def plate_tree(problem: Problem) -> str:
+    """The drawing, after a line break; empty for a model of one plate, of which there is nothing to say.
+
+    plate 'county' (85), split over the clients
+    ├─ a ← mu, tau
+    └─ plate 'obs' (919), whose rows follow 'county'
+       └─ y ← sigma, a
+    """
+    execution, found = dependences(problem)
+    root = _Branch()
+    nested = problem.arguments.nested_plates
+    for name, on in found.items():
+        path = [frame.name for frame in execution.trace.nodes[name]["cond_indep_stack"]]
+        if path and path[0] in nested and problem.plate not in path:
+            path = [problem.plate, *path]
+        root.at(path).sites.append(f"{name} ← {', '.join(on)}" if on else name)
+    if len(execution.plates) < 2:
+        return ""
+    titles = {name: f"plate '{name}' ({size})" for name, size in execution.plates.items()}
+    titles[problem.plate] += ", split over the clients"
+    for name in nested:
+        titles[name] += f", whose rows follow '{problem.plate}'"
+    return "\nThe model's plates, their sites, and what those depend on:\n" + "\n".join(root.lines(titles))
+
+
+def check_followers(problem: Problem, plates: tuple[str, ...]) -> None:
+    """Refuse sites outside the partitioned plate, and the plates whose rows follow it, that depend on latents inside.
+
+    Args:
+        problem: the model and its arguments.
+        plates: the partitioned plate, and those that follow it.
+
+    Raises:
+        ModelError: names the site, the latents and the cure, and draws the plates.
+    """
+    execution, found = dependences(problem)
+    nodes, plate = execution.trace.nodes, plates[0]
+    local = [name for name in found if not nodes[name]["is_observed"] and frame_of(nodes[name], plate) is not None]
+    for name, on in found.items():
+        inside = [other for other in on if other in local]
+        if not inside or plate_of(nodes[name], plates) is not None:
+            continue
+        own = [frame.name for frame in nodes[name]["cond_indep_stack"]]
+        where = f"in plate '{own[-1]}'" if own else "in no plate"
+        raise ModelError(
+            f"site '{name}', {where}, depends on {inside} inside the partitioned plate '{plate}', which stay with "
+            f"their clients. {_cure(problem, execution.plates, own)}{plate_tree(problem)}"
+        )
+
+
+def _cure(problem: Problem, sizes: dict[str, int], own: list[str]) -> str:
+    plate = problem.plate
+    if not own:
+        return f"Move it into `with pyro.plate('{plate}', ...)`"
+    indices = [
+        name
+        for name, leaf in zip(problem.arguments.names, problem.arguments.leaves, strict=True)
+        if isinstance(leaf, Tensor) and leaf.dim() == 1 and len(leaf) == sizes[own[-1]] and not leaf.is_floating_point()
+    ]
+    index = indices[0] if indices else "group_idx"
+    return (
+        f"Where each row of '{own[-1]}' belongs to one element of '{plate}', say so by "
+        f"rows={{'{own[-1]}': '{index}'}}, an argument that numbers the elements from 0; else "
+        "partition over another plate"
+    )

@@ -1,0 +1,85 @@
+"""Differential privacy of a client: clipped messages, Gaussian noise on their sum, and an accountant.
+
+Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Mironov
+(2017), Rényi differential privacy, by `opacus.accountants`.
+
+    m̄ = (Σ_k m_k min(1, r / |m_k|) + ξ) / C,    ξ ~ N(0, z² r² I)
+
+Adding or removing one client with all its rows changes the sum by at most r. So a round is a Gaussian mechanism of
+noise multiplier z, and (ε, δ) follow from z and the number of rounds. That holds for who sees m̄ and what follows from
+it: the server adds the noise, and is trusted (see SECURITY.md). No reduction is claimed for clients that a schedule
+leaves out.
+
+The noise does not follow from the run's seed, which the result names: it is drawn from the operating system, so that a
+private run is the one kind that cannot be repeated to the bit.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.combination import Combination, clip
+from pyro_fed.errors import SettingError
+from pyro_fed.settings import check_between, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private(Combination):
+    """The mean of clipped messages with Gaussian noise.
+
+    The group `federation` gets `epsilon` after each round, the result's attributes `epsilon` and `delta`; figures
+    that clients give of themselves are left out of the record.
+
+    Args:
+        norm: r, the longest that a message may be.
+        noise_multiplier: z, the noise's SD in units of `norm`.
+        delta: δ; well below one over the number of clients.
+
+    Raises:
+        SettingError: a setting out of its range, or no accountant is installed.
+
+    References:
+        McMahan, Ramage, Talwar & Zhang (2018). Mironov (2017).
+    """
+
+    private = True
+
+    norm: float
+    noise_multiplier: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "norm", "noise_multiplier")
+        check_between(self, "delta", 0.0, 0.5)
+        self.epsilon(1)
+
+    def middle(self, messages: Tensor) -> Tensor:
+        """The mean of the clipped messages, with noise."""
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        noise = torch.randn(messages.shape[1], generator=generator, dtype=messages.dtype)
+        total = clip(messages, self.norm).sum(0) + self.noise_multiplier * self.norm * noise.to(messages.device)
+        return total / len(messages)
+
+    def figures(self, releases: int) -> dict[str, float]:
+        """ε and δ of all rounds so far."""
+        return {"epsilon": self.epsilon(releases), "delta": self.delta}
+
+    def epsilon(self, releases: int) -> float:
+        """ε after so many rounds.
+
+        Raises:
+            SettingError: no accountant is installed.
+        """
+        try:
+            from opacus.accountants import RDPAccountant
+        except ImportError as error:
+            raise SettingError(
+                "Private needs an accountant, and says no epsilon without: pip install 'pyro_fed[privacy]'"
+            ) from error
+        accountant = RDPAccountant()
+        accountant.history = [(self.noise_multiplier, 1.0, releases)]
+        return float(accountant.get_epsilon(delta=self.delta))

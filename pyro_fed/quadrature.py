@@ -1,0 +1,231 @@
+"""Latents inside the partitioned plate, integrated out row by row: what every algorithm sees of them.
+
+    log p(y_i | θ) = log ∫ exp f_i(θ, x) dx,    f_i = log p(x | θ) + log |dx'/dx| + log p(y_i | θ, x)
+
+x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so each
+integral has few dimensions, and it belongs to the client that holds the row: no message depends on x. Adaptive
+quadrature (Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the mode m and curvature H = C C' there,
+
+    log p(y_i | θ) ≈ log Σ_s w_s exp(f_i(θ, m + C⁻ᵀ u_s) + |u_s|²/2) - log |C| + d/2 log 2π
+
+with (u_s, w_s) a Gauss-Hermite rule for N(0, I), or standardised Sobol points where a product rule would be too
+large. It is exact where x | θ, y_i is Gaussian, and with one node it is Laplace's approximation.
+
+The modes are found by Newton's method, in a number of steps that is fixed when the model is read (so that it can be
+compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
+
+Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
+own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's; a rule
+of three nodes a dimension has both exact where x | θ, y_i is Gaussian.
+
+Draws of x given θ are made by independence Metropolis-Hastings from a Student t of the same centre and scale: its
+weights are bounded where the posterior's tails are no heavier, so a few steps forget the start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vjp
+
+from pyro_fed.ops.points import standardised_sobol
+from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
+from pyro_fed.settings import check_at_least, check_positive
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
+
+Rows = tuple[Tensor, ...]
+
+#: Points θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and rows, at which Newton steps to a mode are counted.
+PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
+
+
+class Centre(NamedTuple):
+    """Where the nodes of m rows are: mode (m, d), factor C of the curvature (m, d, d), and how near the mode is.
+
+    `decrement` (m,) is the length of the next Newton step, in posterior SDs of x.
+    """
+
+    mode: Tensor
+    factor: Tensor
+    decrement: Tensor
+
+
+class Look(NamedTuple):
+    """The rows' log joint densities f (m,), their scores (m, d) and curvatures -∇²f (m, d, d), in x."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+
+class Ascent(NamedTuple):
+    """On the way to the modes: where each row is (m, d), what is seen there, and the share of the next step (m,)."""
+
+    place: Tensor
+    here: Look
+    share: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadrature:
+    """How the latents inside the partitioned plate are integrated out, and drawn.
+
+    Args:
+        order: Gauss-Hermite nodes a dimension, as far as the product has at most `max_nodes`.
+        max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
+        mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
+            `max_mode_steps`, to come within `mode_tolerance` posterior SDs.
+        max_mode_steps: see `mode_steps`.
+        mode_tolerance: see `mode_steps`.
+        shorten: a Newton step that does not go uphill is tried again at this fraction.
+        floor: smallest pivot of a curvature that is not positive definite, relative to its largest entry.
+        draw_steps: Metropolis-Hastings steps behind each draw of the latents.
+        degrees: of freedom of the t distribution that proposes them.
+
+    References:
+        Naylor & Smith (1982), Applied Statistics 31. Pinheiro & Bates (1995), JCGS 4.
+    """
+
+    order: int = 21
+    max_nodes: int = 128
+    mode_steps: int | None = None
+    max_mode_steps: int = 12
+    mode_tolerance: float = 1e-2
+    shorten: float = 0.25
+    floor: float = 1e-6
+    draw_steps: int = 16
+    degrees: int = 7
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "order", "max_mode_steps", "draw_steps", "degrees")
+        check_at_least(self, 1, "mode_steps", allow_none=True)
+        check_at_least(self, 2, "max_nodes")
+        check_positive(self, "mode_tolerance", "shorten", "floor")
+
+    def fitted(self, problem: Problem) -> Quadrature:
+        """The same with the number of Newton steps that the model needs."""
+        if self.mode_steps is not None:
+            return self
+        generator = torch.Generator().manual_seed(0)
+        theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.dtype) - 1
+        theta, rows = PROBE_RADIUS * theta, tuple(leaf[:PROBE_ROWS] for leaf in problem.rows)
+        climb = problem.vmap(lambda one, state: self._climb(problem, one, rows, state))
+        state = problem.vmap(lambda one: self._foot(problem, one, rows))(theta)
+        steps = 0
+        while steps < self.max_mode_steps - 1 and bool((self._summit(state).decrement > self.mode_tolerance).any()):
+            state, steps = climb(theta, state), steps + 1
+        return replace(self, mode_steps=steps + 1)
+
+    def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
+        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
+        order = self.order
+        while order > 1 and order**dim > self.max_nodes:
+            order -= 1
+        if order < min(3, self.order):
+            points = standardised_sobol(self.max_nodes - self.max_nodes % 2, dim)
+            return points, points.new_full((len(points),), -math.log(len(points)))
+        return gauss_hermite(order, dim)
+
+    # -- the integral -----------------------------------------------------------------------------------------
+    def log_parts(self, problem: Problem, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,)."""
+        centre = self.centre(problem, theta, rows)
+        dim = centre.mode.shape[-1]
+        nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
+
+        def at(node: Tensor) -> tuple[Tensor, Tensor]:
+            place = centre.mode + solve_lower_transposed(centre.factor, node.expand_as(centre.mode))
+            return problem.conditional_parts(theta, rows, place)
+
+        prior, values = problem.vmap(at)(nodes)
+        terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
+        return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
+
+    def centre(self, problem: Problem, theta: Tensor, rows: Rows) -> Centre:
+        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
+        theta = theta.detach()
+        state = self._foot(problem, theta, rows)
+        for _ in range(self.mode_steps or self.max_mode_steps):
+            state = self._climb(problem, theta, rows, state)
+        return self._summit(state)
+
+    def _foot(self, problem: Problem, theta: Tensor, rows: Rows) -> Ascent:
+        place = theta.new_zeros(len(rows[0]), problem.local_dim)
+        return Ascent(place, self._look(problem, theta, rows, place), theta.new_ones(len(place)))
+
+    def _climb(self, problem: Problem, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:
+        place, here, share = state
+        trial = place + share.unsqueeze(-1) * self._newton(here)[0]
+        there = self._look(problem, theta, rows, trial)
+        better = there.value >= here.value
+        chosen = Look(*(_choose(better, new, old) for new, old in zip(there, here, strict=True)))
+        return Ascent(_choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
+
+    def _summit(self, state: Ascent) -> Centre:
+        step, factor = self._newton(state.here)
+        decrement = (step * state.here.score).sum(-1).abs().sqrt()
+        return Centre(state.place.detach(), factor.detach(), decrement.detach())
+
+    def _newton(self, here: Look) -> tuple[Tensor, Tensor]:
+        """The step |H|⁻¹ ∇f and the factor of |H|."""
+        factor = absolute_cholesky(here.curvature, self.floor)
+        return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
+
+    def _look(self, problem: Problem, theta: Tensor, rows: Rows, place: Tensor) -> Look:
+        def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
+            def total(y: Tensor) -> tuple[Tensor, Tensor]:
+                value = problem.conditional_parts(theta, rows, y)[1]
+                return value.sum(), value
+
+            return grad(total, has_aux=True)(x)
+
+        (score, value), pull = vjp(score_and_value, place)[:2]
+        units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)
+        # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
+        columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
+        return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
+
+    # -- draws ------------------------------------------------------------------------------------------------
+    def draw_noise(self, count: int, num_rows: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Randomness of draws of the latents: proposals (S, T + 1, N, d), uniforms (S, T + 1, N), float64."""
+        shape, degrees = (count, self.draw_steps + 1, num_rows), self.degrees
+        normal = torch.randn((*shape, dim + degrees), generator=generator, dtype=torch.float64)
+        chi_square = normal[..., dim:].square().sum(-1, keepdim=True)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return normal[..., :dim] * (degrees / chi_square).sqrt(), uniform
+
+    def draw(self, problem: Problem, theta: Tensor, noise: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
+        """One draw of the latents of m rows given θ (D,): (m, d); noise of one draw, from `draw_noise`."""
+        centre = self.centre(problem, theta, rows)
+        proposals, uniform = (part.to(centre.mode) for part in noise)
+        places = centre.mode + solve_lower_transposed(centre.factor, proposals)
+        values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
+        power = 0.5 * (self.degrees + places.shape[-1])
+        weights = values + power * torch.log1p(proposals.square().sum(-1) / self.degrees)
+        place, weight = places[0], weights[0]
+        for step in range(1, self.draw_steps + 1):
+            accepted = uniform[step].log() < weights[step] - weight
+            place = torch.where(accepted.unsqueeze(-1), places[step], place)
+            weight = torch.where(accepted, weights[step], weight)
+        return place
+
+
+@lru_cache(maxsize=8)
+def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
+    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64."""
+    line, weight = np.polynomial.hermite_e.hermegauss(order)
+    log_weight = torch.from_numpy(np.log(weight / weight.sum()))
+    index = torch.cartesian_prod(*[torch.arange(order)] * dim).reshape(-1, dim)
+    return torch.from_numpy(line)[index], log_weight[index].sum(-1)
+
+
+def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(which.reshape(-1, *(1,) * (new.dim() - 1)), new, old)

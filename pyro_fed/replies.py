@@ -1,0 +1,177 @@
+"""What of a round's replies is used: failures, replies that are not finite or cannot be honest, and the quorum.
+
+A client that fails is left out of the round: its site, its chain or its particles stay what they were. Where the
+algorithm cannot do without it (`needs_all`), it is asked again, with the same randomness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.errors import DivergenceError, QuorumError
+from pyro_fed.executors import Reply, Work
+from pyro_fed.executors.base import select
+from pyro_fed.record import Failure
+
+if TYPE_CHECKING:
+    from pyro_fed.context import Context
+
+#: How often a client is asked in a round that cannot do without it.
+ATTEMPTS = 10
+#: So many requests in a row without a usable reply end a run that asks for no quorum.
+PATIENCE = 20
+
+
+@dataclass
+class Gathered:
+    """The usable part of a round.
+
+    Attributes:
+        slots: places of the clients that replied, among those that were asked, (A,).
+        messages: theirs, (A, ...), likewise their figures.
+        failures: clients and reasons.
+    """
+
+    slots: Tensor
+    messages: State = field(default_factory=dict)
+    info: State = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def gather(algorithm: Algorithm, context: Context, work: Work, before: State) -> Gathered:
+    """Have a round's work done.
+
+    Args:
+        algorithm: what runs.
+        context: of the run.
+        work: the round's.
+        before: the server's state, to be kept should the run stop here.
+
+    Raises:
+        DivergenceError: no reply is finite, and the run has not been told to expect that (`min_clients=0`).
+        QuorumError: too few usable replies.
+    """
+    parts: list[Gathered] = []
+    missing, failures = torch.arange(len(work.clients)), []
+    for _ in range(ATTEMPTS if algorithm.needs_all else 1):
+        part = _usable(algorithm, context, work.part(missing), before)
+        failures += part.failures
+        parts.append(Gathered(missing[part.slots], part.messages, part.info))
+        missing = missing[~torch.isin(torch.arange(len(missing)), part.slots)]
+        if not len(missing):
+            break
+    whole = _joined(parts)
+    whole.failures = failures
+    _check_quorum(algorithm, context, work, whole, before)
+    return whole
+
+
+def _joined(parts: list[Gathered]) -> Gathered:
+    """All parts, in the order in which the clients were asked."""
+    parts = [part for part in parts if len(part.slots)]
+    if len(parts) <= 1:
+        return parts[0] if parts else Gathered(torch.arange(0))
+    slots = torch.cat([part.slots for part in parts])
+    order = slots.argsort()
+    messages, info = (
+        {name: torch.cat([getattr(part, kind)[name] for part in parts])[order] for name in getattr(parts[0], kind)}
+        for kind in ("messages", "info")
+    )
+    return Gathered(slots[order], messages, info)
+
+
+def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -> Gathered:
+    """The usable replies of one attempt."""
+    reply = context.executor.execute(work)
+    reasons = dict(reply.failures)
+    replied = torch.ones(len(work.clients), dtype=torch.bool)
+    replied[list(reasons)] = False
+    slots = replied.nonzero().flatten()
+    if len(slots):
+        finite, why = _finite(reply.messages)
+        if not bool(finite.any()) and context.min_clients != 0:
+            raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
+        advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
+        reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
+        slots, reply = slots[finite], _rows(reply, finite)
+    if len(slots) and not hidden(context):
+        honest = torch.ones(len(slots), dtype=torch.bool)
+        for reason, holds in algorithm.objections(select(work.shared, slots), reply.messages).items():
+            reasons = {int(slot): reason for slot in slots[holds]} | reasons
+            honest &= ~holds
+        slots, reply = slots[honest], _rows(reply, honest)
+    failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
+    return Gathered(slots, reply.messages, reply.info, failures)
+
+
+def hidden(context: Context) -> bool:
+    """Whether messages must not be looked at one by one, nor figures of the clients be recorded."""
+    return context.combination is not None and context.combination.private
+
+
+def _rows(reply: Reply, keep: Tensor) -> Reply:
+    if bool(keep.all()):
+        return reply
+    return Reply(select(reply.messages, keep), select(reply.info, keep))
+
+
+def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
+    """Whether each client's message is finite, and the first tensor that is not."""
+    why: dict[int, str] = {}
+    finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
+    for name, value in messages.items():
+        good = torch.isfinite(value).reshape(len(value), -1).all(1).to(finite.device)
+        why = dict.fromkeys((~good).nonzero().flatten().tolist(), name) | why
+        finite &= good
+    return finite, why
+
+
+def _diverged(
+    algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
+) -> DivergenceError:
+    client = work.clients[slot]
+    floating = [part for part in work.shared.values() if part.is_floating_point()]
+    largest = max((float(part.abs().max()) for part in floating), default=0.0)
+    error = DivergenceError(
+        f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
+        f"(largest magnitude before: {largest:.3g}); {algorithm.advice(context.problem, before)}. The last finite "
+        "state is kept in this error's `result`",
+        client=client,
+        round=work.round,
+    )
+    error.algorithm, error.state = algorithm, before
+    return error
+
+
+def _check_quorum(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> None:
+    replied, asked = len(found.slots), len(work.clients)
+    need = asked if algorithm.needs_all else min(context.min_clients or 0, asked)
+    if replied == 0 and _requests_in_vain(context) + asked >= PATIENCE:
+        need = max(need, 1)
+    if replied >= need:
+        return
+    where = "this error's `result`" if context.checkpoint is None else str(context.checkpoint.folder)
+    kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
+    last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
+    cure = f"; {type(algorithm).__name__} needs every client: leave out those that are gone" * algorithm.needs_all
+    error = QuorumError(
+        f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}",
+        round=work.round,
+    )
+    error.algorithm, error.state = algorithm, before
+    raise error
+
+
+def _requests_in_vain(context: Context) -> int:
+    """Failures since the last round with a usable reply."""
+    count = 0
+    for past in reversed(context.record.rounds):
+        if past.clients or not past.failures:
+            break
+        count += len(past.failures)
+    return count

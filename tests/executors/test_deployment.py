@@ -1,0 +1,121 @@
+"""A SuperLink and two SuperNodes on loopback, as an app from `pyro-fed flower new` runs in earnest."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import arviz as az
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import pyro_fed as pf
+from pyro_fed import library, recipe
+from pyro_fed._experiment import build_federation
+from pyro_fed.cli import main
+
+pytestmark = pytest.mark.flower
+
+#: Two exchanges suffice: the model is conjugate, and nothing is run first.
+RECIPE = """
+description = "FedEP from the prior"
+algorithm = "pyro_fed.infer:FedEP"
+[settings]
+start = "prior"
+[run]
+num_rounds = 2
+"""
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+BIN = Path(sys.executable).parent
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def running(command, env, log):
+    """A command in a session of its own, which is ended with all that it has started."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield process
+    finally:
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, kind)
+            except ProcessLookupError:
+                break
+            time.sleep(1)
+        process.wait()
+
+
+@contextmanager
+def deployment(folder, clients):
+    """A SuperLink with nodes; yields the environment that `flwr` needs to reach it."""
+    port, home = free_port(), folder / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
+    nodes = [
+        [*node, "--port", str(free_port()), "--node-config", f"partition-id={i} num-partitions={clients}"]
+        for i in range(clients)
+    ]
+    with running([*link, "--disable-runtime-dependency-installation"], env, folder / "link.log"):
+        wait_for(port)
+        with running(nodes[0], env, folder / "node0.log"), running(nodes[1], env, folder / "node1.log"):
+            yield env
+
+
+def wait_for(port, seconds=60):
+    end = time.monotonic() + seconds
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < end, f"nothing listens at port {port}"
+        time.sleep(0.2)
+
+
+def test_a_deployment_gives_the_sequential_answer(tmp_path):
+    chosen, out = tmp_path / "from_prior.toml", tmp_path / "posterior.nc"
+    chosen.write_text(RECIPE)
+    app = tmp_path / "regression-app"
+    made = CliRunner().invoke(
+        main, ["flower", "new", str(app), "--model", "linear_regression", "--recipe", str(chosen)]
+    )
+    assert made.exit_code == 0, made.output
+    with deployment(tmp_path, 2) as env:
+        ran = subprocess.run(
+            ["flwr", "run", str(app), "here", "--stream", "--run-config", f'out="{out}" timeout=120.0'],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    logs = "".join(path.read_text()[-3000:] for path in tmp_path.glob("*.log"))
+    assert out.exists(), ran.stdout[-3000:] + ran.stderr[-3000:] + logs
+    idata = az.from_netcdf(str(out))
+    fed, _ = build_federation(library.load_model("linear_regression"), 2, "iid", 0)
+    algorithm, same = recipe.load(chosen).build(), {"executor": "sequential", "compile": "trace"}
+    here = pf.run(algorithm, fed, num_rounds=2, progress=False, **same)
+    assert np.array_equal(idata.posterior["w"].values, here.posterior["w"].values)
+    assert idata.federation["participated"].values.all()
+    assert not {"observed_data", "constant_data", "log_likelihood"} & set(idata.groups())

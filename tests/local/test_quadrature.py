@@ -1,0 +1,185 @@
+"""Latents inside the plate: their integrals, against closed forms, and draws of them."""
+
+import math
+
+import hierarchies
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch.func import grad, hessian
+
+import pyro_fed as pf
+from pyro_fed import local_pass
+from pyro_fed.local_pass import draw_locals, integration_error
+from pyro_fed.quadrature import Quadrature, gauss_hermite
+
+CASES = pytest.mark.parametrize("name", hierarchies.CASES)
+FEDS = {name: case.federation() for name, case in hierarchies.CASES.items()}
+
+
+def points(dim):
+    generator = torch.Generator().manual_seed(1)
+    around = torch.tensor([1.0, 0.0] + [0.0] * 18, dtype=torch.float64)  # a Gamma density of a small shape is extreme
+    return around[:dim] + 0.3 * torch.randn(5, dim, generator=generator, dtype=torch.float64)
+
+
+@CASES
+def test_the_log_likelihood_of_a_row_is_its_integral(name):
+    case, problem = hierarchies.CASES[name], FEDS[name].problem
+    for theta in points(problem.dim):
+        exact = case.log_lik(theta, *case.args)
+        torch.testing.assert_close(problem.pointwise_log_lik(theta), exact, rtol=0, atol=case.tolerance)
+        assert float(problem.log_lik(theta)) == pytest.approx(float(exact.sum()), abs=10 * case.tolerance)
+
+
+@CASES
+def test_its_derivatives_are_those_of_the_integral(name):
+    case, problem = hierarchies.CASES[name], FEDS[name].problem
+
+    def exact(theta):
+        return case.log_lik(theta, *case.args).sum()
+
+    for theta in points(problem.dim):
+        for derivative in (grad, hessian):
+            found, expected = derivative(problem.log_lik)(theta), derivative(exact)(theta)
+            torch.testing.assert_close(found, expected, rtol=1000 * case.tolerance, atol=1000 * case.tolerance)
+
+
+@CASES
+def test_the_flat_vector_holds_the_latents_outside_the_plate_alone(name):
+    problem = FEDS[name].problem
+    inside = {"means": 1, "scaled": 1, "lines": 2, "rates": 1}[name]
+    assert problem.local_dim == inside
+    assert not set(problem.sites) & set(problem.layout.local)
+    values = problem.constrain(points(problem.dim))
+    assert set(values) == set(problem.sites) | ({"log_tau"} if name == "scaled" else set())
+
+
+@CASES
+def test_the_joint_form_is_the_models_own_density(name):
+    case, fed = hierarchies.CASES[name], FEDS[name]
+    problem = fed.joint.problem
+    assert problem.dim == fed.problem.dim + hierarchies.J * fed.problem.local_dim
+    z = points(problem.dim)[0]
+    values = problem.constrain(z)
+    trace = poutine.trace(poutine.condition(case.model, values)).get_trace(*case.args)
+    positive = [site for site in problem.sites if site in ("tau", "shape", "scale", "rate")]
+    jacobian = sum(values[site].log().sum() for site in positive)
+    found = problem.log_prior(z) + problem.log_lik(z)
+    torch.testing.assert_close(found, trace.log_prob_sum() + jacobian)
+    torch.testing.assert_close(problem.unconstrain(values), z)
+
+
+def test_a_joint_vector_puts_every_rows_latents_in_their_place():
+    fed = FEDS["lines"]
+    local = points(2 * hierarchies.J).reshape(5, hierarchies.J, 2)
+    joint = fed.joint.problem
+    values = joint.constrain(joint.join(points(2), local))
+    torch.testing.assert_close(values["w"], points(2))
+    torch.testing.assert_close(values["beta"].squeeze(-2), local)
+
+
+@pytest.mark.parametrize(("order", "dim"), [(3, 1), (11, 1), (5, 3)])
+def test_a_gauss_hermite_rule_has_a_normals_moments(order, dim):
+    nodes, log_weights = gauss_hermite(order, dim)
+    weights = log_weights.exp()
+    assert len(nodes) == order**dim
+    for power, moment in ((0, 1.0), (1, 0.0), (2, 1.0), (4, 3.0)):
+        found = torch.einsum("s,sd->d", weights, nodes**power)
+        torch.testing.assert_close(found, torch.full((dim,), moment, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_many_dimensions_take_sobol_points():
+    nodes, log_weights = Quadrature().nodes(6)
+    assert nodes.shape == (128, 6)
+    assert float(log_weights.exp().sum()) == pytest.approx(1.0)
+    torch.testing.assert_close(nodes.T @ nodes / 128, torch.eye(6, dtype=torch.float64))
+
+
+def test_newton_steps_are_counted_where_none_are_given():
+    assert FEDS["means"].problem.quadrature.mode_steps == 2  # one to the mode of a Gaussian, and one more
+    assert FEDS["rates"].problem.quadrature.mode_steps > 3
+    few = hierarchies.CASES["rates"].federation(mode_steps=1)
+    assert few.problem.quadrature.mode_steps == 1
+
+
+def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
+    """Laplace's approximation of Gamma rates, where the closed form says how wrong it is."""
+    case = hierarchies.CASES["rates"]
+    coarse = case.federation(order=1).problem
+    theta = points(2)
+    errors = torch.stack([(coarse.pointwise_log_lik(one) - case.log_lik(one, *case.args)).sum() for one in theta])
+    expected = float(errors.std(correction=0))
+    assert integration_error(coarse, theta) == pytest.approx(expected, rel=0.02)
+    monkeypatch.setattr(local_pass, "LARGEST_ERROR", 0.5 * expected)
+    (note,) = local_pass.integration_notes(coarse, theta)
+    assert f"{expected:.1g}"[:4] in note
+    assert "order=21" in note
+    assert local_pass.integration_notes(FEDS["rates"].problem, theta) == []
+
+
+@pytest.mark.parametrize("name", ["lines", "rates"])
+def test_draws_of_the_latents_have_their_conditional_distribution(name):
+    """20,000 draws at one θ; five standard errors of a mean and of a variance (kurtosis at most 20)."""
+    fed = FEDS[name]
+    theta = torch.tensor([0.9, -0.2], dtype=torch.float64)
+    count = 20_000
+    generator = torch.Generator().manual_seed(0)
+    local = draw_locals(fed.problem, theta.expand(count, 2), fed.problem.rows, generator)
+    joint = fed.joint.problem
+    values = joint.constrain(joint.join(theta.expand(count, 2), local))
+    if name == "lines":
+        design = torch.stack([torch.ones_like(hierarchies.X), hierarchies.X], -1)
+        precision = design.mT @ design / hierarchies.NOISE**2 + torch.eye(2) / hierarchies.SPREAD**2
+        cover = torch.linalg.inv(precision)
+        shift = design.mT @ hierarchies.TABLE.unsqueeze(-1) / hierarchies.NOISE**2
+        mean = (cover @ (shift + theta.unsqueeze(-1) / hierarchies.SPREAD**2)).squeeze(-1)
+        draws, variance = values["beta"].squeeze(-2), cover.diagonal(dim1=-2, dim2=-1)
+    else:
+        shape, rate = hierarchies.COUNTS + theta[0].exp(), 1 + (-theta[1]).exp()
+        draws, mean, variance = values["rate"], shape / rate, shape / rate**2
+    assert float(((draws.mean(0) - mean) / variance.sqrt()).abs().max()) < 5 / math.sqrt(count)
+    assert float((draws.var(0) / variance - 1).abs().max()) < 5 * math.sqrt(19 / count)
+
+
+def neighbours(sd, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("group", len(sd)):
+        effect = pyro.sample("effect", dist.Normal(mu, 1.0))
+        pyro.sample("y", dist.Normal(effect + effect.roll(1) + effect.roll(-1), sd), obs=y)
+
+
+def total(sd, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("group", len(sd)):
+        effect = pyro.sample("effect", dist.Normal(mu, 1.0))
+        pyro.sample("y", dist.Normal(effect, sd), obs=y)
+    pyro.sample("total", dist.Normal(effect.sum(), 1.0), obs=torch.tensor(0.0))
+
+
+def walk(sd, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("group", len(sd)):
+        step = pyro.sample("step", dist.Normal(mu, 1.0))
+        pyro.sample("level", dist.Normal(step.cumsum(0), 1.0))
+        pyro.sample("y", dist.Normal(step, sd), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (neighbours, "observed site 'y' in plate 'group' does not factorise over rows.*its own latents"),
+        (walk, "latent site 'level' in plate 'group' does not factorise over rows.*partition over an outer plate"),
+        (total, "observed site 'total' is outside plate 'group', but its density changes"),
+    ],
+)
+def test_rows_that_share_a_latent_are_refused(model, message):
+    with pytest.raises(pf.ModelError, match=message):
+        pf.Federation(model, (hierarchies.SD, hierarchies.Y), plate="group", num_clients=2)
+
+
+def test_predictions_row_by_row_point_to_predict():
+    with pytest.raises(pf.ModelError, match=r"latents of their own, sites \['effect'\].*pyro_fed.predict"):
+        FEDS["means"].problem.observation(torch.zeros(1), hierarchies.CASES["means"].args)
