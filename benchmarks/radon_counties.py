@@ -40,9 +40,7 @@ def moments(idata: Any, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return flat.mean(0), flat.std(0)
 
 
-def report(
-    name: str, idata: Any, seconds: float, names: list[str], reference: tuple[np.ndarray, np.ndarray]
-) -> None:
+def report(name: str, idata: Any, seconds: float, names: list[str], reference: tuple[np.ndarray, np.ndarray]) -> None:
     """A line of the table."""
     (means, sds), (true_means, true_sds) = moments(idata, names), reference
     errors, ratios = np.abs(means - true_means) / true_sds, sds / true_sds
@@ -72,7 +70,9 @@ def main() -> None:
     names = [*fed.problem.layout.latents, *local]
     warnings.simplefilter("ignore")
     began = time.perf_counter()
-    nuts = pf.run(pf.NUTS(num_chains=4, num_samples=1500), federation(non_centred), progress=False, log_likelihood=False)
+    nuts = pf.run(
+        pf.NUTS(num_chains=4, num_samples=1500), federation(non_centred), progress=False, log_likelihood=False
+    )
     print(f"NUTS {time.perf_counter() - began:.1f} s; {nuts.attrs['warnings']}")
     print("           mean error (SD)  SD ratios", flush=True)
     for name in options.names:
