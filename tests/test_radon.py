@@ -17,7 +17,7 @@ J = len(URANIUM)
 
 
 def by_hand(theta):
-    """Log posterior (S,) and the levels' conditional means and variances (S, J), at (gamma, mu_b, log tau, log sigma)."""
+    """Log posterior (S,), the levels' conditional means and variances (S, J): gamma, mu_b, log tau, log sigma."""
     gamma, mu_b, tau2, sigma2 = theta[:, :2], theta[:, 2:3], np.exp(2 * theta[:, 3:4]), np.exp(2 * theta[:, 4:])
     size = np.bincount(COUNTY, minlength=J)
     left = Y - mu_b * FLOOR
