@@ -126,13 +126,12 @@ class Quadrature:
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
-        order = self.order
-        while order > 1 and order**dim > self.max_nodes:
-            order -= 1
-        if order < min(3, self.order):
-            points = standardised_sobol(self.max_nodes - self.max_nodes % 2, dim)
-            return points, points.new_full((len(points),), -math.log(len(points)))
-        return gauss_hermite(order, dim)
+        order = max([n for n in range(1, self.order + 1) if n**dim <= self.max_nodes])
+        return gauss_hermite(order, dim) if order >= min(3, self.order) else sobol(self.max_nodes // 2 * 2, dim)
+
+    def num_nodes(self, dim: int) -> int:
+        """Q."""
+        return len(self.nodes(dim)[0])
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(self, problem: Problem, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -225,6 +224,13 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
     log_weight = torch.from_numpy(np.log(weight / weight.sum()))
     index = torch.cartesian_prod(*[torch.arange(order)] * dim).reshape(-1, dim)
     return torch.from_numpy(line)[index], log_weight[index].sum(-1)
+
+
+@lru_cache(maxsize=8)
+def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Standardised Sobol points (count, dim) and log weights, float64."""
+    points = standardised_sobol(count, dim)
+    return points, points.new_full((count,), -math.log(count))
 
 
 def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
