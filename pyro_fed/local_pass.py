@@ -48,7 +48,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     """
     count, proposals = len(rows[0]), problem.quadrature.draw_steps + 1
     size = min(len(theta), max(1, CHUNK // (problem.widest * proposals)))
-    draw = problem.mapped(problem.quadrature.draw, (0, 0, None))
+    draw = problem.mapped(problem.quadrature.draw, (0, 0, None), calls=0)
     parts = []
     for first in range(0, len(theta), size):
         part = theta[torch.arange(first, first + size).clamp_max(len(theta) - 1)]  # equal shapes are compiled once

@@ -15,8 +15,8 @@ The modes are found by Newton's method, in a number of steps that is fixed when 
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
 Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
-own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's; a rule
-of three nodes a dimension has both exact where x | θ, y_i is Gaussian.
+own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
+x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points only the gradient.
 
 Draws of x given θ are made by independence Metropolis-Hastings from a Student t of the same centre and scale: its
 weights are bounded where the posterior's tails are no heavier, so a few steps forget the start.
@@ -95,7 +95,7 @@ class Quadrature:
     """
 
     order: int = 21
-    max_nodes: int = 128
+    max_nodes: int = 256
     mode_steps: int | None = None
     max_mode_steps: int = 12
     mode_tolerance: float = 1e-2

@@ -120,6 +120,7 @@ def _loop(phase: _Phase, context: Context) -> None:
     data = _data(algorithm, context)
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
+    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
     context.executor.start(algorithm, context.problem, data)
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
     before = len(record.rounds) - phase.done
