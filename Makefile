@@ -15,7 +15,7 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 
 # One thread a worker: two workers that fight for the cores are many times slower.
 test: lint  ## lint, types and every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

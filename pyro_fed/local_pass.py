@@ -85,11 +85,14 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
     rule = problem.quadrature
     finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
     at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
-    errors = [
-        float((finer.log_parts(problem, one, problem.all_rows)[1] - problem.pointwise_log_lik(one)).sum())
-        for one in theta[at]
-    ]
-    return float(torch.tensor(errors).std(correction=0))
+
+    def error(one: Tensor) -> Tensor:
+        exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
+        return (exact - found).sum()
+
+    nodes = len(finer.nodes(problem.local_dim)[0])
+    pieces = theta[at].split(max(1, CHUNK // (nodes * problem.widest)))
+    return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
 
 
 def integration_notes(problem: Problem, theta: Tensor) -> list[str]:

@@ -169,7 +169,9 @@ class _Finish:
         results = (context.federation, context.problem, draws)
         if context.problem.local_dim and self.collect_local and context.federation.holds_data:
             results = collected(*results, context.seed)
-        return to_inference_data(self.algorithm, *results, stats, record, context.seed, self.log_likelihood)
+        return to_inference_data(
+            self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
+        )
 
     def _warn(self, draws: Tensor) -> None:
         record = self.context.record

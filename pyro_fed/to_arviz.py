@@ -39,6 +39,7 @@ def to_inference_data(
     record: Record,
     seed: int,
     log_likelihood: bool,
+    collect_local: bool,
 ) -> Any:
     """InferenceData of a run.
 
@@ -51,8 +52,13 @@ def to_inference_data(
         record: what happened.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
+        collect_local: whether to have the rows' discrete latents drawn and collected.
     """
-    groups = {"posterior": _posterior(federation, problem, draws, seed), "federation": record.to_dataset()}
+    drawn = collect_local and federation.holds_data
+    groups = {
+        "posterior": _posterior(federation, problem, draws, seed if drawn else None),
+        "federation": record.to_dataset(),
+    }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
     else:
@@ -142,16 +148,16 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> xr.Dataset:
+def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
     pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
-    if problem.layout.discrete and federation.holds_data:
+    if problem.layout.discrete and seed is not None and not problem.local_dim:
+        generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.discrete, **problem.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
     if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}

@@ -45,7 +45,7 @@ class Local(Executor):
     ) -> None:
         """Prepare for a phase."""
         super().start(algorithm, problem, data, local, clients)
-        self.waiting = -1
+        self.waiting, self.new = -1, list[Made]()
 
     def execute(self, work: Work) -> Reply:
         """Do one round's work, or the part of it that is asked again."""

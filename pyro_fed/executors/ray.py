@@ -117,14 +117,13 @@ class Ray(Remote):
 
     def close(self) -> None:
         """End the actors, and Ray itself where this executor started it."""
-        if self._kept or not self._actors:
+        if self._kept:
             return
-        ray = _ray()
         for actor in self._actors:
-            ray.kill(actor)
+            _ray().kill(actor)
         self._actors, self._loaded = [], None
         if self._ours:
-            ray.shutdown()
+            _ray().shutdown()
             self._ours = False
 
     def _launch(self) -> None:
@@ -144,7 +143,14 @@ class Ray(Remote):
             self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
             for worker, at in homes.items()
         ]
-        ray.get(loads, timeout=self.startup)
+        try:
+            ray.get(loads, timeout=self.startup)
+        except ray.exceptions.GetTimeoutError as error:
+            free = ray.available_resources().get("CPU", 0)
+            raise SettingError(
+                f"Ray: {self.num_workers} workers of one CPU each did not start within {self.startup} s; "
+                f"{free:g} CPUs are free now. Ask for fewer, or for a longer startup"
+            ) from error
         self._loaded = problem, data
 
 
@@ -181,8 +187,9 @@ def pickled(model: Callable[..., Any]) -> bytes:
 
 
 def _ray() -> Any:
-    """The library, which reports nothing of its use."""
+    """The library, which reports nothing of its use, and leaves a worker's view of the accelerators as it is."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:

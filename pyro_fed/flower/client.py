@@ -22,7 +22,7 @@ from pyro_fed import recipe as recipes
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.compile import Compiler, threads
 from pyro_fed.data import ClientData
-from pyro_fed.errors import ProtocolError, SettingError
+from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.executors.base import Reply, Work
 from pyro_fed.executors.host import Host, Phase, Request, Verdict
 from pyro_fed.executors.local import Made, Sequential
@@ -113,11 +113,7 @@ class _Site:
             module = load_model(self.model)
             rows = self.load_rows(module, context.node_config)
             federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE)
-            if federation.problem.constants:
-                raise SettingError(
-                    f"pyro.param statements {sorted(federation.problem.constants)} may differ between clients' "
-                    "processes: write their values into the model"
-                )
+            _check(federation)
             self.federations[name] = federation
         return self.federations[name]
 
@@ -136,6 +132,25 @@ class _Site:
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
+
+
+def _check(federation: Federation) -> None:
+    """Refuse models that need more than rows at a client and a prior at the server.
+
+    Raises:
+        ModelError: says what.
+    """
+    problem = federation.problem
+    if problem.constants:
+        raise ModelError(
+            f"pyro.param statements {sorted(problem.constants)} may differ between clients' processes: write their "
+            "values into the model"
+        )
+    if problem.local_dim or problem.arguments.nested_plates:
+        raise ModelError(
+            f"latents or other plates inside plate '{problem.plate}' are not run over Flower: use executors.Ray, or "
+            "integrate them out in the model"
+        )
 
 
 def _name(context: Context) -> str:

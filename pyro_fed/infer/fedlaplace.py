@@ -42,6 +42,10 @@ from pyro_fed.settings import check_choice, check_positive
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
 #: log scale.
 ESCAPING = 100.0
+IMPROPER = (
+    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
+    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
+)
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -236,11 +240,7 @@ class FedLaplace(GaussianAlgorithm):
     def warnings(self, record: Record) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
-            return [
-                "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while "
-                "its curvature vanishes, as with separable classes under a flat prior. Draws mean nothing: give the "
-                "model a proper prior"
-            ]
+            return [IMPROPER]
         if not record.latest.get("indefinite"):
             return []
         return [

@@ -66,8 +66,8 @@ class P2PFedAvg(FedAvg):
         return {"point": shared["point"] + message["delta"]}, local, info
 
     def objections(self, received: State, messages: State) -> gates.Objections:
-        """Points that have grown too far."""
-        return gates.grown(received, messages)
+        """Points far from where the agents were, as `FedAvg`."""
+        return super().objections(received, {"delta": messages["point"] - received["point"]})
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """θ_i = Σ_j W_ij θ_j."""

@@ -8,14 +8,8 @@ its own largest fraction, and one that has none is skipped and reported. Prior a
 
     q = t_0 Π_k t_k    holds in every round, whatever the fractions.
 
-A diagonal q has not the posterior's curvature, and its undamped mean steps P⁻¹g (g the score of the whole posterior
-under q) may overstep for ever. Where all clients are at work the server therefore takes the Anderson-accelerated
-step d (Walker & Ni 2011) over the last rounds, with f_i = P⁻¹g_i at the means m_i and differences ΔF, ΔM over them,
-
-    d = f - (ΔM + ΔF) γ,    γ = arg min ‖f - ΔF γ‖_P
-
-which for a Gaussian posterior is a Krylov method. What d adds to the sites, P d - g, is shared equally among the
-clients and vanishes with g.
+Where all clients are at work the server adds Anderson acceleration (`ops.anderson`) to expected Newton steps; what it
+adds is shared equally among the sites, and vanishes with the step.
 """
 
 from __future__ import annotations
@@ -74,27 +68,6 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
             margin=limits.margin,
         ).fraction
     )
-
-
-def accelerated_step(q: Gaussian, means: Tensor, scores: Tensor, longest: float) -> Tensor:
-    """The mean step d of Anderson acceleration, for a diagonal q.
-
-    Args:
-        q: supplies P.
-        means: m_i of the last rounds, the present one last, (M, D); NaN where there is none.
-        scores: g_i = E_q[∇ log p] of the whole posterior there, (M, D).
-        longest: d is shortened to this multiple of the length of P⁻¹g, in SDs of q.
-    """
-    known = scores.isfinite().all(-1)
-    steps, means, root = (scores[known] / q.precision).T, means[known].T, q.precision.sqrt().unsqueeze(-1)
-    plain = steps[:, -1]
-    if steps.shape[1] == 1:
-        return plain
-    change, moved = steps.diff(dim=1), means.diff(dim=1)
-    weights = torch.linalg.lstsq(change * root, plain.unsqueeze(-1) * root, driver="gelsd").solution
-    step = plain - ((moved + change) @ weights).squeeze(-1)
-    length, bound = ((part.square() * q.precision).sum().sqrt() for part in (step, plain))
-    return step * (longest * bound / length).clamp_max(1.0).nan_to_num(nan=1.0)
 
 
 def site_warnings(algorithm: Any, record: Record) -> list[str]:

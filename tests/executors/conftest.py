@@ -1,0 +1,6 @@
+"""The tables of tests that all modules of this folder import."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -1,0 +1,97 @@
+"""A Flower app over three unequal clients, and a Grid in this process that can lose, spoil and repeat messages."""
+
+import uuid
+
+import torch
+from algorithms import unequal_lines
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from pyro_fed.flower import client_app
+
+MODEL = '''
+"""Linear regression with known noise."""
+import pyro
+import pyro.distributions as dist
+import torch
+
+PLATE = "data"
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def load_data():
+    raise NotImplementedError("the rows are at the clients")
+'''
+#: The algorithms of `families` as recipes.
+RECIPES = {
+    "DSVGD": "[settings]\nnum_particles = 6\nlocal_steps = 3\n[run]\nnum_rounds = 4",
+    "FedEP": "[run]\nnum_rounds = 4",
+    "FSGLD": "[settings]\nnum_chains = 2\nlocal_steps = 5\nburn_in = 0\nbatch_size = 2\n[run]\nnum_rounds = 8",
+    "P2PVI": '[run]\nnum_rounds = 4\ngraph = "ring"',
+}
+
+
+def write_case(folder, recipes=RECIPES):
+    """The model's file, and a recipe's for each algorithm."""
+    (folder / "line.py").write_text(MODEL)
+    for name, text in recipes.items():
+        (folder / f"{name}.toml").write_text(f'algorithm = "pyro_fed.infer:{name.split("-")[0]}"\n{text}\n')
+    return folder / "line.py", {name: folder / f"{name}.toml" for name in recipes}
+
+
+def make_client(model, recipes):
+    """A ClientApp with the rows of `unequal_lines`; what it closes over travels by value."""
+    fed = unequal_lines()
+    rows = [tuple(torch.tensor(leaf.tolist(), dtype=leaf.dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
+
+    def load_rows(module, node_config):
+        return rows[node_config["partition-id"]]
+
+    return client_app(model, list(recipes), load_rows)
+
+
+class LocalGrid:
+    """Messages handed to the ClientApp at once.
+
+    Args:
+        client: the ClientApp.
+        faults: (round, client) → "request" or "reply" that is lost, "error", "garbage", or "replay" of its last reply.
+    """
+
+    def __init__(self, client, faults=None):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's own runner does
+        self.client, self.faults = client, faults or {}
+        self.contexts = {
+            100 + k: Context(1, 100 + k, {"partition-id": k, "num-partitions": 3}, RecordDict(), {}) for k in (2, 0, 1)
+        }
+        self.last = {}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return [reply for message in messages if (reply := self._handle(message)) is not None]
+
+    def _handle(self, message):
+        node = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+        group = message.metadata.group_id
+        fault = self.faults.get((int(group), node - 100)) if group else None
+        if fault == "request":
+            return None
+        if fault == "error":
+            return Message(Error(2, "the client raised"), reply_to=message)
+        reply = self.client(message, self.contexts[node])
+        if fault == "reply":
+            return None
+        if fault == "garbage":
+            reply.content["message"] = ConfigRecord({"data": b"\x80\x04no reply"})
+        if fault == "replay":
+            reply.content["message"] = self.last[node]
+        self.last[node] = reply.content.get("message", None)
+        return reply

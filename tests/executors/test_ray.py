@@ -1,0 +1,136 @@
+"""Ray: the sequential answer at any number of workers, states at the workers, and workers that die or are late."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from algorithms import unequal_lines
+from families import FAMILIES, assert_same, run, sequential
+
+import pyro_fed as pf
+from pyro_fed.errors import QuorumError, SettingError, StoppedError
+from pyro_fed.executors.host import share_of
+from pyro_fed.executors.ray import pickled
+from pyro_fed.schedule import Schedule
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One Ray for the module, as a user may have started it."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def workers(request, cluster):
+    with pf.executors.Ray(request.param) as executor:
+        yield executor
+    assert ray.is_initialized(), "it was not ours to shut down"
+
+
+def test_an_own_ray_is_shut_down_again():
+    result = run("FedEP", pf.executors.Ray(1), num_rounds=2)
+    assert result.federation.sizes["client"] == 3
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_answer_at_any_number_of_workers(workers, family):
+    assert_same(run(family, workers), sequential(family))
+
+
+def test_vectorised_within_the_workers(cluster):
+    """Up to rounding; and a checkpoint, for which the server asks for the states in every round."""
+    with pf.executors.Ray(2, within="vectorised") as executor:
+        found = run("FedEP", executor)
+    np.testing.assert_allclose(found.posterior["w"], sequential("FedEP").posterior["w"], rtol=1e-9, atol=1e-9)
+
+
+@dataclass(frozen=True)
+class Killing(Schedule):
+    """All clients, and the end of a worker before the third round."""
+
+    executor: object
+
+    def select(self, round, num_clients, rng):
+        if round == 2:
+            ray.kill(self.executor._actors[1])
+        return list(range(num_clients))
+
+
+def test_clients_of_a_dead_worker_are_listed_and_the_run_goes_on(cluster):
+    executor = pf.executors.Ray(2)
+    algorithm = pf.FedEP(start="prior")
+    with pytest.warns(UserWarning, match="its worker died"):
+        result = pf.run(
+            algorithm, unequal_lines(), executor=executor, schedule=Killing(executor), num_rounds=4, progress=False
+        )
+    took_part = result.federation["participated"].values
+    assert took_part[:2].all()
+    assert took_part[2:, [0, 2]].all(), "worker 0 goes on"
+    assert not took_part[2:, 1].any()
+
+
+def test_the_states_of_a_dead_worker_are_missed_where_they_are_needed(cluster, tmp_path):
+    executor = pf.executors.Ray(2)
+    with pytest.raises(StoppedError, match=r"clients \[1\]: its worker died; their states are needed"):
+        pf.run(
+            pf.FedEP(start="prior"),
+            unequal_lines(),
+            executor=executor,
+            schedule=Killing(executor),
+            num_rounds=4,
+            progress=False,
+            checkpoint=tmp_path,
+        )
+
+
+def test_late_workers_stop_a_run_that_asks_for_a_quorum(cluster):
+    executor = pf.executors.Ray(1, timeout=1e-4)
+    with pytest.raises(QuorumError, match=r"no answer from worker 0 within 0\.0001 s"):
+        pf.run(pf.FedEP(start="prior"), unequal_lines(), executor=executor, min_clients=1, progress=False)
+
+
+def test_a_worker_gets_its_own_clients_rows_alone():
+    fed = unequal_lines()
+    share = share_of(fed.problem, fed.client_data(), [0, 2], torch.tensor([0, 2]))
+    own = torch.cat([fed.client_args(k)[0][1] for k in (0, 2)])
+    assert torch.equal(share.arguments.rows[1].sort().values, own.sort().values)
+    problem = share.build(fed.problem.model)
+    z = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    for place, client in enumerate((0, 2)):
+        data = fed.client_data([client]).full_batch()
+        batch = share.data._replace(row_index=share.data.row_index[place], num_rows=share.data.num_rows[place])
+        whole = type(data)(tuple(leaf[0] for leaf in data.rows), data.weight[0])
+        assert torch.equal(problem.log_lik(z, batch.full_batch()), fed.problem.log_lik(z, whole))
+    assert problem.num_rows == fed.num_rows
+
+
+def test_a_model_of_no_installed_module_travels_with_its_code():
+    def model(y):
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    assert b"unequal_lines" not in pickled(model)
+    assert callable(ray.cloudpickle.loads(pickled(model)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_workers": 0}, "num_workers must be at least 1, received 0"),
+        ({"num_workers": 1, "timeout": 0}, "timeout and startup must be positive, received 0"),
+        ({"num_workers": 1, "within": "threads"}, r"within must be one of \['sequential', 'vectorised'\]"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(SettingError, match=message):
+        pf.executors.Ray(**settings)
