@@ -159,8 +159,7 @@ class FedLaplace(GaussianAlgorithm):
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Curvatures and scores far above the others'."""
-        parts = {name: gates.outlying(gates.sizes(messages[name]), f"'{name}'") for name in ("precision", "eta")}
-        return {**parts["precision"], **parts["eta"]}
+        return gates.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.
