@@ -46,7 +46,7 @@ from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores
 from pyro_fed.infer.survey import Begin, Survey
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import Balanced
-from pyro_fed.ops.stein import effective_number, ksd, spread
+from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -75,13 +75,14 @@ class DSVGD(ParticleAlgorithm):
         Kassab & Simeone, Algorithm 1. Liu & Wang (2018), SVGD as moment matching.
     """
 
-    local_steps: int = 50
+    local_steps: int = 20
     decay: float = 0.6
     decay_offset: float = 500.0
     kernel: Kernel = field(default=BALANCED)
     start: Literal["auto", "gaussian", "modes", "prior"] = "auto"
     max_modes_dim: int = 30
     max_passes: int = 20
+    noise: float = 0.05
     min_fall: float = 0.05
     patience: int = 3
 
@@ -133,7 +134,7 @@ class DSVGD(ParticleAlgorithm):
         }
         shared = {name: value.to(problem.dtype) for name, value in tensors.items()}
         seen = float((found["shares"] > 0.5 / self.num_particles).sum())
-        figures = {"ksd": torch.nan, "modes": seen, "pass": 0.0, "pass_length": 1.0 / num_clients}
+        figures = {"ksd": torch.nan, "noise": torch.nan, "modes": seen, "pass": 0.0, "pass_length": 1.0 / num_clients}
         shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
         local = {"residual": residual, **as_state(sites)}
         return shared, {name: value.to(problem.dtype) for name, value in local.items()}
@@ -162,6 +163,7 @@ class DSVGD(ParticleAlgorithm):
             "history": optimiser.history,
             "steps": optimiser.steps,
             "ksd": figures["ksd"],
+            "noise": figures["noise"],
         }
         return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
 
@@ -179,7 +181,8 @@ class DSVGD(ParticleAlgorithm):
         """The KSD of the particles from the client's target, or the client's likelihood scores there."""
         const, batch = self.others(shared, local), data.full_batch()
         if kind == "ksd":
-            return problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, batch)
+            found: State = problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, batch)
+            return {"ksd": found["ksd"]}
         return {"scores": problem.mapped(self._exact, (0, 0, BATCHES))(shared["white"], const, batch)}
 
     def positions(self, shared: State) -> Tensor:
@@ -210,7 +213,8 @@ class DSVGD(ParticleAlgorithm):
         return self._exact(problem, white, const, batch) - own
 
     def _figures(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> State:
-        return {"ksd": ksd(white, self._scores(problem, white, const, batch), self.kernel)}
+        found, noise = ksd_and_noise(white, self._scores(problem, white, const, batch), self.kernel)
+        return {"ksd": found, "noise": noise}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent."""
@@ -223,6 +227,7 @@ class DSVGD(ParticleAlgorithm):
         moved = (after["white"] - before["white"]).square().mean().sqrt()
         return {
             "ksd": float(after["ksd"]),
+            "ksd_of_draws": float(after["noise"]),
             "spread": float(spread(after["white"]).mean()),
             "effective_particles": float(effective_number(after["white"])),
             "change": float(moved),
@@ -231,11 +236,15 @@ class DSVGD(ParticleAlgorithm):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Whether the best KSD of the last `patience` passes is no lower than the best before."""
+        """Whether the KSD is that of exact draws, or that of the last `patience` passes is no lower than before."""
         if len(figures) < 2:
             return False
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
-        if len(figures) % width or len(figures) <= self.patience * width:
+        if len(figures) % width:
+            return False
+        if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
+            return True
+        if len(figures) <= self.patience * width:
             return False
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])

@@ -26,7 +26,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.dsvgd import DSVGD, own_site
 from pyro_fed.infer.particles import prior_scores
-from pyro_fed.ops.stein import ksd
+from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
@@ -36,7 +36,7 @@ from pyro_fed.schedule import All, Schedule
 class ParallelDSVGD(DSVGD):
     """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
 
-    Args: as for `DSVGD`; `batch_size` must be None.
+    Args: as for `DSVGD`; more `local_steps`, as a round is a pass; `batch_size` must be None.
 
     Raises:
         SettingError: a `batch_size`.
@@ -47,6 +47,8 @@ class ParallelDSVGD(DSVGD):
 
     additive: ClassVar[bool] = True
     keeps_sites: ClassVar[bool] = True
+
+    local_steps: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +93,7 @@ class ParallelDSVGD(DSVGD):
         """L_s steps of SVGD at the server."""
         names = ("mean", "factor", "residuals", "precision", "eta")
         const = {name: shared[name][None] for name in names}
-        discrepancy = problem.mapped(self._server_ksd, (0, 0))(shared["white"][None], const)
+        discrepancy = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
         carry = (shared["white"][None], AdaGradState(shared["history"][None], shared["steps"][None]))
         (white, optimiser), _ = problem.scan(self._server_step, carry, const, (), self.local_steps)
         return {
@@ -99,7 +101,8 @@ class ParallelDSVGD(DSVGD):
             "white": white[0],
             "history": optimiser.history[0],
             "steps": optimiser.steps[0],
-            "ksd": discrepancy[0].double(),
+            "ksd": discrepancy["ksd"][0].double(),
+            "noise": discrepancy["noise"][0].double(),
         }
 
     def _server_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
@@ -107,8 +110,9 @@ class ParallelDSVGD(DSVGD):
         prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
         return prior + site_scores(const["precision"], const["eta"], white) + const["residuals"]
 
-    def _server_ksd(self, problem: Problem, white: Tensor, const: State) -> Tensor:
-        return ksd(white, self._server_scores(problem, white, const), self.kernel)
+    def _server_figures(self, problem: Problem, white: Tensor, const: State) -> State:
+        found, noise = ksd_and_noise(white, self._server_scores(problem, white, const), self.kernel)
+        return {"ksd": found, "noise": noise}
 
     def _server_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[()]]:
         white, optimiser = carry

@@ -1,10 +1,11 @@
 """Where particles start: points under the posterior's modes, and the clients' scores there, in one round.
 
-    "gaussian"   standardised Sobol points under the Laplace approximation q = N(m, A A') at the best mode
-    "modes"      the same under each mode that `Modes` finds, as many points as its share of the evidence says
+    "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
+                 to its `full_dim` parameters, and the Laplace approximation beyond
+    "modes"      the same under Laplace's at each mode that `Modes` finds, as many points as its share of the evidence says
     "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
 
-Coordinates are whitened by the best mode's q; the clients' surrogates are their Gaussian sites at that mode.
+Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -21,6 +22,7 @@ from torch.quasirandom import SobolEngine
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.data import BATCHES, ClientData
 from pyro_fed.infer.coordinates import Coordinates
+from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import as_state
 from pyro_fed.infer.modes import Modes, modes_of
@@ -64,12 +66,24 @@ class Survey(Algorithm):
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The federated Laplace approximation, with the search for other modes if these are wanted."""
-        return Modes(min_curvature=self.min_curvature) if self.begin == "modes" else self.laplace()
+        """The Gaussian, or the search for modes."""
+        if self.begin == "modes":
+            return self.modes()
+        if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
+            return self.ep()
+        return self.laplace()
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
         return FedLaplace(min_curvature=self.min_curvature)
+
+    def modes(self) -> Algorithm:
+        """The modes."""
+        return Modes(min_curvature=self.min_curvature)
+
+    def ep(self) -> Algorithm:
+        """The Gaussian nearest to the posterior."""
+        return FedEP(min_curvature=self.min_curvature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -129,6 +143,18 @@ class PooledLaplace(FedLaplace):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledEP(FedEP):
+    """`FedEP` with a single client, which holds all rows."""
+
+    centralized: ClassVar[bool] = True
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Newton's method on the pooled data, as long as for `FedEP`."""
+        found = super().warm_start(problem)
+        return PooledLaplace(min_curvature=self.min_curvature, tolerance=found.tolerance)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PooledModes(Modes):
     """Modes of the pooled data's posterior."""
 
@@ -145,13 +171,17 @@ class PooledSurvey(Survey):
 
     centralized: ClassVar[bool] = True
 
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The same phases on the pooled data."""
-        return PooledModes(min_curvature=self.min_curvature) if self.begin == "modes" else self.laplace()
-
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
+
+    def ep(self) -> Algorithm:
+        """The Gaussian nearest to the pooled data's posterior."""
+        return PooledEP(min_curvature=self.min_curvature)
+
+    def modes(self) -> Algorithm:
+        """Modes of the pooled data's posterior."""
+        return PooledModes(min_curvature=self.min_curvature)
 
 
 def gaussian_points(count: int, dim: int, seed: int) -> Tensor:

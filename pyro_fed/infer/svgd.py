@@ -17,13 +17,15 @@ from pyro_fed.infer.survey import PooledSurvey, Survey
 class SVGD(DSVGD):
     """Accurate SVGD on the pooled data: `DSVGD` with a single client, which holds all rows.
 
-    Args: as for `DSVGD`.
+    Args: as for `DSVGD`; more `local_steps`, as a round is a pass.
 
     References:
         Liu & Wang (2016), Stein variational gradient descent.
     """
 
     centralized: ClassVar[bool] = True
+
+    local_steps: int = 50
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_passes` rounds of `local_steps`."""

@@ -6,7 +6,7 @@ matrix; Wang et al. (2019), *SVGD with matrix-valued kernels*, for the change of
     K(x, y) = A A' k(A⁻¹x, A⁻¹y),
 
 under which both are those of k in z = A⁻¹x, where the scores are A's; the velocity is A times that in z.
-A scalar kernel gives its value and three contractions of its derivatives, never an (N, N, D) tensor.
+A scalar kernel gives its value and three contractions of its derivatives, without an (N, N, D) tensor.
 """
 
 from abc import ABC, abstractmethod

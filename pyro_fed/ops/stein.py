@@ -89,6 +89,27 @@ def ksd(particles: Tensor, scores: Tensor, kernel: Kernel, statistic: str = "V")
     return off_diagonal / (num_particles * (num_particles - 1))
 
 
+def ksd_and_noise(particles: Tensor, scores: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
+    """Squared KSD (V-statistic), and what it would be for as many independent draws of the target.
+
+    For draws, terms of different particles have mean zero, and there remains 1/N of the mean over the diagonal.
+
+    Args:
+        particles: (N, D).
+        scores: gradients of the target's log density at the particles, (N, D).
+        kernel: a kernel, fitted here.
+
+    Returns:
+        Two 0-d tensors.
+
+    Raises:
+        ValueError: if the shapes of particles and scores differ.
+    """
+    _check_shapes("ksd_and_noise", particles, scores)
+    matrix = kernel.fit(particles, scores).stein_matrix(particles, scores, scores)
+    return matrix.mean((-2, -1)), torch.diagonal(matrix, dim1=-2, dim2=-1).mean(-1) / particles.shape[-2]
+
+
 def spread(particles: Tensor) -> Tensor:
     """Standard deviation of the particle cloud in each coordinate, with divisor N.
 
