@@ -5,8 +5,8 @@ Kassab & Simeone's Algorithm 1 moves the particles at one client a round towards
     ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_j,                                      (11), (14)
 
 with sites t_j that are ratios of kernel density estimates. Those are dead beyond a few dimensions and
-improper in their tails (see `dsvgd_paper`). Here, in coordinates z that whiten the federated Laplace
-approximation, the site of client j at the n-th particle is its Gaussian surrogate with a gradient of its own,
+improper in their tails (see `dsvgd_paper`). Here, in coordinates z that whiten the Gaussian of
+`survey`, the site of client j at the n-th particle is its Gaussian surrogate with a gradient of its own,
 
     ∇ log t_{j,n}(z) = η_j - Λ_j z + r_{j,n},    r_{j,n} = ∇ log p_j(z_n) - (η_j - Λ_j z_n)
 
@@ -20,9 +20,12 @@ Why: particles that have come to rest have r_{j,n} exact for every j, so the sco
     for gradient-corrected local steps.) The surrogates only decide how fast, and how long local steps can
     safely be.
 
-Rest of the remedies: kernel w RBF + centred linear, which keeps two moments right (`Balanced`); a decaying
-step; a start as standardised points of the Gaussian, or as draws of the prior where `survey` finds another
-mode; and an end when the kernelised Stein discrepancy has stopped falling over a pass of K rounds.
+Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a
+start as standardised points of the Gaussian of `survey`, or at each mode that it finds; and an end, after a pass
+in which every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what N exact
+draws of the posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit of
+a D-dimensional cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical
+prior) the particles would go on drifting outwards while the discrepancy falls.
 
 Letters: z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`, N `num_particles`, L
     `local_steps`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j
@@ -51,9 +54,9 @@ from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.schedule import RoundRobin, Schedule
-from pyro_fed.settings import check_at_least, check_between, check_choice
+from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
-#: Spread of the particles, in SDs of Laplace's approximation, below which they have collapsed.
+#: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED = 0.5
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
@@ -68,7 +71,8 @@ class DSVGD(ParticleAlgorithm):
             and the model has at most `max_modes_dim` parameters, and takes the Gaussian elsewhere.
         max_modes_dim: see `start`.
         max_passes: passes over the clients, at most.
-        min_fall: the run has converged when the KSD of a pass has not fallen by this share
+        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        min_fall: or when the KSD of a pass has not fallen by this share
         patience: for this many passes.
 
     References:
@@ -88,6 +92,7 @@ class DSVGD(ParticleAlgorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "noise")
         check_choice(self, "start", ("auto", "gaussian", "modes", "prior"))
         check_at_least(self, 1, "max_passes", "max_modes_dim", "patience")
         check_between(self, "min_fall", 0, 1)
@@ -101,7 +106,7 @@ class DSVGD(ParticleAlgorithm):
         return RoundRobin()
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Laplace's approximation, the search for modes, and the scores where the particles start."""
+        """The Gaussian or the search for modes, and the scores where the particles start."""
         return self.survey()(num_particles=self.num_particles, begin=self.begin(problem), temperature=self.temperature)
 
     def survey(self) -> type[Survey]:
@@ -223,7 +228,7 @@ class DSVGD(ParticleAlgorithm):
         return {**shared, **adopted, "pass": shared["pass"] + shared["pass_length"]}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """KSD, spread against the Laplace SDs, effective number of particles, move in these SDs, pass."""
+        """KSD, that of draws, spread in the Gaussian's SDs, effective number of particles, move in these SDs, pass."""
         moved = (after["white"] - before["white"]).square().mean().sqrt()
         return {
             "ksd": float(after["ksd"]),
@@ -255,8 +260,8 @@ class DSVGD(ParticleAlgorithm):
         if width >= COLLAPSED:
             return []
         return [
-            f"the particles have drawn together: their spread is {width:.2g} times that of Laplace's approximation. "
-            "Take more particles, or a smaller step_size"
+            f"the particles have drawn together: their spread is {width:.2g} times that of the Gaussian "
+            "they started from. Take more particles, or a smaller step_size"
         ]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

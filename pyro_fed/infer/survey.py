@@ -2,7 +2,7 @@
 
     "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
                  to its `full_dim` parameters, and the Laplace approximation beyond
-    "modes"      the same under Laplace's at each mode that `Modes` finds, as many points as its share of the evidence says
+    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says
     "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
 
 Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites.
@@ -149,9 +149,8 @@ class PooledEP(FedEP):
     centralized: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data, as long as for `FedEP`."""
-        found = super().warm_start(problem)
-        return PooledLaplace(min_curvature=self.min_curvature, tolerance=found.tolerance)
+        """Newton's method on the pooled data."""
+        return PooledLaplace(min_curvature=self.min_curvature)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,18 @@ from torch import Tensor
 from pyro_fed.ops.kernel_base import Kernel, Preconditioned, RadialKernel, ScalarKernel, Scaled, Sum
 from pyro_fed.ops.pairwise import median_distance, squared_distances
 
-__all__ = ["IMQ", "RBF", "Balanced", "Kernel", "Linear", "Marginal", "Preconditioned", "Scaled", "Sum", "median_bandwidth"]
+__all__ = [
+    "IMQ",
+    "RBF",
+    "Balanced",
+    "Kernel",
+    "Linear",
+    "Marginal",
+    "Preconditioned",
+    "Scaled",
+    "Sum",
+    "median_bandwidth",
+]
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyro_fed.ops.kernels import RBF, Balanced, Linear, Preconditioned, median_bandwidth
-from pyro_fed.ops.stein import effective_number, ksd, svgd_direction
+from pyro_fed.ops.kernels import RBF, Balanced, Linear, Marginal, Preconditioned, median_bandwidth
+from pyro_fed.ops.stein import effective_number, ksd, ksd_and_noise, svgd_direction
 
 
 def draw(*shape, seed=0):
@@ -51,10 +51,42 @@ def test_ksd_bandwidth_needs_scores():
 def test_balanced_weight(count, dim, weight):
     x, s = draw(count, dim), draw(count, dim, seed=3)
     expected = weight * RBF() + Linear()
+    if weight < 1:
+        expected = expected + (1 - weight) * Marginal()
     torch.testing.assert_close(svgd_direction(x, s, Balanced()), svgd_direction(x, s, expected))
     torch.testing.assert_close(ksd(x, s, Balanced()), ksd(x, s, expected))
     torch.testing.assert_close(Balanced().velocity(x[:2], x, s), svgd_direction(x, s, expected)[:2])
     torch.testing.assert_close(Balanced().stein_matrix(x, s, s), expected.fit(x).stein_matrix(x, s, s))
+
+
+def test_marginal_is_one_kernel_a_coordinate():
+    """Velocity and Stein matrix are those of one-dimensional RBF kernels, side by side and summed."""
+    widths = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    kernel, alone = Marginal(widths), [RBF(float(h)) for h in widths]
+    columns = [slice(i, i + 1) for i in range(3)]
+    velocity = torch.cat([k.velocity(X[:4, i], X[:, i], S[:, i]) for k, i in zip(alone, columns, strict=True)], 1)
+    matrix = sum(k.stein_matrix(X[:, i], S[:, i], 2 * S[:, i]) for k, i in zip(alone, columns, strict=True))
+    torch.testing.assert_close(kernel.velocity(X[:4], X, S), velocity)
+    torch.testing.assert_close(kernel.stein_matrix(X, S, 2 * S), matrix)
+
+
+def test_marginal_bandwidth():
+    """Mean squared distance along each coordinate over log N; scaling a coordinate scales it alone."""
+    apart = (X.unsqueeze(0) - X.unsqueeze(1)).square().mean((0, 1))
+    torch.testing.assert_close(Marginal().fit(X).bandwidth, apart / torch.tensor(9.0, dtype=torch.float64).log())
+    with pytest.raises(ValueError, match=r"call kernel\.fit"):
+        Marginal().velocity(X, X, S)
+    with pytest.raises(ValueError, match="expected min_bandwidth > 0, received 0"):
+        Marginal(min_bandwidth=0)
+
+
+def test_noise_is_the_ksd_of_draws():
+    """Over sets of standard normal draws, the mean KSD is the mean noise: 400 sets, within 5 standard errors."""
+    sets, kernel = draw(400, 20, 2), Marginal(torch.ones(2, dtype=torch.float64))
+    found, noise = torch.func.vmap(lambda x: ksd_and_noise(x, -x, kernel))(sets)
+    error = found.std() / len(sets) ** 0.5
+    assert float((found.mean() - noise.mean()).abs()) < 5 * float(error)
+    torch.testing.assert_close(found[0], ksd(sets[0], -sets[0], kernel))
 
 
 def test_balanced_refuses_no_shrinkage():
