@@ -187,6 +187,13 @@ def test_record_and_progress():
     assert math.isfinite(float(last["change"]))
 
 
+@pytest.mark.parametrize(("ksd", "rounds", "ends"), [(0.04, 4, True), (0.04, 3, False), (0.06, 4, False)])
+def test_ends_below_the_noise_of_draws_after_a_whole_pass(ksd, rounds, ends):
+    """Two clients: a pass is two rounds."""
+    figures = [{"ksd": ksd, "ksd_of_draws": 1.0, "pass": 0.5 * i} for i in range(rounds)]
+    assert pf.DSVGD(noise=0.05).converged(figures) is ends
+
+
 def test_parallel_refuses_minibatches():
     with pytest.raises(pf.SettingError, match="batch_size must be None, received 7"):
         pf.ParallelDSVGD(batch_size=7)
