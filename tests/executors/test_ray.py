@@ -68,30 +68,16 @@ class Killing(Schedule):
 
 
 def test_clients_of_a_dead_worker_are_listed_and_the_run_goes_on(cluster):
-    executor = pf.executors.Ray(2)
-    algorithm = pf.FedEP(start="prior")
-    with pytest.warns(UserWarning, match="its worker died"):
-        result = pf.run(
-            algorithm, unequal_lines(), executor=executor, schedule=Killing(executor), num_rounds=4, progress=False
-        )
+    with pf.executors.Ray(2) as executor:
+        options = {"executor": executor, "schedule": Killing(executor), "num_rounds": 4, "progress": False}
+        with pytest.warns(UserWarning, match="its worker died"):
+            result = pf.run(pf.FedEP(start="prior"), unequal_lines(), **options)
+        with pytest.raises(StoppedError, match=r"clients \[1\]: its worker died; their states are needed"):
+            executor.collect()
     took_part = result.federation["participated"].values
     assert took_part[:1].all()
     assert took_part[1:, [0, 2]].all(), "worker 0 goes on"
     assert not took_part[1:, 1].any()
-
-
-def test_the_states_of_a_dead_worker_are_missed_where_they_are_needed(cluster, tmp_path):
-    executor = pf.executors.Ray(2)
-    with pytest.raises(StoppedError, match=r"clients \[1\]: its worker died; their states are needed"):
-        pf.run(
-            pf.FedEP(start="prior"),
-            unequal_lines(),
-            executor=executor,
-            schedule=Killing(executor),
-            num_rounds=4,
-            progress=False,
-            checkpoint=tmp_path,
-        )
 
 
 def test_late_workers_stop_a_run_that_asks_for_a_quorum(cluster):
