@@ -30,7 +30,7 @@ def draw_uniforms(
 
 
 def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One draw of every discrete site of all rows, and the deterministic sites that go with it.
+    """One draw of every discrete site of all rows, and of the deterministic sites that depend on them.
 
     Args:
         problem: the model's densities.
@@ -45,7 +45,7 @@ def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]
         trace = problem.execute(problem.from_vector(z), problem.all_rows, densities=True, discrete=known).trace
         known[name] = _pick(trace, name, uniforms[name])
     trace = problem.execute(problem.from_vector(z), problem.all_rows, discrete=known).trace
-    return known | {name: trace.nodes[name]["value"] for name in problem.reported}
+    return known | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
 
 
 def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:

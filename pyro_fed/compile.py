@@ -39,6 +39,10 @@ SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+
 
 @dataclass
 class _Step:
@@ -89,6 +93,12 @@ class Compiler:
             return pytree.tree_unflatten(step.run(*leaves), step.spec())
 
         return call
+
+    def flat(
+        self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
+    ) -> Callable[..., list[Tensor]]:
+        """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
+        return self._compiled(function, problem, in_dims, args, calls).run
 
     def scan(
         self,
@@ -141,8 +151,7 @@ class Compiler:
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                # No check of sizes on each call: steps are found by them.
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options={"size_asserts": False})
+                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options=INDUCTOR)
             return _Step(step.inductor, step.spec)
         return step
 
@@ -185,7 +194,7 @@ def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
 def pays(num_nodes: int, calls: int) -> bool:
     """Whether Inductor earns its compilation back, from counts alone."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return has_cpp_compiler() and saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
+    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

@@ -47,28 +47,35 @@ def outlying(size: Tensor, what: str) -> Objections:
     return {f"its {what} is more than {LARGEST_SHARE:g} times the other clients'": size > LARGEST_SHARE * usual}
 
 
+def outlying_sites(messages: dict[str, Tensor]) -> Objections:
+    """Precisions and etas far above the others'."""
+    return {**outlying(sizes(messages["precision"]), "'precision'"), **outlying(sizes(messages["eta"]), "'eta'")}
+
+
 def natural(q: Gaussian, deltas: Gaussian) -> Objections:
-    """Changes (C,) of the natural parameters of q (C,) that no honest client sends.
+    """Changes (C,) of the natural parameters of q, (1,), that no honest client sends.
 
     In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
     """
-    own, change = q.to_full().precision, deltas.to_full().precision
-    parts = change.diagonal(dim1=-2, dim2=-1)
-    scale = own.diagonal(dim1=-2, dim2=-1) + median_of_others(parts.abs())
+    full = deltas.precision.dim() > deltas.eta.dim()
+    own, parts = (p.precision.diagonal(dim1=-2, dim2=-1) if full else p.precision for p in (q, deltas))
+    scale = own + median_of_others(parts.abs())
     root = scale.sqrt()
-    size = sizes(change / root.unsqueeze(-1) / root.unsqueeze(-2))
-    step = deltas.eta - (change @ q.mean().unsqueeze(-1)).squeeze(-1)
+    change = deltas.precision / (root.unsqueeze(-1) * root.unsqueeze(-2) if full else scale)
+    moved = deltas.precision @ q.mean().unsqueeze(-1) if full else (parts * q.mean()).unsqueeze(-1)
     return {
-        **outlying(size, "change of the precision"),
-        **outlying(sizes(step / root), "step"),
+        **outlying(sizes(change), "change of the precision"),
+        **outlying(sizes((deltas.eta - moved.squeeze(-1)) / root), "step"),
         "its precision has the wrong sign": (parts < -LARGEST_FALL * scale).any(-1),
     }
 
 
 def sizes(value: Tensor) -> Tensor:
-    """Largest magnitude a client, (C,), float64."""
+    """Largest magnitude a client, (C,), float64; what all clients have alike is looked at once."""
+    count = len(value)
+    value = value if value.stride(0) else value[:1]
     flat = value.reshape(len(value), -1).double().abs()
-    return flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))
+    return (flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))).expand(count)
 
 
 def median_of_others(values: Tensor) -> Tensor:

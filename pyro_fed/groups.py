@@ -195,8 +195,8 @@ class GroupedArguments(Arguments):
             mine = owner >= 0
             if not bool(mine.any()):
                 raise DataError(
-                    f"clients with {len(rows)} groups have no rows of plate '{part.plate}': a worker needs one at least; "
-                    "take fewer workers"
+                    f"clients with {len(rows)} groups have no rows of plate '{part.plate}': a worker needs one at "
+                    "least; take fewer workers"
                 )
             leaves[part.index] = owner[mine].to(self.leaves[part.index].dtype)
             for i in part.leaves:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class Layout:
         local: latent sites inside it, in the order of a row's own flat vector.
         reported: deterministic sites.
         depends_on_local: names of those `reported` whose values latents inside the plate decide.
+        depends_on_discrete: the same of discrete ones.
         observed: observed sites inside the partitioned plate (`pyro.factor` included).
         factors: names of those `observed` that are `pyro.factor` statements.
         improper: latent sites with an improper prior.
@@ -89,6 +91,7 @@ class Layout:
     improper: frozenset[str]
     plate: str
     depends_on_local: frozenset[str] = frozenset()
+    depends_on_discrete: frozenset[str] = frozenset()
     discrete: dict[str, Site] = field(default_factory=dict)
     nesting: int = 1
 
@@ -134,17 +137,28 @@ def describe(problem: Problem) -> Layout:
         check_followers(problem, execution.filler.plates)
     _check_support(execution.trace, problem.plate)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
-    hidden = _hidden(problem, layout, shapes, execution.trace) if layout.local else frozenset()
-    return replace(layout, depends_on_local=hidden)
+    last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
+    on_local = _moved(problem, layout, shapes, execution.trace, layout.local, {})
+    on_discrete = _moved(problem, layout, shapes, execution.trace, {}, last)
+    return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
-def _hidden(problem: Problem, layout: Layout, shapes: dict[str, tuple[int, ...]], trace: Any) -> frozenset[str]:
-    """Deterministic sites whose values change with the latents inside the plate, from zero to one, say."""
+def _moved(
+    problem: Problem,
+    layout: Layout,
+    shapes: dict[str, tuple[int, ...]],
+    trace: Any,
+    ones: Collection[str],
+    discrete: Mapping[str, Tensor],
+) -> frozenset[str]:
+    """Deterministic sites whose values change where some latents go from zero to one, or from first to last value."""
+    if not ones and not discrete:
+        return frozenset()
 
     def source(msg: Message, _transform: Any) -> Tensor:
-        return torch.full(shapes[msg["name"]], float(msg["name"] in layout.local), dtype=problem.dtype)
+        return torch.full(shapes[msg["name"]], float(msg["name"] in ones), dtype=problem.dtype)
 
-    moved = problem.execute(source, problem.all_rows).trace
+    moved = problem.execute(source, problem.all_rows, discrete=discrete).trace
     return frozenset(
         name
         for name in layout.reported

@@ -44,8 +44,9 @@ class JointProblem(Problem):
 
     @property
     def reported(self) -> dict[str, Site]:
-        """All deterministic sites."""
-        return self.layout.reported
+        """All deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
     @property
     def local_dim(self) -> int:

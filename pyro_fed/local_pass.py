@@ -46,9 +46,9 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     Returns:
         (S, m, local_dim).
     """
-    count, size = len(rows[0]), problem.quadrature.draw_steps + 1
-    size = min(len(theta), max(1, CHUNK // (count * size)))
-    draw = problem.mapped(problem.quadrature.draw, (0, 0, None))
+    count, proposals = len(rows[0]), problem.quadrature.draw_steps + 1
+    size = min(len(theta), max(1, CHUNK // (problem.widest * proposals)))
+    draw = problem.mapped(problem.quadrature.draw, (0, 0, None), calls=0)
     parts = []
     for first in range(0, len(theta), size):
         part = theta[torch.arange(first, first + size).clamp_max(len(theta) - 1)]  # equal shapes are compiled once
@@ -85,11 +85,13 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
     rule = problem.quadrature
     finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
     at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
-    errors = [
-        float((finer.log_parts(problem, one, problem.all_rows)[1] - problem.pointwise_log_lik(one)).sum())
-        for one in theta[at]
-    ]
-    return float(torch.tensor(errors).std(correction=0))
+
+    def error(one: Tensor) -> Tensor:
+        exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
+        return (exact - found).sum()
+
+    pieces = theta[at].split(max(1, CHUNK // (finer.num_nodes(problem.local_dim) * problem.widest)))
+    return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
 
 
 def integration_notes(problem: Problem, theta: Tensor) -> list[str]:

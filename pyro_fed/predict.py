@@ -65,12 +65,18 @@ def predict(
     latents = {str(name): np.asarray(value.values) for name, value in posterior.data_vars.items()}
     shape = next(iter(latents.values())).shape[:2]
     dtype = flatten(function, args, kwargs).floating_dtype()
-    values = {name: torch.as_tensor(value.reshape(-1, *value.shape[2:])).to(dtype) for name, value in latents.items()}
+    values = {name: _flat(value, dtype) for name, value in latents.items()}
     run = _Run(function, args, kwargs, dtype, hidden)
     sites = run.sites({name: value[0] for name, value in values.items()})
     drawn = _draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
     groups = _groups(model, sites, {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()})
     return make_inference_data(groups, dict(idata.attrs))
+
+
+def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Draws (chain, draw, ...) in one row; whole numbers, values of discrete latents, stay what they are."""
+    tensor = torch.as_tensor(value.reshape(-1, *value.shape[2:]))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _posterior(idata: Any, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:

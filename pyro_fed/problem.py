@@ -117,6 +117,16 @@ class Problem:
         return max(self.num_rows, *(len(part) for part in self.arguments.members(self.arguments.all_rows).values()), 0)
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes of the quadrature: how often a row's density is computed in one log-likelihood."""
+        return self.quadrature.num_nodes(self.local_dim) if self.local_dim else 1
+
+    @property
+    def evaluations(self) -> int:
+        """Densities of rows computed in one log-likelihood of all data."""
+        return self.widest * self.num_nodes
+
+    @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
         """Rows on which a run of the model meets every site of the flat vector."""
         return tuple(leaf[:1] for leaf in self.rows)
@@ -124,7 +134,7 @@ class Problem:
     @property
     def reported(self) -> dict[str, Site]:
         """Deterministic sites whose values the flat vector determines."""
-        hidden = self.layout.depends_on_local
+        hidden = self.layout.depends_on_local | self.layout.depends_on_discrete
         return {name: site for name, site in self.layout.reported.items() if name not in hidden}
 
     # -- mapping and compiling -----------------------------------------------------------------------------
@@ -135,6 +145,10 @@ class Problem:
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
         """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`."""
         return self.compiler.mapped(function, self, in_dims, calls)
+
+    def flat(self, function: Callable[..., Any], in_dims: Any, args: Any, calls: int) -> Callable[..., list[Tensor]]:
+        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`."""
+        return self.compiler.flat(function, self, in_dims, args, calls)
 
     def scan(
         self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, length: int, const_dims: Any = 0
@@ -318,7 +332,7 @@ class Problem:
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
     def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws of the discrete latents given z (S, D), and the deterministic sites, which may depend on them.
+        """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
 
         Returns:
             site name → (S, *site shape).

@@ -19,7 +19,7 @@ from pyro_fed.executors.base import select
 from pyro_fed.record import Failure
 
 if TYPE_CHECKING:
-    from pyro_fed.rounds import Context
+    from pyro_fed.context import Context
 
 #: How often a client is asked in a round that cannot do without it.
 ATTEMPTS = 10
@@ -89,7 +89,9 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
     """The usable replies of one attempt."""
     reply = context.executor.execute(work)
     reasons = dict(reply.failures)
-    slots = torch.tensor([slot for slot in range(len(work.clients)) if slot not in reasons], dtype=torch.int64)
+    replied = torch.ones(len(work.clients), dtype=torch.bool)
+    replied[list(reasons)] = False
+    slots = replied.nonzero().flatten()
     if len(slots):
         finite, why = _finite(reply.messages)
         if not bool(finite.any()) and context.min_clients != 0:
@@ -98,10 +100,11 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         slots, reply = slots[finite], _rows(reply, finite)
     if len(slots) and not hidden(context):
-        for reason, holds in algorithm.objections(select(work.shared, slots), reply.messages).items():
+        honest = torch.ones(len(slots), dtype=torch.bool)
+        for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons
-        good = torch.tensor([int(slot) not in reasons for slot in slots])
-        slots, reply = slots[good], _rows(reply, good)
+            honest &= ~holds
+        slots, reply = slots[honest], _rows(reply, honest)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
     return Gathered(slots, reply.messages, reply.info, failures)
 
@@ -120,12 +123,12 @@ def _rows(reply: Reply, keep: Tensor) -> Reply:
 def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
     """Whether each client's message is finite, and the first tensor that is not."""
     why: dict[int, str] = {}
+    finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
     for name, value in messages.items():
-        bad = ~torch.isfinite(value).reshape(len(value), -1).all(1)
-        for i in bad.nonzero().flatten().tolist():
-            why.setdefault(i, name)
-    count = len(next(iter(messages.values())))
-    return torch.tensor([i not in why for i in range(count)]), why
+        good = torch.isfinite(value).reshape(len(value), -1).all(1).to(finite.device)
+        why = dict.fromkeys((~good).nonzero().flatten().tolist(), name) | why
+        finite &= good
+    return finite, why
 
 
 def _diverged(

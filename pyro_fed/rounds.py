@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
-from pyro_fed.checkpoint import Checkpoint, Saved
-from pyro_fed.combination import Combination, check_combination
+from pyro_fed.checkpoint import Saved
+from pyro_fed.combination import check_combination
+from pyro_fed.context import Context, Phase
 from pyro_fed.data import ClientData
-from pyro_fed.executors import Executor, Work
-from pyro_fed.federation import Federation
-from pyro_fed.graph import Graph
+from pyro_fed.executors import Work
 from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
+from pyro_fed.one_round import one_round
 from pyro_fed.problem import Problem
-from pyro_fed.record import Asked, Record, Round, as_figures
-from pyro_fed.replies import gather, hidden
+from pyro_fed.record import Asked, Record
 from pyro_fed.schedule import Informed, Schedule
-
-
-@dataclass
-class Context:
-    """What stays the same over the phases of a run."""
-
-    federation: Federation
-    problem: Problem
-    graph: Graph | None
-    executor: Executor
-    seed: int
-    progress: bool
-    record: Record
-    checkpoint: Checkpoint | None = None
-    min_clients: int | None = None
-    combination: Combination | None = None
-    start: Start | None = None
-
-
-@dataclass
-class _Phase:
-    """An algorithm on its way through its rounds.
-
-    Attributes:
-        number: 0 for the first of the run.
-        rounds: how many it is to have.
-        given: the user's schedule, of the last phase.
-        done: rounds it has had.
-    """
-
-    algorithm: Algorithm
-    number: int
-    rounds: int
-    given: Schedule | None
-    shared: State
-    local: State
-    done: int = 0
 
 
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:
@@ -81,7 +40,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         last = part is algorithm
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         if saved is not None and number == saved.phase:
-            phase = _Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
+            phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
@@ -101,7 +60,7 @@ def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
 
 def _begin(
     algorithm: Algorithm, number: int, context: Context, rounds: int, given: Schedule | None, start: Start | None
-) -> _Phase:
+) -> Phase:
     record = context.record
     record.figures.clear()
     record.converged = None
@@ -111,7 +70,7 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    return _Phase(algorithm, number, rounds, given, shared, local)
+    return Phase(algorithm, number, rounds, given, shared, local)
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:
@@ -122,10 +81,11 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
     return 1 if algorithm.centralized else context.federation.num_clients
 
 
-def _loop(phase: _Phase, context: Context) -> None:
+def _loop(phase: Phase, context: Context) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
+    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
@@ -145,7 +105,7 @@ def _loop(phase: _Phase, context: Context) -> None:
         for index in bar:
             clients, asked = _select(phase, context, schedule, index)
             clients = network.awake(len(record.rounds), clients)
-            after = _one_round(phase, context, network, data, clients)
+            after = one_round(phase, context, network, data, clients)
             record.rounds[-1].asked = asked
             record.figures.append(_figures(phase, context, network, after))
             phase.shared, phase.done = after, index + 1
@@ -163,7 +123,7 @@ def _loop(phase: _Phase, context: Context) -> None:
     record.notes += network.notes()
 
 
-def _figures(phase: _Phase, context: Context, network: Network, after: State) -> dict[str, float]:
+def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
     """Figures of the round that was just recorded; none where nobody worked."""
     rounds = context.record.rounds
     if not rounds[-1].clients:
@@ -174,20 +134,20 @@ def _figures(phase: _Phase, context: Context, network: Network, after: State) ->
     return figures
 
 
-def _state_of(phase: _Phase, record: Record) -> bool | None:
+def _state_of(phase: Phase, record: Record) -> bool | None:
     """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
     if record.figures[-1] and phase.algorithm.converged([figures for figures in record.figures if figures]):
         return True
     return False if phase.algorithm.stops_itself and phase.done == phase.rounds else None
 
 
-def _save(phase: _Phase, context: Context) -> None:
+def _save(phase: Phase, context: Context) -> None:
     if context.checkpoint is not None:
         record = context.record.to_plain()
         context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, context.executor.collect(), record))
 
 
-def _select(phase: _Phase, context: Context, schedule: Schedule, index: int) -> tuple[list[int], Asked | None]:
+def _select(phase: Phase, context: Context, schedule: Schedule, index: int) -> tuple[list[int], Asked | None]:
     """The clients of a round, and the bytes that every client received and sent for the choice.
 
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
@@ -203,7 +163,7 @@ def _select(phase: _Phase, context: Context, schedule: Schedule, index: int) -> 
 
 
 def _ask(
-    phase: _Phase, context: Context, schedule: Informed, rng: np.random.Generator
+    phase: Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
     """All clients' reports of how important they are, and the choice by them."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
@@ -213,38 +173,6 @@ def _ask(
     importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
     asked = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(reports))
     return schedule.choose(importance, rng), asked
-
-
-def _one_round(phase: _Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
-    algorithm, record = phase.algorithm, context.record
-    name, number = type(algorithm).__name__, len(record.rounds)
-    if not clients:
-        record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
-        return phase.shared
-    asked = torch.tensor(clients)
-    shared = algorithm.prepare(context.problem, phase.shared)
-    received = network.download(algorithm, shared, asked, number)
-    began = time.perf_counter()
-    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
-    seconds = (time.perf_counter() - began) / len(clients)
-    at = asked[found.slots]
-    if not len(at):
-        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
-        return phase.shared
-    weights = data.num_rows[at].to(context.problem.dtype)
-    shares = weights / weights.sum().clamp_min(1)
-    messages = (
-        found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
-    )
-    if context.combination is not None:
-        messages = context.combination(messages)
-    after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
-    after = algorithm.refine(context.problem, after)
-    told, figures = algorithm.feedback(after, at)
-    context.executor.settle(found.slots, told)
-    info = {} if hidden(context) else as_figures(found.info | figures)
-    record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
-    return after
 
 
 def _postfix(context: Context) -> str:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from pyro_fed import seeding
+from pyro_fed import seeding, trust
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
+from pyro_fed.context import Context
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
@@ -29,7 +30,7 @@ from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.rounds import Context, run_phases
+from pyro_fed.rounds import run_phases
 from pyro_fed.schedule import Schedule
 from pyro_fed.to_arviz import to_inference_data
 
@@ -164,22 +165,26 @@ class _Finish:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
         stats = self.algorithm.sample_stats(shared, draws)
-        self._warn(draws)
+        self._warn(shared, draws)
         results = (context.federation, context.problem, draws)
         if context.problem.local_dim and self.collect_local and context.federation.holds_data:
             results = collected(*results, context.seed)
-        return to_inference_data(self.algorithm, *results, stats, record, context.seed, self.log_likelihood)
+        return to_inference_data(
+            self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
+        )
 
-    def _warn(self, draws: Tensor) -> None:
-        record = self.context.record
+    def _warn(self, shared: State, draws: Tensor) -> None:
+        record, problem = self.context.record, self.context.problem
         record.notes += [*self.algorithm.warnings(record), *record.failed()]
         if self.algorithm.struggled(record):
-            record.notes += funnel_hint(self.context.problem)
+            record.notes += funnel_hint(problem)
         if record.converged is False and "change" in record.latest:
             change = record.latest["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
-        if self.context.problem.local_dim:
-            record.notes += integration_notes(self.context.problem, draws.flatten(0, 1))
+        if problem.local_dim:
+            record.notes += integration_notes(problem, draws.flatten(0, 1))
+            density = self.algorithm.log_density(shared, draws)
+            record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=5)
 

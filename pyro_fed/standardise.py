@@ -43,7 +43,7 @@ def column_sums(rows: Tensor) -> ColumnSums:
     """
     x = rows.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
-    return ColumnSums(torch.tensor(float(len(x))), mean, (x - mean).square().sum(0))
+    return ColumnSums(x.new_tensor(len(x)), mean, (x - mean).square().sum(0))
 
 
 def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ def to_inference_data(
     record: Record,
     seed: int,
     log_likelihood: bool,
+    collect_local: bool,
 ) -> Any:
     """InferenceData of a run.
 
@@ -51,8 +52,13 @@ def to_inference_data(
         record: what happened.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
+        collect_local: whether to have the rows' discrete latents drawn and collected.
     """
-    groups = {"posterior": _posterior(federation, problem, draws, seed), "federation": record.to_dataset()}
+    drawn = collect_local and federation.holds_data
+    groups = {
+        "posterior": _posterior(federation, problem, draws, seed if drawn else None),
+        "federation": record.to_dataset(),
+    }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
     else:
@@ -92,8 +98,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.widest)])
-    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.widest)]
+        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.evaluations)])
+    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.evaluations)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -142,16 +148,16 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> xr.Dataset:
+def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-    pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
-    if problem.layout.discrete and federation.holds_data:
-        parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
+    pieces = [problem.constrain(part) for part in _pieces(flat, problem.evaluations)]
+    if problem.layout.discrete and seed is not None and not problem.local_dim:
+        generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
+        parts = zip(pieces, _pieces(flat, problem.evaluations), strict=True)
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
-    sites = {**problem.sites, **problem.layout.discrete, **problem.reported}
+    sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
     if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}

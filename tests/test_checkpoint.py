@@ -84,7 +84,7 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, algorithm):
 @pytest.mark.parametrize(("factory", "federation"), [row[1:] for row in EVERY], ids=[row[0] for row in EVERY])
 def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
     """Stopped before the third round it has begun, of whichever phase."""
-    fed, one_round, begun = federation(), rounds._one_round, []
+    fed, one_round, begun = federation(), rounds.one_round, []
 
     def interrupted(*args):
         begun.append(1)
@@ -95,7 +95,7 @@ def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
     options = {"num_rounds": 3, "compile": "off", **graph_of(factory(), fed)}
     whole = run(fed, algorithm=factory(), **options)
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "_one_round", interrupted)
+        patch.setattr(rounds, "one_round", interrupted)
         with contextlib.suppress(KeyboardInterrupt):  # agents in their warm start have no distribution yet
             run(fed, algorithm=factory(), checkpoint=tmp_path / "state", **options)
     rest = run(fed, algorithm=factory(), checkpoint=tmp_path / "state", resume=True, **options)

@@ -177,6 +177,12 @@ def test_assignments_stand_in_the_posterior_under_the_plate_in_the_original_orde
     fed = federation(ordered, (far,))
     idata = pf.run(pf.FedEP(), fed, num_draws=50, progress=False)
     posterior = idata["posterior"]
+    kept = pf.run(pf.FedEP(), fed, num_draws=50, progress=False, collect_local=False)
+    assert not {"k", "mean"} & set(kept["posterior"].data_vars)
+    again, new = pf.predict(idata, fed), pf.predict(idata, fed, (far[:4],))
+    drawn = again["posterior_predictive"]["y"].values
+    assert (np.abs(drawn - posterior["mean"].values) < 8).all()  # 8 SDs: the same component
+    assert np.unique(np.round(new["posterior_predictive"]["y"].values / 20)).tolist() == [-1.0, 0.0, 1.0]
     assert posterior["k"].dims == ("chain", "draw", "data")
     assert posterior["k"].dtype == np.int64
     expected = np.tile([0, 2, 1, 2, 0, 1], 6)

@@ -18,8 +18,8 @@ reached like Newton's method does, undamped, and it starts at the federated Lapl
 `local_steps` > 1 the step is repeated at q̂_k, the cavity held fixed: partitioned variational inference.
 
 Deviations: a prior that is not Gaussian gets a site of its own at the server. Fractions are backtracked, never a
-precision repaired. With a diagonal q and all clients at work the mean's steps are accelerated (`site_updates`), since a
-diagonal curvature may overstep for ever.
+precision repaired. With all clients at work single Newton steps are accelerated (`ops.anderson`): where the precision
+of one parameter follows the mean of another they alternate for ever, and a diagonal curvature oversteps.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from torch import Tensor
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
-from pyro_fed.errors import SettingError
-from pyro_fed.infer.clients import CLIENTS, Client, Received, Tilted
+from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.clients import CLIENTS, Client, Received
 from pyro_fed.infer.families import is_hand_written
 from pyro_fed.infer.fedep_settings import EPSettings
-from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.gaussian_sites import absolute, as_state, at_mean, flat_site, gaussian, joined, select
+from pyro_fed.infer.fedlaplace import ESCAPING, IMPROPER, FedLaplace
+from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, joined, select
 from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
-from pyro_fed.infer.site_updates import Limits, accelerated_step, fractions_of, site_warnings
+from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings, warm_sites
+from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -90,14 +91,18 @@ class FedEP(EPSettings):
         return self.client in ("newton", "laplace")
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior"."""
+        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
+
+        Under an improper prior it is carried to its end, which tells whether there is a mode.
+        """
         if self.starts_at_prior(problem):
             return None
+        tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
             full_dim=self.full_dim,
             curvature=self.curvature,
-            tolerance=self.warm_tolerance,
+            tolerance=min(tolerance, self.warm_tolerance),
         )
 
     def starts_at_prior(self, problem: Problem) -> bool:
@@ -109,8 +114,14 @@ class FedEP(EPSettings):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At the warm start's sites, or at the prior with sites equal to one."""
+        """At the warm start's sites, or at the prior with sites equal to one.
+
+        Raises:
+            ModelError: the mode is at infinity.
+        """
         structure = self.structure(problem)
+        if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
+            raise ModelError(f"{type(self).__name__}: {IMPROPER}")
         if start is None:
             q = prior = fit_prior(self, problem, generator)
             sites = flat_site(problem, structure, num_clients)
@@ -146,10 +157,8 @@ class FedEP(EPSettings):
             **as_state(flat_site(problem, structure), "prior_delta_"),
             "num_clients": torch.tensor(num_clients),
             "fractions": one.expand(num_clients).clone(),
-            "base": q.mean(),
-            "correction": torch.zeros_like(q.eta),
-            "means": one.new_full((self.memory, q.dim), torch.nan),
-            "scores": one.new_full((self.memory, q.dim), torch.nan),
+            **as_state(flat_site(problem, structure), "added_"),
+            **self._nothing_known(q),
         }
         server = make_optim(self, self.server_optimiser)
         if server is not None:
@@ -167,10 +176,9 @@ class FedEP(EPSettings):
         }
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The change of the prior's site, by the same step as the clients', and the mean that all step from."""
-        q = gaussian(shared)
-        delta = self.prior_site(problem, q).quotient(gaussian(shared, "prior_"))
-        return {**shared, **as_state(delta, "prior_delta_"), "base": q.mean()}
+        """The change of the prior's site, by the same step as the clients'."""
+        delta = self.prior_site(problem, gaussian(shared)).quotient(gaussian(shared, "prior_"))
+        return {**shared, **as_state(delta, "prior_delta_")}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q alone."""
@@ -209,19 +217,21 @@ class FedEP(EPSettings):
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Changes beyond what q and the other clients' changes allow."""
-        return gates.natural(gaussian(received), gaussian(messages))
+        alike = {name: received[name][:1] for name in ("precision", "eta")}
+        return gates.natural(gaussian(alike), gaussian(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
         q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
         damping = self.fraction_for(len(weights))
         limits = Limits(damping, self.min_fraction, self.margin)
-        score = deltas.product_over(0).score(shared["base"])
         server = make_optim(self, self.server_optimiser)
         if server is None:
             fractions = fractions_of(q, deltas, limits)
             steps = deltas.power(fractions)
-            new, state = self._accelerated(shared, q.product(steps.product_over(0)), score, len(weights))
+            new = q.product(steps.product_over(0))
+            state = self._added(shared, deltas.product_over(0), fractions, damping)
+            new = new.product(gaussian(state, "added_"))
         else:
             steps = deltas.power(damping)
             new, kept, state = optimised(server, shared, q, deltas.product_over(0), limits)
@@ -230,21 +240,27 @@ class FedEP(EPSettings):
         taken = fractions[1:] * messages["usable"]
         return {**shared, **state, **as_state(new), **as_state(prior, "prior_"), "fractions": taken}
 
-    def _accelerated(self, shared: State, new: Gaussian, score: Tensor, clients: int) -> tuple[Gaussian, State]:
-        """A diagonal q with its mean accelerated, in a round with all clients at work."""
-        if self.client != "newton" or clients != int(shared["num_clients"]) or new.precision.dim() > 1:
-            return new, {}
-        means, scores = (
-            torch.cat([shared[name][1:], part[None]]) for name, part in (("means", shared["base"]), ("scores", score))
-        )
-        step = accelerated_step(new, means, scores, self.longest_step)
-        moved = at_mean(new, shared["base"] + self.fraction_for(clients) * step)
-        return moved, {"correction": moved.eta - new.eta, "means": means, "scores": scores}
+    def _nothing_known(self, q: Gaussian) -> State:
+        """An empty history of the acceleration."""
+        rounds = self.accelerated(q)[0]
+        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
+        return {**as_state(past, "points_"), **as_state(past, "moves_")}
+
+    def _added(self, shared: State, move: Gaussian, fractions: Tensor, damping: float) -> State:
+        """What acceleration adds to q, and its history: empty after a step of fewer clients, or one held back."""
+        q = gaussian(shared)
+        whole = self.client == "newton" and self.local_steps == 1 and len(fractions) == int(shared["num_clients"]) + 1
+        if not (whole and bool((fractions == damping).all())):
+            return {**as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_"), **self._nothing_known(q)}
+        points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
+        added = acceleration(points, moves, damping, self.growth, self.accelerated(q)[1])
+        return {**as_state(added, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """The fractions taken of the clients' messages, and their shares of a correction of q."""
-        fractions, share = after["fractions"], after["correction"] / len(clients)
-        return {"fraction": fractions, "share": share.expand(len(clients), -1)}, {"fraction": fractions}
+        """The fractions taken of the clients' messages, and their shares of what was added to q."""
+        fractions, share = after["fractions"], gaussian(after, "added_").power(1.0 / len(clients))
+        shares = {name: part.expand(len(clients), *part.shape) for name, part in as_state(share, "share_").items()}
+        return {"fraction": fractions, **shares}, {"fraction": fractions}
 
     def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
@@ -254,8 +270,7 @@ class FedEP(EPSettings):
             steps = delta.power(told["fraction"])
         else:
             steps, state = client_steps(optim, local, delta)
-        kept = gaussian(local).product(steps)
-        return {**as_state(type(kept)(kept.precision, kept.eta + told["share"])), **state}
+        return {**as_state(gaussian(local).product(steps).product(gaussian(told, "share_"))), **state}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, and the share of clients at work."""
@@ -279,28 +294,3 @@ class FedEP(EPSettings):
     def warnings(self, record: Record) -> list[str]:
         """Clients whose last message could not be used, and optimisers that give up the invariant."""
         return site_warnings(self, record)
-
-
-def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
-    """q, sites (K,) and the prior's site from a federated Laplace approximation.
-
-    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
-    equally, so that q = t_0 Π t_k holds; their first step replaces them.
-    """
-    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
-    q, indefinite = absolute(found, min_curvature)
-    if not bool(indefinite):
-        return found, sites, prior
-    q = at_mean(q, start.shared["point"])
-    share = q.quotient(found).power(1.0 / len(sites.eta))
-    return q, sites.product(share), prior
-
-
-def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
-    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
-    empty = num_rows == 0
-    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
-    usable = (found.usable & finite) | empty
-    new = select(usable & ~empty, found.site)
-    delta = new.quotient(site)
-    return select(usable, delta), usable

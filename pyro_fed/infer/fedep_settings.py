@@ -10,7 +10,11 @@ from pyro_fed.infer.clients import CLIENTS
 from pyro_fed.infer.families import covariance_of, is_hand_written
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm
 from pyro_fed.infer.server_optim import KINDS
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
+
+#: Rounds that the acceleration remembers and its longest step, by structure.
+ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
 Optimiser = Literal["none", "sgd", "adagrad", "adam"]
 
@@ -26,14 +30,17 @@ class EPSettings(GaussianAlgorithm):
             modules of `infer.clients`, which say what the settings below mean to them.
         start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
             there are more than `full_dim` parameters.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the clients of
             the round: q is then the geometric mean of their tilted distributions, which no noise of theirs compounds.
         min_fraction: a change of q is skipped where less than this share of it can be taken.
         margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
         min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
-        memory: rounds that the acceleration of a diagonal q remembers.
-        longest_step: of the acceleration, as a multiple of the undamped step's length.
+        memory: "newton": rounds that its acceleration remembers (see `ops.anderson`), at least 2; None takes 4 for a
+            full covariance and 20 for a diagonal one.
+        longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
+        growth: the acceleration starts again where a step is this many times longer than one it remembers.
         server_optimiser: "none", "sgd", "adagrad" or "adam" on Σ Δ_k.
         client_optimiser: the same on each client's Δ_k.
         optimiser_momentum: of "sgd".
@@ -69,8 +76,9 @@ class EPSettings(GaussianAlgorithm):
     min_fraction: float = 1e-6
     margin: float = 0.05
     min_curvature: float = 1e-6
-    memory: int = 20
-    longest_step: float = 1e4
+    memory: int | None = None
+    longest_step: float | None = None
+    growth: float = 2.0
     server_optimiser: Optimiser = "none"
     client_optimiser: Optimiser = "none"
     optimiser_momentum: float = 0.9
@@ -106,11 +114,11 @@ class EPSettings(GaussianAlgorithm):
         check_choice(self, "sampler", ("langevin", "sgd"))
         check_choice(self, "server_optimiser", KINDS)
         check_choice(self, "client_optimiser", KINDS)
-        check_at_least(self, 1, "memory")
-        check_positive(self, "damping", "scale", allow_none=True)
+        check_at_least(self, 2, "memory", allow_none=True)
+        check_positive(self, "damping", "scale", "longest_step", allow_none=True)
         check_positive(
             self,
-            "longest_step",
+            "growth",
             "warm_tolerance",
             "least_factor",
             "min_fraction",
@@ -141,3 +149,8 @@ class EPSettings(GaussianAlgorithm):
         if self.damping is not None:
             return self.damping
         return 1.0 if self.client == "newton" else 1.0 / clients
+
+    def accelerated(self, q: Gaussian) -> tuple[int, float]:
+        """Rounds that the acceleration remembers, and its longest step."""
+        memory, longest = ACCELERATION["full" if q.precision.dim() > q.eta.dim() else "diag"]
+        return self.memory or memory, self.longest_step or longest

@@ -42,6 +42,10 @@ from pyro_fed.settings import check_choice, check_positive
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
 #: log scale.
 ESCAPING = 100.0
+IMPROPER = (
+    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
+    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
+)
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -155,8 +159,7 @@ class FedLaplace(GaussianAlgorithm):
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Curvatures and scores far above the others'."""
-        parts = {name: gates.outlying(gates.sizes(messages[name]), f"'{name}'") for name in ("precision", "eta")}
-        return {**parts["precision"], **parts["eta"]}
+        return gates.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.
@@ -230,18 +233,20 @@ class FedLaplace(GaussianAlgorithm):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
+        return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of the Gaussian at the last point."""
+        return self._centred(shared).log_factor(draws - shared["point"])
+
+    def _centred(self, shared: State) -> Gaussian:
         q = absolute(gaussian(shared), self.min_curvature)[0]
-        centred = type(q)(q.precision, torch.zeros_like(q.eta))
-        return shared["point"] + centred.sample(num_draws, generator)[None]
+        return type(q)(q.precision, torch.zeros_like(q.eta))
 
     def warnings(self, record: Record) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
-            return [
-                "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while "
-                "its curvature vanishes, as with separable classes under a flat prior. Draws mean nothing: give the "
-                "model a proper prior"
-            ]
+            return [IMPROPER]
         if not record.latest.get("indefinite"):
             return []
         return [

@@ -39,6 +39,7 @@ from pyro_fed.infer.chain_store import start_chains
 from pyro_fed.infer.chains import ChainAlgorithm
 from pyro_fed.infer.conducive import anchor_score, linear_pull, score, times_transposed
 from pyro_fed.infer.curvature import check_step, largest_curvature
+from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.local_sgld import LocalSGLD, tempered_clients
 from pyro_fed.infer.surrogates import Given, fitted
@@ -50,7 +51,7 @@ from pyro_fed.record import Record
 from pyro_fed.schedule import Categorical, Schedule
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
-BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "local_sgld": LocalSGLD()}
+BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ class LangevinAlgorithm(ChainAlgorithm):
         decay_offset: steps after which the step has fallen to 2^-γ.
         probabilities: f_s; uniform by default.
         surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites (see
-            `infer.surrogates`), "laplace" for `FedLaplace()`, "local_sgld" for `LocalSGLD()`, or `Given`; None runs
-            without (a step size is then needed).
+            `infer.surrogates`), "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors
+            better, "local_sgld" for `LocalSGLD()`, or `Given`; None runs without (a step size is then needed).
         precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π q_s(θ).
         midpoint: evaluate and keep the chain at θ + η/2.
@@ -79,7 +80,7 @@ class LangevinAlgorithm(ChainAlgorithm):
     decay: float = 0.0
     decay_offset: float = 1.0
     probabilities: tuple[float, ...] | None = None
-    surrogates: Algorithm | Given | Literal["laplace", "local_sgld"] | None = "laplace"
+    surrogates: Algorithm | Given | Literal["laplace", "fedep", "local_sgld"] | None = "laplace"
     precondition: bool = True
     control_variate: bool = True
     midpoint: bool = True

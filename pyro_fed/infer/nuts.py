@@ -26,6 +26,7 @@ import pyro
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
@@ -144,9 +145,12 @@ class NUTS(Algorithm):
             return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
 
     def _density(self, problem: Problem, batch: Batch) -> Density:
-        axes, calls = BATCHES, self.expected_gradients()
-        gradient = problem.mapped(self.value_and_gradient, (0, axes))
-        step = problem.mapped(self.leapfrog, (*[0] * 6, axes), calls=calls)
+        gradient = problem.mapped(self.value_and_gradient, (0, BATCHES))
+        vector = (problem.dim,)
+        shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
+        state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
+        step = problem.flat(self.leapfrog, (*[0] * 6, BATCHES), (*state, batch), self.expected_gradients())
+        rows = pytree.tree_leaves(batch)
 
         def value_and_gradient(z: Tensor) -> tuple[Tensor, Tensor]:
             slope, value = gradient(z[None], batch)
@@ -154,7 +158,8 @@ class NUTS(Algorithm):
 
         def leapfrog_step(*state: Tensor) -> Leaf:
             with torch.no_grad():
-                return Leaf(*(value[0] for value in step(*(value[None] for value in state), batch)))
+                out = step(*(value.contiguous()[None] for value in state), *rows)
+            return Leaf(*(value[0] for value in out))
 
         return Density(value_and_gradient, leapfrog_step)
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.graph import Graph
@@ -37,6 +38,7 @@ class P2PFedAvg(FedAvg):
     """
 
     serverless: ClassVar[bool] = True
+    additive: ClassVar[bool] = False
 
     gossip_steps: int = 1
 
@@ -62,6 +64,10 @@ class P2PFedAvg(FedAvg):
         total = torch.full_like(data.num_rows, problem.num_rows)
         message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
         return {"point": shared["point"] + message["delta"]}, local, info
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Points far from where the agents were, as `FedAvg`."""
+        return super().objections(received, {"delta": messages["point"] - received["point"]})
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """θ_i = Σ_j W_ij θ_j."""

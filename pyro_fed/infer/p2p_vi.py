@@ -20,6 +20,10 @@ conjugate model; the variational posterior (PVI's and FedEP's fixed point), othe
 Data. `batch_size=None`: all of an agent's rows in every round. With a batch size each round takes the
 agent's next rows, in order, each once; its belief then waits for the others.
 
+Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
+next site not at q_i but where Anderson's rule points to from there (`infer.look_ahead`). The sum of the sites, and so
+the posterior at which all come to rest, does not depend on where sites were taken on the way.
+
 Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
 updates of a round (it does here), how a minibatch's likelihood is scaled there against the KL of Eq. (3)
 (each row counts once a round), and whether an agent outside the current star trains (it sleeps).
@@ -27,7 +31,7 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,9 +40,11 @@ from torch import Tensor
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
+from pyro_fed.graph import Graph
 from pyro_fed.infer.backprop import BayesByBackprop
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.look_ahead import look_ahead, nothing_known
 from pyro_fed.infer.peer_gaussian import PeerGaussian
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
@@ -60,6 +66,8 @@ class P2PVI(PeerGaussian):
             "svi" (Adam on the ELBO with a Gaussian guide, Bayes by backprop), which needs beliefs to begin
             at the prior.
         local_steps: Newton steps for Eq. (3) in a round.
+        memory: rounds that the acceleration of single, undamped Newton steps remembers; 1 is none, as in graphs where
+            a round does not bring the agents together.
         svi_steps: u, Adam's steps in a round.
         svi_step_size: Adam's rate, in SDs of the belief.
         svi_samples: draws of the guide a step.
@@ -73,6 +81,7 @@ class P2PVI(PeerGaussian):
     update: Literal["newton", "svi"] = "newton"
     batch_size: int | None = None
     local_steps: int = 1
+    memory: int = 4
     svi_steps: int = 100
     svi_step_size: float = 0.05
     svi_samples: int = 1
@@ -87,7 +96,7 @@ class P2PVI(PeerGaussian):
         check_positive(self, "svi_step_size")
         self._check_combinations()
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_at_least(self, 1, "local_steps")
+        check_at_least(self, 1, "local_steps", "memory")
 
     def _check_combinations(self) -> None:
         if self.weighting == "exact" and self.start == "draw":
@@ -123,7 +132,13 @@ class P2PVI(PeerGaussian):
         """Flat beliefs, or the prior at every agent; no row used."""
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-        return shared, local
+        return shared, {**local, **(nothing_known(gaussian(shared), self.memory) if self._accelerates else {})}
+
+    def on_graph(self, graph: Graph) -> Algorithm:
+        """Where a round's consensus is not complete, an agent does not see what a round's step was."""
+        peers = super().on_graph(graph)
+        complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
+        return peers if complete or not isinstance(peers, P2PVI) else replace(peers, memory=1)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """None for Newton steps; the guide's draws and minibatches for "svi"."""
@@ -135,8 +150,9 @@ class P2PVI(PeerGaussian):
         """Eq. (3): the public beliefs of C agents."""
         q = gaussian(shared)
         step = self._newton_step if self.update == "newton" else self._svi_step
-        belief, site, held, next_row, fraction = step(problem, q, shared, local, data, noise)
-        new_local = {**local, **as_state(site), "prior_share": held, "next_row": next_row}
+        belief, news, fraction = step(problem, q, shared, local, data, noise)
+        new_local = {**local, **news}
+        next_row = new_local["next_row"]
         left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
         return (
             as_state(belief),
@@ -146,23 +162,24 @@ class P2PVI(PeerGaussian):
 
     def _newton_step(
         self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[Gaussian, Gaussian, Tensor, Tensor, Tensor]:
-        """Expected Newton steps: belief, site, its share of the prior, next row, share of the change made."""
+    ) -> tuple[Gaussian, State, Tensor]:
+        """Expected Newton steps: belief, what changes in the local state, share of the change made."""
         old = gaussian(local)
         batch, next_row = self._rows(data, local["next_row"])
         held = self.first_share(shared, local)
         share = held if self._keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
         weight = self._weight(shared)
-        at = q
+        at, news = look_ahead(q, local) if self._accelerates else (q, {})
         for _ in range(self.local_steps):
             site, known = self.new_site(problem, at, batch, share, local)
             change = site / old if self._keeps_site else site
             at, fraction = self.public_belief(q, change**weight, known & q.is_proper())
-        return at, old * change**fraction if self._keeps_site else old, held, next_row, fraction
+        new = old * change**fraction if self._keeps_site else old
+        return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
 
     def _svi_step(
         self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[Gaussian, Gaussian, Tensor, Tensor, Tensor]:
+    ) -> tuple[Gaussian, State, Tensor]:
         """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         old = gaussian(local)
         cavity = q / old if self._keeps_site else q
@@ -173,7 +190,13 @@ class P2PVI(PeerGaussian):
         change = where(usable, found / old if self._keeps_site else found, flat)
         belief, fraction = self.public_belief(q, change ** self._weight(shared), q.is_proper())
         site = old * change**fraction if self._keeps_site else old
-        return belief, site, local["prior_share"], local["next_row"], fraction * usable
+        return belief, as_state(site), fraction * usable
+
+    @property
+    def _accelerates(self) -> bool:
+        """Whether sites are taken where Anderson acceleration points to: undamped, a round's step is seen whole."""
+        single = self.update == "newton" and self.local_steps == 1 and self.damping == 1
+        return self._keeps_site and single and self.memory > 1
 
     @property
     def _keeps_site(self) -> bool:

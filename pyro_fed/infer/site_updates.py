@@ -8,14 +8,8 @@ its own largest fraction, and one that has none is skipped and reported. Prior a
 
     q = t_0 Π_k t_k    holds in every round, whatever the fractions.
 
-A diagonal q has not the posterior's curvature, and its undamped mean steps P⁻¹g (g the score of the whole posterior
-under q) may overstep for ever. Where all clients are at work the server therefore takes the Anderson-accelerated
-step d (Walker & Ni 2011) over the last rounds, with f_i = P⁻¹g_i at the means m_i and differences ΔF, ΔM over them,
-
-    d = f - (ΔM + ΔF) γ,    γ = arg min ‖f - ΔF γ‖_P
-
-which for a Gaussian posterior is a Krylov method. What d adds to the sites, P d - g, is shared equally among the
-clients and vanishes with g.
+Where all clients are at work the server adds Anderson acceleration (`ops.anderson`) to expected Newton steps; what it
+adds is shared equally among the sites, and vanishes with the step.
 """
 
 from __future__ import annotations
@@ -25,6 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm import Start
+from pyro_fed.infer.clients import Tilted
+from pyro_fed.infer.gaussian_sites import absolute, at_mean, gaussian, select
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.record import Record
@@ -73,27 +70,6 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
     )
 
 
-def accelerated_step(q: Gaussian, means: Tensor, scores: Tensor, longest: float) -> Tensor:
-    """The mean step d of Anderson acceleration, for a diagonal q.
-
-    Args:
-        q: supplies P.
-        means: m_i of the last rounds, the present one last, (M, D); NaN where there is none.
-        scores: g_i = E_q[∇ log p] of the whole posterior there, (M, D).
-        longest: d is shortened to this multiple of the length of P⁻¹g, in SDs of q.
-    """
-    known = scores.isfinite().all(-1)
-    steps, means, root = (scores[known] / q.precision).T, means[known].T, q.precision.sqrt().unsqueeze(-1)
-    plain = steps[:, -1]
-    if steps.shape[1] == 1:
-        return plain
-    change, moved = steps.diff(dim=1), means.diff(dim=1)
-    weights = torch.linalg.lstsq(change * root, plain.unsqueeze(-1) * root, driver="gelsd").solution
-    step = plain - ((moved + change) @ weights).squeeze(-1)
-    length, bound = ((part.square() * q.precision).sum().sqrt() for part in (step, plain))
-    return step * (longest * bound / length).clamp_max(1.0).nan_to_num(nan=1.0)
-
-
 def site_warnings(algorithm: Any, record: Record) -> list[str]:
     """Clients whose last message could not be used, by name, and optimisers that give up q = t_0 Π t_k."""
     notes = []
@@ -122,3 +98,28 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
             "and sites any more (Guo et al., Section 2.2.3)"
         )
     return notes
+
+
+def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
+    """q, sites (K,) and the prior's site from a federated Laplace approximation.
+
+    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
+    equally, so that q = t_0 Π t_k holds; their first step replaces them.
+    """
+    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
+    q, indefinite = absolute(found, min_curvature)
+    if not bool(indefinite):
+        return found, sites, prior
+    q = at_mean(q, start.shared["point"])
+    share = q.quotient(found).power(1.0 / len(sites.eta))
+    return q, sites.product(share), prior
+
+
+def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
+    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
+    empty = num_rows == 0
+    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
+    usable = (found.usable & finite) | empty
+    new = select(usable & ~empty, found.site)
+    delta = new.quotient(site)
+    return select(usable, delta), usable

@@ -21,11 +21,11 @@ from torch.quasirandom import SobolEngine
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.data import BATCHES, ClientData
 from pyro_fed.infer.coordinates import Coordinates
-from pyro_fed.infer.fedep import warm_sites
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import as_state
 from pyro_fed.infer.modes import Modes, modes_of
 from pyro_fed.infer.particles import likelihood_scores
+from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.points import SOBOL_HALF_CELL
 from pyro_fed.problem import Problem

@@ -32,10 +32,16 @@ def test_a_mode_at_infinity_is_reported():
         pf.run(pf.FedLaplace(), federation(0.0), **QUIET)
 
 
-def test_a_mode_that_exists_is_not():
+def test_fedep_refuses_it_before_its_first_round():
+    with pytest.raises(pf.errors.ModelError, match="FedEP: the posterior is improper"):
+        pf.run(pf.FedEP(), federation(0.0), **QUIET)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedLaplace(), pf.FedEP()], ids=lambda a: type(a).__name__)
+def test_a_mode_that_exists_is_not(algorithm):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pf.run(pf.FedLaplace(), federation(2.0), **QUIET)
+        pf.run(algorithm, federation(2.0), **QUIET)
 
 
 def test_the_committee_machine_needs_a_proper_prior():

@@ -1,0 +1,52 @@
+"""What a run carries: what stays the same over it, and the phase it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.checkpoint import Checkpoint
+from pyro_fed.combination import Combination
+from pyro_fed.executors import Executor
+from pyro_fed.federation import Federation
+from pyro_fed.graph import Graph
+from pyro_fed.problem import Problem
+from pyro_fed.record import Record
+from pyro_fed.schedule import Schedule
+
+
+@dataclass
+class Context:
+    """What stays the same over the phases of a run."""
+
+    federation: Federation
+    problem: Problem
+    graph: Graph | None
+    executor: Executor
+    seed: int
+    progress: bool
+    record: Record
+    checkpoint: Checkpoint | None = None
+    min_clients: int | None = None
+    combination: Combination | None = None
+    start: Start | None = None
+
+
+@dataclass
+class Phase:
+    """An algorithm on its way through its rounds.
+
+    Attributes:
+        number: 0 for the first of the run.
+        rounds: how many it is to have.
+        given: the user's schedule, of the last phase.
+        done: rounds it has had.
+    """
+
+    algorithm: Algorithm
+    number: int
+    rounds: int
+    given: Schedule | None
+    shared: State
+    local: State
+    done: int = 0

@@ -1,0 +1,48 @@
+"""One round: the clients' work, what of it is used, and what everybody keeps."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pyro_fed.algorithm import State
+from pyro_fed.context import Context, Phase
+from pyro_fed.data import ClientData
+from pyro_fed.executors import Work
+from pyro_fed.network import Network
+from pyro_fed.record import Round, as_figures
+from pyro_fed.replies import gather, hidden
+
+
+def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
+    """The server's state after a round of some clients, and what is kept of the round."""
+    algorithm, record = phase.algorithm, context.record
+    name, number = type(algorithm).__name__, len(record.rounds)
+    if not clients:
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
+        return phase.shared
+    asked = torch.tensor(clients)
+    shared = algorithm.prepare(context.problem, phase.shared)
+    received = network.download(algorithm, shared, asked, number)
+    began = time.perf_counter()
+    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
+    seconds = (time.perf_counter() - began) / len(clients)
+    at = asked[found.slots]
+    if not len(at):
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
+        return phase.shared
+    weights = data.num_rows[at].to(context.problem.dtype)
+    shares = weights / weights.sum().clamp_min(1)
+    messages = (
+        found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
+    )
+    if context.combination is not None:
+        messages = context.combination(messages)
+    after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
+    after = algorithm.refine(context.problem, after)
+    told, figures = algorithm.feedback(after, at)
+    context.executor.settle(found.slots, told)
+    info = {} if hidden(context) else as_figures(found.info | figures)
+    record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
+    return after

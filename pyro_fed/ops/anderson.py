@@ -1,0 +1,119 @@
+"""Anderson acceleration of a fixed-point map on Gaussians.
+
+Source: Walker & Ni (2011), *Anderson acceleration for fixed-point iterations*, Section 2 (type II). For a map G with
+points x_i, moves f_i = G(x_i) - x_i and their differences ΔX, ΔF over the last rounds, and a damping δ,
+
+    x' = x + δ f - (ΔX + δ ΔF) γ,    γ = arg min ‖f - ΔF γ‖
+
+*Full precisions*: x are the natural parameters (P, η), and the norm is the Fisher metric at the last point, in which
+no parametrisation of θ matters: with P = L L' and mean m
+
+    ‖(dP, dη)‖² = ‖L⁻¹(dη - dP m)‖² + ‖L⁻¹ dP L⁻ᵀ‖² / 2
+
+Why: expected Newton steps (natural gradients of step one) update the precision of w by E[ξ] and the mean of log ξ by
+E‖w‖², both from the round before. For w ~ N(0, 1/ξ) the two are exchanged in every round: a mode of eigenvalue near
+-1, in which steps alternate for ever, beside a slow one near +1, which damping leaves as slow. For a linear map
+Anderson's rule is GMRES, which removes both.
+
+*Diagonal precisions* have not the posterior's curvature, so that the mean steps f = P⁻¹g (g the score of the whole
+posterior under q) may overstep for ever. x is the mean alone and the norm ‖·‖_P: for a Gaussian posterior a Krylov
+method.
+
+Where a step is `growth` times longer than the shortest remembered, its point was a bad guess: what came before is
+forgotten. What is added to the undamped step is bounded by `longest` of its lengths, and shortened where the
+precision would not be positive definite.
+"""
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Smallest share of what is added that is worth adding, and the eigenvalues of the precision that it leaves.
+MIN_FRACTION, MARGIN = 1e-3, 0.1
+
+
+def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: float, longest: float) -> Gaussian:
+    """What is added to the step x + δ f from the last point.
+
+    Args:
+        points: x_i of the last rounds, the present one last, (M, ...); NaN where there is none.
+        moves: f_i in natural parameters, likewise.
+        damping: δ.
+        growth: see above, above 1; for full precisions.
+        longest: see above.
+
+    Returns:
+        A factor (...), flat where nothing is known beside the last point, or where x + δ f is not proper.
+    """
+    plain = _item(points, -1).product(_item(moves, -1).power(damping))
+    if points.precision.dim() == points.eta.dim():
+        further = _mean_steps(points, moves, damping, longest)
+        return type(plain)(torch.zeros_like(plain.precision), plain.precision * further)
+    last = _item(points, slice(-1, None))
+    vectors = _whitened(last, moves)
+    known = _remembered(vectors.norm(dim=-1), growth)
+    change, moved = (_differences(part, known) for part in (moves, points))
+    columns = torch.where(known[:-1].unsqueeze(-1), vectors.diff(dim=0), 0.0)
+    weights = _least_squares(columns, vectors[-1])
+    added = moved.product(change.power(damping)).power(-weights).product_over(0)
+    length = _whitened(last, _item(added, None))[0].norm(dim=-1)
+    added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
+    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN).fraction)
+
+
+def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
+    """What is added to the mean of a diagonal Gaussian, (..., D)."""
+    means, root = points.mean(), (points.precision[-1] + moves.precision[-1]).sqrt()
+    steps = moves.score(means) / root  # P^(1/2) f
+    known = steps.isfinite().all(-1, keepdim=True)[:-1]
+    columns = torch.where(known, steps.diff(dim=0), 0.0)
+    weights = _least_squares(columns, steps[-1]).unsqueeze(-1)
+    step = -(weights * (torch.where(known, means.diff(dim=0), 0.0) * root + damping * columns)).sum(0)
+    return step * _bound(step.norm(dim=-1), steps[-1].norm(dim=-1), longest).unsqueeze(-1) / root
+
+
+def _bound(length: Tensor, step: Tensor, longest: float) -> Tensor:
+    return torch.where(length > longest * step, longest * step / length, 1.0)
+
+
+def remember(past: Gaussian, new: Gaussian) -> Gaussian:
+    """A history (M, ...) without its oldest entry, and with a new one."""
+    return type(past)(torch.cat([past.precision[1:], new.precision[None]]), torch.cat([past.eta[1:], new.eta[None]]))
+
+
+def _remembered(lengths: Tensor, growth: float) -> Tensor:
+    """Which rounds count: the last ones without a gap, or the last alone after a bad guess: (M, ...), bool."""
+    known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
+    shortest = torch.where(known, lengths, torch.inf).amin(0)
+    alone = lengths[-1] > growth * shortest
+    return known & ~(alone & (torch.arange(len(lengths)) < len(lengths) - 1).reshape(-1, *[1] * alone.dim()))
+
+
+def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
+    """Differences between neighbouring rounds, zero where one is not remembered: (M - 1, ...)."""
+    eta = torch.where(known[:-1].unsqueeze(-1), factors.eta.diff(dim=0), 0.0)
+    wide = known[:-1].reshape(known[:-1].shape + (1,) * (factors.precision.dim() - known.dim()))
+    return type(factors)(torch.where(wide, factors.precision.diff(dim=0), 0.0), eta)
+
+
+def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
+    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V)."""
+    matrix, target = columns.movedim(0, -1).nan_to_num(), target.nan_to_num()
+    return torch.linalg.lstsq(matrix, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1).movedim(-1, 0)
+
+
+def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:
+    """Changes (M, ...) as vectors whose Euclidean norm is the Fisher metric's at a Gaussian (1, ...): (M, ..., V)."""
+    shift = changes.score(at.mean())
+    if at.precision.dim() == at.eta.dim():
+        return torch.cat([shift * at.precision.rsqrt(), changes.precision / at.precision / 2**0.5], -1)
+    factor = equilibrated_cholesky(at.precision)
+    turned = factor.half_solve(factor.half_solve(changes.precision).mT).flatten(-2) / 2**0.5
+    return torch.cat([factor.half_solve(shift.unsqueeze(-1)).squeeze(-1), turned], -1)
+
+
+def _item(factors: Gaussian, index: int | slice | None) -> Gaussian:
+    return type(factors)(factors.precision[index], factors.eta[index])
