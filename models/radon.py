@@ -73,5 +73,5 @@ def _simulated(seed, counties=40, houses=400):
     more = share.multinomial(houses - counties, replacement=True, generator=generator)
     county_idx = torch.cat([torch.arange(counties), more])
     floor = (torch.rand(houses, generator=generator) < 0.2).double()
-    a = 1.5 + 0.7 * uranium + 0.2 * normal(counties)
+    a = 1.5 + 0.7 * uranium + 0.4 * normal(counties)
     return floor, county_idx, uranium, a[county_idx] - 0.65 * floor + 0.75 * normal(houses)

@@ -85,6 +85,7 @@ def _loop(phase: Phase, context: Context) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
+    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return

@@ -66,8 +66,8 @@ class P2PVI(PeerGaussian):
             "svi" (Adam on the ELBO with a Gaussian guide, Bayes by backprop), which needs beliefs to begin
             at the prior.
         local_steps: Newton steps for Eq. (3) in a round.
-        memory: rounds that the acceleration of single Newton steps remembers; 1 is none, as in graphs where a round
-            does not bring the agents together.
+        memory: rounds that the acceleration of single, undamped Newton steps remembers; 1 is none, as in graphs where
+            a round does not bring the agents together.
         svi_steps: u, Adam's steps in a round.
         svi_step_size: Adam's rate, in SDs of the belief.
         svi_samples: draws of the guide a step.
@@ -194,8 +194,9 @@ class P2PVI(PeerGaussian):
 
     @property
     def _accelerates(self) -> bool:
-        """Whether sites are taken where Anderson acceleration points to."""
-        return self._keeps_site and self.update == "newton" and self.local_steps == 1 and self.memory > 1
+        """Whether sites are taken where Anderson acceleration points to: undamped, a round's step is seen whole."""
+        single = self.update == "newton" and self.local_steps == 1 and self.damping == 1
+        return self._keeps_site and single and self.memory > 1
 
     @property
     def _keeps_site(self) -> bool:

@@ -50,8 +50,8 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     """
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
     if points.precision.dim() == points.eta.dim():
-        step = _mean_steps(points, moves, damping, longest)
-        return type(plain)(torch.zeros_like(plain.precision), plain.precision * step)
+        further = _mean_steps(points, moves, damping, longest)
+        return type(plain)(torch.zeros_like(plain.precision), plain.precision * further)
     last = _item(points, slice(-1, None))
     vectors = _whitened(last, moves)
     known = _remembered(vectors.norm(dim=-1), growth)
