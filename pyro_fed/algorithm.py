@@ -287,6 +287,10 @@ class Algorithm(ABC):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws from the result, (chain, draw, D), unconstrained."""
 
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """Log density of what `sample` draws from at its draws, (chain, draw), up to a constant; None: not known."""
+        return None
+
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """More columns for `sample_stats`, each (chain, draw)."""
         return {}

@@ -46,9 +46,9 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     Returns:
         (S, m, local_dim).
     """
-    count, size = len(rows[0]), problem.quadrature.draw_steps + 1
-    size = min(len(theta), max(1, CHUNK // (count * size)))
-    draw = problem.mapped(problem.quadrature.draw, (0, 0, None))
+    count, proposals = len(rows[0]), problem.quadrature.draw_steps + 1
+    size = min(len(theta), max(1, CHUNK // (problem.widest * proposals)))
+    draw = problem.mapped(problem.quadrature.draw, (0, 0, None), calls=0)
     parts = []
     for first in range(0, len(theta), size):
         part = theta[torch.arange(first, first + size).clamp_max(len(theta) - 1)]  # equal shapes are compiled once
@@ -90,8 +90,7 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
         exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
         return (exact - found).sum()
 
-    nodes = len(finer.nodes(problem.local_dim)[0])
-    pieces = theta[at].split(max(1, CHUNK // (nodes * problem.widest)))
+    pieces = theta[at].split(max(1, CHUNK // (finer.num_nodes(problem.local_dim) * problem.widest)))
     return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
 
 

@@ -117,6 +117,16 @@ class Problem:
         return max(self.num_rows, *(len(part) for part in self.arguments.members(self.arguments.all_rows).values()), 0)
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes of the quadrature: how often a row's density is computed in one log-likelihood."""
+        return self.quadrature.num_nodes(self.local_dim) if self.local_dim else 1
+
+    @property
+    def evaluations(self) -> int:
+        """Densities of rows computed in one log-likelihood of all data."""
+        return self.widest * self.num_nodes
+
+    @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
         """Rows on which a run of the model meets every site of the flat vector."""
         return tuple(leaf[:1] for leaf in self.rows)

@@ -15,8 +15,8 @@ The modes are found by Newton's method, in a number of steps that is fixed when 
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
 Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
-own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's; a rule
-of three nodes a dimension has both exact where x | θ, y_i is Gaussian.
+own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
+x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points only the gradient.
 
 Draws of x given θ are made by independence Metropolis-Hastings from a Student t of the same centre and scale: its
 weights are bounded where the posterior's tails are no heavier, so a few steps forget the start.
@@ -95,7 +95,7 @@ class Quadrature:
     """
 
     order: int = 21
-    max_nodes: int = 128
+    max_nodes: int = 256
     mode_steps: int | None = None
     max_mode_steps: int = 12
     mode_tolerance: float = 1e-2
@@ -126,13 +126,12 @@ class Quadrature:
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
-        order = self.order
-        while order > 1 and order**dim > self.max_nodes:
-            order -= 1
-        if order < min(3, self.order):
-            points = standardised_sobol(self.max_nodes - self.max_nodes % 2, dim)
-            return points, points.new_full((len(points),), -math.log(len(points)))
-        return gauss_hermite(order, dim)
+        order = max([n for n in range(1, self.order + 1) if n**dim <= self.max_nodes])
+        return gauss_hermite(order, dim) if order >= min(3, self.order) else sobol(self.max_nodes // 2 * 2, dim)
+
+    def num_nodes(self, dim: int) -> int:
+        """Q."""
+        return len(self.nodes(dim)[0])
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(self, problem: Problem, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -225,6 +224,13 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
     log_weight = torch.from_numpy(np.log(weight / weight.sum()))
     index = torch.cartesian_prod(*[torch.arange(order)] * dim).reshape(-1, dim)
     return torch.from_numpy(line)[index], log_weight[index].sum(-1)
+
+
+@lru_cache(maxsize=8)
+def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Standardised Sobol points (count, dim) and log weights, float64."""
+    points = standardised_sobol(count, dim)
+    return points, points.new_full((count,), -math.log(count))
 
 
 def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -90,6 +90,11 @@ def _loop(phase: Phase, context: Context) -> None:
         return
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
+<<<<<<< HEAD
+=======
+    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
+    context.executor.start(algorithm, context.problem, data)
+>>>>>>> ha
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
     before = len(record.rounds) - phase.done
     bar = tqdm(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from pyro_fed import seeding
+from pyro_fed import seeding, trust
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.combination import Combination
@@ -165,7 +165,7 @@ class _Finish:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
         stats = self.algorithm.sample_stats(shared, draws)
-        self._warn(draws)
+        self._warn(shared, draws)
         results = (context.federation, context.problem, draws)
         if context.problem.local_dim and self.collect_local and context.federation.holds_data:
             results = collected(*results, context.seed)
@@ -173,6 +173,7 @@ class _Finish:
             self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
         )
 
+<<<<<<< HEAD
     def _warn(self, draws: Tensor) -> None:
         record = self.context.record
         record.notes += [*self.algorithm.warnings(record), *record.failed()]
@@ -180,9 +181,18 @@ class _Finish:
             record.notes += funnel_hint(self.context.problem)
         if record.converged is False and "change" in record.latest:
             change = record.latest["change"]
+=======
+    def _warn(self, shared: State, draws: Tensor) -> None:
+        record, problem = self.context.record, self.context.problem
+        record.notes += self.algorithm.warnings(record)
+        if record.converged is False and "change" in record.figures[-1]:
+            change = record.figures[-1]["change"]
+>>>>>>> ha
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
-        if self.context.problem.local_dim:
-            record.notes += integration_notes(self.context.problem, draws.flatten(0, 1))
+        if problem.local_dim:
+            record.notes += integration_notes(problem, draws.flatten(0, 1))
+            density = self.algorithm.log_density(shared, draws)
+            record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=5)
 

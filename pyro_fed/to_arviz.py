@@ -98,8 +98,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.widest)])
-    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.widest)]
+        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.evaluations)])
+    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.evaluations)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -150,10 +150,17 @@ def constant_data(federation: Federation) -> xr.Dataset:
 
 def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
+<<<<<<< HEAD
     pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
+=======
+    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
+    pieces = [problem.constrain(part) for part in _pieces(flat, problem.evaluations)]
+    if problem.layout.discrete:
+        parts = zip(pieces, _pieces(flat, problem.evaluations), strict=True)
+>>>>>>> ha
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}

@@ -12,14 +12,19 @@ of draws. The *prior count* is a/b, which an overall error of the spread leaves 
 prior counted at each of K clients, 0 is one that was lost. Where the prior says little, its count cannot be
 told, and the standard error says so.
 
+**Tails.** Draws z_s of an approximation q have importance ratios p(z_s)/q(z_s) to the posterior. The shape k of the
+generalised Pareto distribution of the largest ones says how much heavier the posterior's tails are; above 0.7 nothing
+can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did it work?*).
+
 **Spread.** SDs far below those of the Laplace approximation mean a collapsed variance. The reverse means
 nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import arviz as az
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +32,9 @@ from torch import Tensor
 from pyro_fed import seeding
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
 
 BLOCKS = 20
 """Blocks of draws that are left out in turn for standard errors."""
@@ -39,7 +47,13 @@ SD_RANGE = (0.5, 2.0)
 LARGEST_MEAN_ERROR = 0.5
 """Means further away from the reference's than this many of its SDs are flagged."""
 LARGEST_PARETO_K = 0.7
-"""Rows above this make PSIS-LOO unreliable (Vehtari et al. 2024)."""
+"""Ratios above this make importance sampling unreliable: PSIS-LOO's, an approximation's (Vehtari et al. 2024)."""
+CONSTANT_RATIO = 1e-6
+"""SD of log ratios that is rounding: q is the posterior."""
+FEWEST_DRAWS, MOST_DRAWS, CHUNK = 100, 1000, 500_000
+"""Draws for the tail of an approximation, and how many draws × rows × nodes are worked on at once."""
+FARTHEST = 5
+"""How many of the largest ratios say where that tail is."""
 
 
 class PriorCount(NamedTuple):
@@ -112,6 +126,39 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
     if typical >= SD_RANGE[0]:
         return []
     return [f"variance collapse: SDs are {typical:.2g} of the Laplace approximation's (median over parameters)"]
+
+
+def pareto_k(log_ratios: Tensor) -> float:
+    """Shape of the tail of importance ratios, from their logarithms (S,); -inf where they are equal."""
+    if float(log_ratios.double().std()) < CONSTANT_RATIO:
+        return -float("inf")
+    return float(az.psislw(log_ratios.double().numpy())[1])
+
+
+def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[str]:
+    """Tails that an approximation lacks, and the site where they are.
+
+    Args:
+        problem: the posterior.
+        draws: (S, D), of the approximation.
+        log_density: (S,), its log density there, up to a constant.
+    """
+    if len(draws) < FEWEST_DRAWS:
+        return []
+    at = torch.linspace(0, len(draws) - 1, min(MOST_DRAWS, len(draws))).long()
+    z = draws[at].to(problem.dtype)
+    pieces = z.split(max(1, CHUNK // problem.evaluations))
+    ratios = torch.cat([problem.log_prior(piece) + problem.log_lik(piece) for piece in pieces]) - log_density[at]
+    k = pareto_k(ratios)
+    if k <= LARGEST_PARETO_K:
+        return []
+    away = ((z - z.mean(0)) / z.std(0))[ratios.argsort()[-FARTHEST:]].abs().mean(0)
+    number = int(away.argmax())
+    site = next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
+    return [
+        f"the posterior has tails that this approximation lacks: Pareto k is {k:.2f} (above {LARGEST_PARETO_K} its "
+        f"means are not to be trusted far out), most of all in '{site}'. Sample instead, by FSGLD, DSVGD or NUTS"
+    ]
 
 
 def reference_warnings(row: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import posteriordb
 import pyro
 import pytest
 import torch
@@ -21,10 +22,12 @@ NAMES = (
     "metric_learning",
     "gaussian_mixture_1d",
     "gaussian_mixture_2d",
+    "eight_schools",
 )
 MODELS = {name: importlib.import_module(f"models.{name}") for name in NAMES}
 MIXTURES = ("gaussian_mixture_1d", "gaussian_mixture_2d")
-WITH_LABELS = tuple(name for name in NAMES if name not in MIXTURES)
+WITHOUT_TEST = (*MIXTURES, "eight_schools")
+WITH_LABELS = tuple(name for name in NAMES if name not in WITHOUT_TEST)
 TEST_SHARE = {
     "gaussian_mean": 50 / 250,
     "linear_regression": 0.1,
@@ -60,7 +63,11 @@ def test_a_model_traces_with_validation_and_its_plate_holds_the_rows(name):
     trace.compute_log_prob()
     assert torch.isfinite(trace.log_prob_sum())
     assert trace.nodes[module.PLATE]["value"].shape == (len(train[0]),)
-    (observed,) = [trace.nodes[site] for site in trace.observation_nodes if site != module.PLATE]
+    (observed,) = [
+        trace.nodes[site]
+        for site in trace.observation_nodes
+        if site != module.PLATE and not trace.nodes[site]["infer"].get("_deterministic")
+    ]
     assert observed["log_prob"].shape == (len(train[0]),)
     assert [frame.name for frame in observed["cond_indep_stack"]] == [module.PLATE]
 
@@ -157,6 +164,16 @@ def test_the_mixtures_data_are_their_two_factors(name):
     train, test = MODELS[name].load_data()
     assert train[0].tolist() == [0.0, 1.0]
     assert test is None
+
+
+def test_eight_schools_are_those_of_posteriordb():
+    (sigma, y), test = MODELS["eight_schools"].load_data()
+    assert test is None
+    assert len(sigma) == len(y) == 8
+    if posteriordb.HAVE_DATA:
+        _, errors, estimates = posteriordb.CASES["eight_schools"].args()
+        assert torch.equal(sigma.double(), errors)
+        assert torch.equal(y.double(), estimates)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,7 +25,7 @@ from pyro_fed.problem import Problem
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
 
-#: Clients × rows × points × directions of differentiation worked on at once.
+#: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
 MAX_BLOCK = 8_000_000
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
 SIGN_SEED = 0
@@ -58,7 +58,7 @@ class Derivatives:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
         dim, rows = points.shape[-1], batch.weight.shape[-1]
         width = dim if self.kind == "hessian" else 1
-        blocks = in_blocks(points, points.shape[1] * rows * width)
+        blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
         return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:

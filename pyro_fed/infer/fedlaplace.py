@@ -233,10 +233,20 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+<<<<<<< HEAD
         """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
+=======
+        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of |H| (see `warnings`)."""
+        return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of the Gaussian at the last point."""
+        return self._centred(shared).log_factor(draws - shared["point"])
+
+    def _centred(self, shared: State) -> Gaussian:
+>>>>>>> ha
         q = absolute(gaussian(shared), self.min_curvature)[0]
-        centred = type(q)(q.precision, torch.zeros_like(q.eta))
-        return shared["point"] + centred.sample(num_draws, generator)[None]
+        return type(q)(q.precision, torch.zeros_like(q.eta))
 
     def warnings(self, record: Record) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""

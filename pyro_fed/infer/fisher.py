@@ -6,8 +6,8 @@ Source: Guo et al., Eq. (4), with the expectation over y taken exactly where the
 al. 2019, labels come from the model, not from the data): over all values of a discrete observation, and for a
 normal one by the three-point Gauss-Hermite rule, which is exact for the location's and the scale's score.
 
-Deviation: for other distributions the observed y is used (the "empirical" Fisher information), and
-`fisher_kind` says so.
+Deviation: for other distributions, and where latents of the rows are integrated out, the observed y is used (the
+"empirical" Fisher information), and `fisher_kind` says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = (1 / 6, 2 / 3, 1 / 6)
 
 def fisher_kind(problem: Problem) -> str:
     """Say "expected" where the expectation over y is exact for this model, else "empirical"."""
-    if len(problem.layout.observed) != 1 or problem.layout.factors:
+    if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
         return "empirical"
     z = torch.zeros(problem.dim, dtype=problem.dtype)
     fn = problem.observation_distribution(z, tuple(leaf[:1] for leaf in problem.rows))

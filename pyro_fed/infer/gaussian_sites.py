@@ -104,6 +104,10 @@ class GaussianAlgorithm(Algorithm):
         """Independent draws of q, (1, num_draws, D)."""
         return gaussian(shared).sample(num_draws, generator)[None]
 
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of q, or of every agent's."""
+        return gaussian(shared).log_factor(draws.transpose(0, 1)).T
+
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:
     """The Gaussian, or the batch of them, that a state holds under `{prefix}precision` and `{prefix}eta`."""

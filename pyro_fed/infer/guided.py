@@ -193,6 +193,10 @@ class GuidedFedEP(FedEP):
         """Draws of the fitted guide, (1, num_draws, D)."""
         return shared["draws"][torch.arange(num_draws) % self.num_guide_draws][None]
 
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """Not a Gaussian's."""
+        return None
+
     def warnings(self, record: Record) -> list[str]:
         """Clients whose message was not finite."""
         usable = record.last("usable")

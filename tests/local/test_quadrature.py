@@ -93,9 +93,36 @@ def test_a_gauss_hermite_rule_has_a_normals_moments(order, dim):
 
 def test_many_dimensions_take_sobol_points():
     nodes, log_weights = Quadrature().nodes(6)
-    assert nodes.shape == (128, 6)
+    assert nodes.shape == (256, 6)
     assert float(log_weights.exp().sum()) == pytest.approx(1.0)
-    torch.testing.assert_close(nodes.T @ nodes / 128, torch.eye(6, dtype=torch.float64))
+    torch.testing.assert_close(nodes.T @ nodes / 256, torch.eye(6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("max_nodes", "exact_curvature"), [(256, True), (128, False)])
+def test_five_latents_a_row_take_a_product_rule_that_has_the_curvature_too(max_nodes, exact_curvature):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 8, 5, generator=generator, dtype=torch.float64)
+    y = 2 * torch.randn(6, 8, generator=generator, dtype=torch.float64)
+
+    def model(x, y):
+        tau = pyro.sample("tau", dist.LogNormal(hierarchies.number(0), 1.0))
+        with pyro.plate("group", len(x)):
+            beta = pyro.sample("beta", dist.Normal(torch.zeros(5), tau).to_event(1))
+            mean = (x @ beta.unsqueeze(-1)).squeeze(-1)
+            pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=y)
+
+    def exact(theta):
+        cover = (2 * theta[0]).exp() * x @ x.mT + torch.eye(8, dtype=x.dtype)
+        return dist.MultivariateNormal(x.new_zeros(8), cover).log_prob(y).sum()
+
+    rule = Quadrature(max_nodes=max_nodes)
+    problem = pf.Federation(model, (x, y), plate="group", num_clients=2, quadrature=rule).problem
+    theta = torch.tensor([-1.0], dtype=torch.float64)
+    torch.testing.assert_close(problem.log_lik(theta), exact(theta))
+    torch.testing.assert_close(grad(problem.log_lik)(theta), grad(exact)(theta))
+    found, expected = hessian(problem.log_lik)(theta), hessian(exact)(theta)
+    assert torch.allclose(found, expected, rtol=1e-8) == exact_curvature
+    assert torch.allclose(found, expected, rtol=0.3)
 
 
 def test_newton_steps_are_counted_where_none_are_given():
