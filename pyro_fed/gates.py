@@ -47,8 +47,13 @@ def outlying(size: Tensor, what: str) -> Objections:
     return {f"its {what} is more than {LARGEST_SHARE:g} times the other clients'": size > LARGEST_SHARE * usual}
 
 
+def outlying_sites(messages: dict[str, Tensor]) -> Objections:
+    """Precisions and etas far above the others'."""
+    return {**outlying(sizes(messages["precision"]), "'precision'"), **outlying(sizes(messages["eta"]), "'eta'")}
+
+
 def natural(q: Gaussian, deltas: Gaussian) -> Objections:
-    """Changes (C,) of the natural parameters of q (C,) that no honest client sends.
+    """Changes (C,) of the natural parameters of q, (1,), that no honest client sends.
 
     In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
     """
@@ -66,9 +71,11 @@ def natural(q: Gaussian, deltas: Gaussian) -> Objections:
 
 
 def sizes(value: Tensor) -> Tensor:
-    """Largest magnitude a client, (C,), float64."""
+    """Largest magnitude a client, (C,), float64; what all clients have alike is looked at once."""
+    count = len(value)
+    value = value if value.stride(0) else value[:1]
     flat = value.reshape(len(value), -1).double().abs()
-    return flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))
+    return (flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))).expand(count)
 
 
 def median_of_others(values: Tensor) -> Tensor:

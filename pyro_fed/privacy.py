@@ -3,7 +3,7 @@
 Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Mironov
 (2017), Rényi differential privacy, by `opacus.accountants`.
 
-    m̄ = (Σ_k m_k min(1, r / |m_k|) + ξ) / C,    ξ ~ N(0, z² r² I)
+    m̄ = (Σ_k m_k min(1, r / ‖m_k‖) + ξ) / C,    ξ ~ N(0, z² r² I)
 
 Adding or removing one client with all its rows changes the sum by at most r. So a round is a Gaussian mechanism of
 noise multiplier z, and (ε, δ) follow from z and the number of rounds. That holds for who sees m̄ and what follows from

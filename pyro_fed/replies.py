@@ -101,7 +101,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         slots, reply = slots[finite], _rows(reply, finite)
     if len(slots) and not hidden(context):
         honest = torch.ones(len(slots), dtype=torch.bool)
-        for reason, holds in algorithm.objections(select(work.shared, slots), reply.messages).items():
+        for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons
             honest &= ~holds
         slots, reply = slots[honest], _rows(reply, honest)

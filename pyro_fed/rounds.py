@@ -85,16 +85,12 @@ def _loop(phase: Phase, context: Context) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
+    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
-<<<<<<< HEAD
-=======
-    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
-    context.executor.start(algorithm, context.problem, data)
->>>>>>> ha
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
     before = len(record.rounds) - phase.done
     bar = tqdm(

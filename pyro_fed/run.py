@@ -173,21 +173,13 @@ class _Finish:
             self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
         )
 
-<<<<<<< HEAD
-    def _warn(self, draws: Tensor) -> None:
-        record = self.context.record
-        record.notes += [*self.algorithm.warnings(record), *record.failed()]
-        if self.algorithm.struggled(record):
-            record.notes += funnel_hint(self.context.problem)
-        if record.converged is False and "change" in record.latest:
-            change = record.latest["change"]
-=======
     def _warn(self, shared: State, draws: Tensor) -> None:
         record, problem = self.context.record, self.context.problem
-        record.notes += self.algorithm.warnings(record)
-        if record.converged is False and "change" in record.figures[-1]:
-            change = record.figures[-1]["change"]
->>>>>>> ha
+        record.notes += [*self.algorithm.warnings(record), *record.failed()]
+        if self.algorithm.struggled(record):
+            record.notes += funnel_hint(problem)
+        if record.converged is False and "change" in record.latest:
+            change = record.latest["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if problem.local_dim:
             record.notes += integration_notes(problem, draws.flatten(0, 1))

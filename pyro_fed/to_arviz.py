@@ -150,17 +150,10 @@ def constant_data(federation: Federation) -> xr.Dataset:
 
 def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-<<<<<<< HEAD
-    pieces = [problem.constrain(part) for part in _pieces(flat, problem.widest)]
+    pieces = [problem.constrain(part) for part in _pieces(flat, problem.evaluations)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-        parts = zip(pieces, _pieces(flat, problem.widest), strict=True)
-=======
-    generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-    pieces = [problem.constrain(part) for part in _pieces(flat, problem.evaluations)]
-    if problem.layout.discrete:
         parts = zip(pieces, _pieces(flat, problem.evaluations), strict=True)
->>>>>>> ha
         pieces = [piece | problem.assign(part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}

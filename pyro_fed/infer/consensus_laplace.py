@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData
 from pyro_fed.graph import Graph
@@ -97,6 +98,10 @@ class ConsensusLaplace(Algorithm):
         total = {name: sums[name][None] for name in ("values", "precision", "eta")}
         everyone = sums["usable"][None] > float(sums["usable"].round()) - 0.5
         return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Messages far above the other agents'."""
+        return gates.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """Σ_j W_ij of everything."""

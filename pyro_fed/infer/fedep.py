@@ -217,7 +217,8 @@ class FedEP(EPSettings):
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Changes beyond what q and the other clients' changes allow."""
-        return gates.natural(gaussian(received), gaussian(messages))
+        alike = {name: received[name][:1] for name in ("precision", "eta")}
+        return gates.natural(gaussian(alike), gaussian(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""

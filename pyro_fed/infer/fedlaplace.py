@@ -159,8 +159,7 @@ class FedLaplace(GaussianAlgorithm):
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Curvatures and scores far above the others'."""
-        parts = {name: gates.outlying(gates.sizes(messages[name]), f"'{name}'") for name in ("precision", "eta")}
-        return {**parts["precision"], **parts["eta"]}
+        return gates.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.
@@ -233,10 +232,7 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-<<<<<<< HEAD
         """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
-=======
-        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of |H| (see `warnings`)."""
         return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
@@ -244,7 +240,6 @@ class FedLaplace(GaussianAlgorithm):
         return self._centred(shared).log_factor(draws - shared["point"])
 
     def _centred(self, shared: State) -> Gaussian:
->>>>>>> ha
         q = absolute(gaussian(shared), self.min_curvature)[0]
         return type(q)(q.precision, torch.zeros_like(q.eta))
 

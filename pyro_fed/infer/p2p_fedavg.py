@@ -38,6 +38,7 @@ class P2PFedAvg(FedAvg):
     """
 
     serverless: ClassVar[bool] = True
+    additive: ClassVar[bool] = False
 
     gossip_steps: int = 1
 

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.data import Batch
 from pyro_fed.errors import GraphError
@@ -163,6 +164,10 @@ class PeerGaussian(GaussianAlgorithm):
     def starts_at_prior(self) -> bool:
         """Whether beliefs begin as the prior, so that no site holds a share of it."""
         return self.start in ("prior", "draw")
+
+    def objections(self, received: State, messages: State) -> gates.Objections:
+        """Messages far above the other agents'."""
+        return gates.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """Eq. (8): q_i = Σ_j W_ij b_j on natural parameters."""
