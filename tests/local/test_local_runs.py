@@ -194,7 +194,7 @@ def test_training_rows_are_not_predicted_without_their_effects():
     ("algorithm", "joint"),
     [
         (pf.NUTS(num_chains=1, warmup_steps=200, num_samples=800), True),
-        (pf.SVI(num_steps=400, num_samples=8, num_guide_draws=1000), True),
+        (pf.SVI(num_steps=500, step_size=0.1, num_guide_draws=1000), True),
         (pf.SVGD(num_particles=60, start="gaussian"), False),
     ],
     ids=lambda value: type(value).__name__,
