@@ -19,7 +19,7 @@ from pyro_fed import library, recipe
 from pyro_fed._experiment import build_federation
 from pyro_fed.cli import main
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
 
 #: Two exchanges suffice: the model is conjugate, and nothing is run first.
 RECIPE = """

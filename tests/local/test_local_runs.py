@@ -187,3 +187,31 @@ def test_training_rows_are_not_predicted_without_their_effects():
     with pytest.raises(pf.DataError, match=r"sites \['effect'\], were not collected.*collect_local=True, or pass args"):
         pf.predict(idata, fed)
     assert pf.predict(idata, fed, hierarchies.CASES["means"].args)["posterior_predictive"]["y"].shape == (1, 4, 9)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # runs this short may say that they are
+@pytest.mark.parametrize(
+    ("algorithm", "joint"),
+    [
+        (pf.NUTS(num_chains=1, warmup_steps=200, num_samples=800), True),
+        (pf.SVI(num_steps=500, step_size=0.1, num_guide_draws=1000), True),
+        (pf.SVGD(num_particles=60, start="gaussian"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_pooled_algorithms_report_the_effects_too(algorithm, joint):
+    """Means within 0.35 SD (a mean's standard error is below 0.06) and SDs within a third."""
+    fed = hierarchies.CASES["means"].federation()
+    idata = pf.run(algorithm, fed, **{**QUIET, "num_draws": 1000, "compile": "auto"})
+    draws = np.concatenate([idata["posterior"]["mu"].values[..., None], idata["posterior"]["effect"].values], -1)
+    sd = COVARIANCE.diagonal().sqrt().numpy()
+    assert float(np.abs((draws.mean((0, 1)) - MEAN.numpy()) / sd).max()) < 0.35
+    assert float(np.abs(draws.std((0, 1)) / sd - 1).max()) < 0.34
+    assert type(algorithm).joint is joint
+
+
+def test_chains_and_agents_have_effects_too():
+    """Draws of every chain, in the shape of the chains."""
+    fed = hierarchies.CASES["means"].federation()
+    idata = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(3), **QUIET)
+    assert idata["posterior"]["effect"].shape == (3, 4, hierarchies.J)
