@@ -261,8 +261,11 @@ class DSVGD(ParticleAlgorithm):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Whether the best KSD of the last `patience` passes is no lower than the best before."""
-        if len(figures) < 2:
+        """Whether the best KSD of the last `patience` passes is no lower than the best before.
+
+        Particles that started apart have all their rounds: between basins the KSD rises and falls.
+        """
+        if len(figures) < 2 or figures[-1]["apart"]:
             return False
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
         if len(figures) % width or len(figures) <= self.patience * width:
