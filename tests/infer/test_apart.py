@@ -29,7 +29,7 @@ def run(algorithm, fed, rounds):
         return pf.run(algorithm, fed, num_rounds=rounds, **QUIET)
 
 
-def network(hidden=50):
+def network(hidden=10):
     return pf.Federation(bnn_regression.model, network_data(), {"hidden": hidden}, plate="data", num_clients=2)
 
 
