@@ -15,6 +15,7 @@ from torch.func import vmap
 
 import pyro_fed as pf
 from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.observations import observation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import bnn_classification
@@ -43,7 +44,7 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 def accuracy(problem: Any, means: Tensor, test: tuple[Tensor, Tensor]) -> Tensor:
     """Test accuracy at weights (..., D)."""
     flat = means.reshape(-1, means.shape[-1]).to(problem.dtype)
-    logits = vmap(lambda z: problem.observation(z, test)["probs"])(flat)
+    logits = vmap(lambda z: observation(problem, z, test)["probs"])(flat)
     return (logits.argmax(-1) == test[1]).double().mean(-1).reshape(means.shape[:-1])
 
 

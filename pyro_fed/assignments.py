@@ -54,3 +54,13 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
     number = (uniform.unsqueeze(-1) >= cdf[..., :-1]).sum(-1)
     support = fn.enumerate_support(expand=False).reshape(-1, *fn.event_shape)
     return support[number]
+
+
+def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
+
+    Returns:
+        site name → (S, *site shape).
+    """
+    uniforms = draw_uniforms(problem.layout.discrete, len(z), generator, problem.dtype)
+    return problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)

@@ -255,6 +255,13 @@ def rows_first(value: Tensor, axis: int) -> Tensor:
     return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
 
 
+def sum_to_rows(site: Message, dim: int) -> Tensor:
+    """A site's log density summed over everything but the partitioned plate: (m,)."""
+    log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
+    rows_first = log_prob.movedim(dim, 0)
+    return rows_first.reshape(rows_first.shape[0], -1).sum(-1)
+
+
 @contextmanager
 def pinned_plates(
     plate: str, indices: Tensor | None, nested: Mapping[str, int], declared: dict[str, int]

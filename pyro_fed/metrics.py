@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.errors import DataError
+from pyro_fed.observations import observation
 from pyro_fed.to_arviz import unconstrained_draws
 
 DRAWS_AT_ONCE = 64
@@ -84,8 +85,6 @@ def predict_rows(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> Predicti
     """
     chunks = [_evaluate(problem, chunk, args) for chunk in draws.split(DRAWS_AT_ONCE)]
     value = chunks[0]["value"][0]
-    if value.shape[0] == 0:
-        raise DataError("the test data have no rows; nothing can be measured.")
     if value.is_floating_point() and bool(value.isnan().any()):
         count = int(value.isnan().sum())
         raise DataError(f"{count} observed values of the test data are NaN; remove those rows.")
@@ -99,7 +98,7 @@ def predict_rows(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> Predicti
 
 def _evaluate(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> dict[str, Tensor]:
     def one(z: Tensor) -> dict[str, Tensor]:
-        return problem.observation(z, args)
+        return observation(problem, z, args)
 
     with torch.no_grad():
         return torch.vmap(one)(draws)

@@ -20,15 +20,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical
 
-from pyro_fed.arguments import Arguments, rows_like
-from pyro_fed.assignments import draw_assignments, draw_uniforms
+from pyro_fed.arguments import Arguments
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Execution, FillLatents, Message, Source, frame_of, is_deterministic, plate_of, run_model
+from pyro_fed.handlers import (
+    Execution,
+    FillLatents,
+    Message,
+    Source,
+    frame_of,
+    is_deterministic,
+    plate_of,
+    run_model,
+    sum_to_rows,
+)
 from pyro_fed.inspection import Layout, Site, describe
 from pyro_fed.quadrature import Quadrature
 from pyro_fed.splitting import check_splits
@@ -331,15 +339,6 @@ class Problem:
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
-    def assign(self, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
-
-        Returns:
-            site name → (S, *site shape).
-        """
-        uniforms = draw_uniforms(self.layout.discrete, len(z), generator, self.dtype)
-        return self.vmap(lambda one, u: draw_assignments(self, one, u))(z, uniforms)
-
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (D,) of constrained values, one a latent site.
 
@@ -393,49 +392,3 @@ class Problem:
 
         self.execute(recording, self.fewest_rows)
         return torch.cat([parts[name] for name in self.sites])
-
-    def observed_values(self) -> dict[str, Tensor]:
-        """Values of the observed sites inside the plate, in the original row order."""
-        trace = self.execute(self.from_vector(torch.zeros(self.dim, dtype=self.dtype)), self.all_rows).trace
-        return {name: trace.nodes[name]["value"] for name in self.layout.observed if name not in self.layout.factors}
-
-    def observation_distribution(self, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
-        """The distribution of the one observed site, on m rows at one vector z (D,): batch shape (m,).
-
-        Raises:
-            ModelError: the model has no or several observed sites inside the plate.
-        """
-        return self.execute(self.from_vector(z, rows), rows).trace.nodes[self.layout.single_observed()]["fn"]
-
-    def observation(self, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """What the model says of observed rows, new ones too, at one vector z (D,).
-
-        Args:
-            z: (D,).
-            args: the model's arguments with m rows of data, observations included.
-            kwargs: its keyword arguments.
-
-        Returns:
-            `log_prob` (m,), `value` (m, ...) the observations, and `mean` (m, ...), or `probs` (m, C) where
-            the observations are categories.
-
-        Raises:
-            ModelError: the model has no or several observed sites inside the plate.
-        """
-        rows = rows_like(self.arguments, self.model, args, kwargs)
-        trace = self.execute(self.from_vector(z, rows), rows, densities=True).trace
-        site = trace.nodes[self.layout.single_observed()]
-        fn = site["fn"]
-        out = {"log_prob": sum_to_rows(site, frame_of(site, self.plate).dim), "value": site["value"]}
-        if isinstance(fn, Categorical):
-            return out | {"probs": fn.probs}
-        if isinstance(fn, Bernoulli):
-            return out | {"probs": torch.stack([1 - fn.probs, fn.probs], -1)}
-        return out | {"mean": fn.mean}
-
-
-def sum_to_rows(site: Message, dim: int) -> Tensor:
-    """A site's log density summed over everything but the partitioned plate: (m,)."""
-    log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
-    rows_first = log_prob.movedim(dim, 0)
-    return rows_first.reshape(rows_first.shape[0], -1).sum(-1)

@@ -89,6 +89,8 @@ def _loop(phase: Phase, context: Context) -> None:
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
+    if not phase.done:
+        _save(phase, context)  # who is killed in the first round has something to resume from
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
     network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)

@@ -18,6 +18,8 @@ from torch import Tensor
 import pyro_fed
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
+from pyro_fed.assignments import assign
+from pyro_fed.observations import observed_values
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
@@ -128,7 +130,7 @@ def observed_data(federation: Federation) -> xr.Dataset:
     problem = federation.problem
     data = {
         name: (list(problem.layout.observed[name].dims), value.cpu().numpy())
-        for name, value in problem.observed_values().items()
+        for name, value in observed_values(problem).items()
     }
     sizes = {dim: size for dims, array in data.values() for dim, size in zip(dims, array.shape, strict=True)}
     return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
@@ -137,7 +139,7 @@ def observed_data(federation: Federation) -> xr.Dataset:
 def constant_data(federation: Federation) -> xr.Dataset:
     """The arguments split by rows that are not observations."""
     arguments = federation.problem.arguments
-    observed = list(federation.problem.observed_values().values())
+    observed = list(observed_values(federation.problem).values())
     data = {}
     for name, nested, leaf in arguments.columns:
         if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in observed):
@@ -154,7 +156,7 @@ def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: in
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, _pieces(flat, problem.evaluations), strict=True)
-        pieces = [piece | problem.assign(part, generator) for piece, part in parts]
+        pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}

@@ -11,6 +11,7 @@ import torch
 from pyro.infer import config_enumerate
 
 import pyro_fed as pf
+from pyro_fed.assignments import assign
 
 GENERATOR = torch.Generator().manual_seed(3)
 Y = 3 * torch.randn(29, generator=GENERATOR, dtype=torch.float64)
@@ -149,7 +150,7 @@ def test_assignments_are_draws_of_their_exact_posterior(model, args):
     """Frequencies of every site's values against the ratio of two sums: the density with that value fixed, or not."""
     problem = pf.Federation(model, tuple(a[:3] for a in args), plate="data", num_clients=3).problem
     z = 0.3 * torch.randn(problem.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    draws = problem.assign(z.expand(DRAWS, -1), torch.Generator().manual_seed(2))
+    draws = assign(problem, z.expand(DRAWS, -1), torch.Generator().manual_seed(2))
     total = problem.pointwise_log_lik(z)
     for name, site in problem.layout.discrete.items():
         assert draws[name].shape[1:] == site.shape

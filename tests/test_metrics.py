@@ -5,45 +5,33 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import xarray as xr
 
+import pyro_fed as pf
 from pyro_fed import metrics
 from pyro_fed.errors import DataError
 
 
-class GaussianProblem:
-    """y_i ~ Normal(z, 1); the site ``mu`` is z itself."""
-
-    sites = ("mu",)
-    dtype = torch.float64
-    vmap = staticmethod(torch.func.vmap)
-
-    def unconstrain(self, values):
-        return values["mu"].reshape(1)
-
-    def observation(self, z, args):
-        (y,) = args
-        return {
-            "log_prob": -0.5 * (y - z) ** 2 - 0.5 * math.log(2 * math.pi),
-            "value": y,
-            "mean": z.expand(y.shape),
-        }
+def gaussian(y):
+    """y_i ~ Normal(mu, 1)."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
 
-class ClassProblem(GaussianProblem):
-    """P(y_i = c) = softmax((0, z))_c."""
-
-    def observation(self, z, args):
-        (y,) = args
-        probs = torch.softmax(torch.cat([torch.zeros(1, dtype=z.dtype), z]), 0).expand(len(y), 2)
-        return {"log_prob": torch.where(y == 1, probs[:, 1], probs[:, 0]).log(), "value": y, "probs": probs}
+def classes(y):
+    """P(y_i = c) = softmax((0, mu))_c."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=mu), obs=y)
 
 
-class Fed:
-    def __init__(self, problem):
-        self.problem = problem
+def fed(model):
+    return pf.Federation(model, (torch.tensor([0.0, 1.0], dtype=torch.float64),), plate="data", num_clients=1)
 
 
 def result(draws):
@@ -55,7 +43,7 @@ def result(draws):
 def test_gaussian_metrics(num_draws):
     draws = np.linspace(-1.0, 2.0, num_draws)
     y = np.array([0.0, 1.5, -2.0])
-    measured = metrics.test_metrics(result(draws), Fed(GaussianProblem()), (torch.tensor(y),))
+    measured = metrics.test_metrics(result(draws), fed(gaussian), (torch.tensor(y, dtype=torch.float64),))
     density = np.exp(-0.5 * (y[None] - draws[:, None]) ** 2) / np.sqrt(2 * np.pi)
     assert set(measured) == {"num_rows", "log_predictive_density", "rmse"}
     assert measured["num_rows"] == 3
@@ -66,7 +54,9 @@ def test_gaussian_metrics(num_draws):
 def test_decisions_come_from_the_average_prediction():
     """Three draws lean slightly to class 0, one strongly to class 1: the average is for class 1."""
     draws = [-0.1, -0.1, -0.1, 5.0]
-    measured = metrics.test_metrics(result(draws), Fed(ClassProblem()), (torch.tensor([1.0, 1.0, 0.0, 1.0]),))
+    measured = metrics.test_metrics(
+        result(draws), fed(classes), (torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64),)
+    )
     p = np.mean(1 / (1 + np.exp(-np.array(draws))))
     assert p > 0.5
     assert set(measured) == {"num_rows", "log_predictive_density", "accuracy"}
@@ -87,7 +77,7 @@ def test_log_predictive_density_does_not_underflow():
 )
 def test_bad_test_data(y, part):
     with pytest.raises(DataError, match=part):
-        metrics.test_metrics(result([0.0, 1.0]), Fed(GaussianProblem()), (torch.tensor(y),))
+        metrics.test_metrics(result([0.0, 1.0]), fed(gaussian), (torch.tensor(y, dtype=torch.float64),))
 
 
 def test_rmse_does_not_broadcast():

@@ -16,6 +16,7 @@ from zoo import CASES, GROUP, N, X, Y, linear, normal
 import pyro_fed as pf
 from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
+from pyro_fed.observations import observation
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -293,15 +294,15 @@ def test_observation_of_new_rows():
     z = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     new = X[:4] + 1
     by_name = {case.name: federation(case).problem for case in CASES}
-    seen = by_name["binomial"].observation(z, (new, torch.ones(4)))
+    seen = observation(by_name["binomial"], z, (new, torch.ones(4)))
     torch.testing.assert_close(seen["mean"], 5 * torch.sigmoid(new @ z))
-    seen = by_name["categorical"].observation(z.repeat(3), (new, torch.tensor([0, 1, 2, 0])))
+    seen = observation(by_name["categorical"], z.repeat(3), (new, torch.tensor([0, 1, 2, 0])))
     assert seen["probs"].shape == (4, 3)
     torch.testing.assert_close(seen["log_prob"], seen["probs"][range(4), [0, 1, 2, 0]].log())
     with pytest.raises(pf.ModelError, match=r"one observed site inside plate 'data', found \['y', 'k'\]"):
-        by_name["several_observed"].observation(z, (new, Y[:4], Y[:4]))
+        observation(by_name["several_observed"], z, (new, Y[:4], Y[:4]))
     with pytest.raises(pf.DataError, match="rows of shape"):
-        by_name["binomial"].observation(z, (new[:, :2], torch.ones(4)))
+        observation(by_name["binomial"], z, (new[:, :2], torch.ones(4)))
 
 
 def test_the_dtype_of_the_models_constants_is_the_problems():

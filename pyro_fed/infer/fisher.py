@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import jacrev, vjp
 
 from pyro_fed.data import Batch
+from pyro_fed.observations import observation_distribution
 from pyro_fed.problem import Problem
 
 #: Three-point Gauss-Hermite rule for a standard normal, exact up to degree 5.
@@ -32,7 +33,7 @@ def fisher_kind(problem: Problem) -> str:
     if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
         return "empirical"
     z = torch.zeros(problem.dim, dtype=problem.dtype)
-    fn = problem.observation_distribution(z, tuple(leaf[:1] for leaf in problem.rows))
+    fn = observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
     known = fn.has_enumerate_support or isinstance(_base(fn), dist.Normal)
     return "expected" if known and not fn.event_shape else "empirical"
 
@@ -60,10 +61,10 @@ def fisher_information(problem: Problem, z: Tensor, batch: Batch, structure: str
 def _scores_of_row(problem: Problem, z: Tensor, row: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Scores at each value of a row's observation, (V, D), and the values' probabilities (V,)."""
     rows = tuple(leaf.unsqueeze(0) for leaf in row)
-    values, probs = _quadrature(problem.observation_distribution(z, rows))
+    values, probs = _quadrature(observation_distribution(problem, z, rows))
 
     def log_probs(t: Tensor) -> Tensor:
-        fn = problem.observation_distribution(t, rows)
+        fn = observation_distribution(problem, t, rows)
         return torch.stack([fn.log_prob(value).reshape(()) for value in values])
 
     pull = vjp(log_probs, z)[1]

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 def cluster():
     """One Ray for the module, as a user may have started it."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 
@@ -91,11 +91,11 @@ def test_a_worker_gets_its_own_clients_rows_alone():
     share = share_of(fed.problem, fed.client_data(), [0, 2], torch.tensor([0, 2]))
     own = torch.cat([fed.client_args(k)[0][1] for k in (0, 2)])
     assert torch.equal(share.arguments.rows[1].sort().values, own.sort().values)
-    problem = share.build(fed.problem.model)
+    problem, own_data = share.build(fed.problem.model)
     z = torch.tensor([0.3, -0.7], dtype=torch.float64)
     for place, client in enumerate((0, 2)):
         data = fed.client_data([client]).full_batch()
-        batch = share.data._replace(row_index=share.data.row_index[place], num_rows=share.data.num_rows[place])
+        batch = own_data._replace(row_index=own_data.row_index[place], num_rows=own_data.num_rows[place])
         whole = type(data)(tuple(leaf[0] for leaf in data.rows), data.weight[0])
         assert torch.equal(problem.log_lik(z, batch.full_batch()), fed.problem.log_lik(z, whole))
     assert problem.num_rows == fed.num_rows

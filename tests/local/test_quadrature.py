@@ -13,6 +13,7 @@ from torch.func import grad, hessian
 import pyro_fed as pf
 from pyro_fed import local_pass
 from pyro_fed.local_pass import draw_locals, integration_error
+from pyro_fed.observations import observation
 from pyro_fed.quadrature import Quadrature, gauss_hermite
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
@@ -209,4 +210,4 @@ def test_rows_that_share_a_latent_are_refused(model, message):
 
 def test_predictions_row_by_row_point_to_predict():
     with pytest.raises(pf.ModelError, match=r"latents of their own, sites \['effect'\].*pyro_fed.predict"):
-        FEDS["means"].problem.observation(torch.zeros(1), hierarchies.CASES["means"].args)
+        observation(FEDS["means"].problem, torch.zeros(1), hierarchies.CASES["means"].args)

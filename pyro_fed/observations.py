@@ -1,0 +1,64 @@
+"""What a model says of observations: their values, their distribution, how well new ones are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical
+
+from pyro_fed.arguments import rows_like
+from pyro_fed.errors import DataError
+from pyro_fed.handlers import frame_of, sum_to_rows
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
+
+
+def observed_values(problem: Problem) -> dict[str, Tensor]:
+    """Values of the observed sites inside the plate, in the original row order."""
+    trace = problem.execute(problem.from_vector(torch.zeros(problem.dim, dtype=problem.dtype)), problem.all_rows).trace
+    layout = problem.layout
+    return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
+
+
+def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
+    """The distribution of the one observed site, on m rows at one vector z (D,): batch shape (m,).
+
+    Raises:
+        ModelError: the model has no or several observed sites inside the plate.
+    """
+    return problem.execute(problem.from_vector(z, rows), rows).trace.nodes[problem.layout.single_observed()]["fn"]
+
+
+def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """What the model says of observed rows, new ones too, at one vector z (D,).
+
+    Args:
+        problem: the model's densities.
+        z: (D,).
+        args: the model's arguments with m rows of data, observations included.
+        kwargs: its keyword arguments.
+
+    Returns:
+        `log_prob` (m,), `value` (m, ...) the observations, and `mean` (m, ...), or `probs` (m, C) where
+        the observations are categories.
+
+    Raises:
+        DataError: there are no rows.
+        ModelError: the model has no or several observed sites inside the plate.
+    """
+    rows = rows_like(problem.arguments, problem.model, args, kwargs)
+    if len(rows[0]) == 0:
+        raise DataError("the test data have no rows; nothing can be measured.")
+    trace = problem.execute(problem.from_vector(z, rows), rows, densities=True).trace
+    site = trace.nodes[problem.layout.single_observed()]
+    fn = site["fn"]
+    out = {"log_prob": sum_to_rows(site, frame_of(site, problem.plate).dim), "value": site["value"]}
+    if isinstance(fn, Categorical):
+        return out | {"probs": fn.probs}
+    if isinstance(fn, Bernoulli):
+        return out | {"probs": torch.stack([1 - fn.probs, fn.probs], -1)}
+    return out | {"mean": fn.mean}
