@@ -5,6 +5,9 @@
 50 hidden ReLU units, N = 20 particles, L = L' = 200, minibatches of 100, AdaGrad at 0.001 (Tables 2 and 3),
 K = 2 and 20 clients: published DSVGD, and SVGD on the pooled data with as many steps. The accurate DSVGD and SVGD, at
 0.01 prior SDs with their decay, find by themselves that the network has no Gaussian phase. In units of the target.
+
+kin8nm after 60 rounds, one split: pooled 0.084 as published and 0.081 accurate; K = 2: 0.084 and 0.079;
+K = 20, where 60 rounds are three passes: 0.092 and 0.087.
 """
 
 import argparse
