@@ -5,7 +5,7 @@
 Bayesian neural network of 502 parameters (8 covariates, 50 hidden units), 20 particles, minibatches of 100; and
 logistic regression of 31. Medians measured in turn within one process:
   1. a compiled step of `DSVGD` against one of `PaperDSVGD`, global update; at most 1.5
-  2. a compiled step of `PaperDSVGD` on the network (two KDEs more than SVGD) against SVGD in eager torch; at least 10
+  2. a compiled step of `PaperDSVGD` on the network, global update, against the same in eager torch; at least 10
 
 Whitening and the other clients' sites are dense for the regression, diagonal for the network.
 """
@@ -14,7 +14,7 @@ import math
 from functools import partial
 
 import torch
-from gradients import data, seconds
+from gradients import EagerDSVGD, data, seconds
 from gradients import model as logistic
 from torch.nn.functional import relu
 
@@ -53,7 +53,7 @@ def accurate(algorithm, fed, noise, dense):
     dim = fed.problem.dim
     matrix = torch.eye(dim) if dense else torch.ones(dim)
     const = {"mean": torch.zeros(1, dim), "factor": matrix[None], "precision": matrix[None].clone()}
-    const |= {"tilt": torch.zeros(1, PARTICLES, dim), "eta": torch.zeros(1, dim)}
+    const |= {"tilt": torch.zeros(1, PARTICLES, dim), "eta": torch.zeros(1, dim), "own_weight": torch.ones(1)}
     rows, dims = with_batches(fed.client_data(), algorithm.batch_size)
     white = torch.randn(1, PARTICLES, dim, generator=torch.Generator().manual_seed(0))
     carry = (white, AdaGradState(torch.zeros_like(white), torch.zeros(1)))
@@ -62,23 +62,25 @@ def accurate(algorithm, fed, noise, dense):
 
 
 def eager_network(fed, noise):
-    """SVGD on the network as one would write it down."""
+    """The global update on the network as one would write it down."""
     (x, y), hidden = fed.problem.rows, 50
+    received = torch.randn(PARTICLES, fed.problem.dim, generator=torch.Generator().manual_seed(0))
+    kde_score = EagerDSVGD(x, y, received, received).kde_score
 
     def log_density(z, x, y):
         log_gamma, w1 = z[:, 0], z[:, 1:401].reshape(-1, 8, hidden)
         b1, w2, b2 = z[:, 401:451], z[:, 451:501], z[:, 501]
         mean = torch.einsum("nmh,nh->nm", relu(x @ w1 + b1.unsqueeze(1)), w2) + b2.unsqueeze(1)
         likelihood = 0.5 * log_gamma.unsqueeze(1) - 0.5 * log_gamma.exp().unsqueeze(1) * (y - mean).square()
-        prior = log_gamma - 0.1 * log_gamma.exp() - 0.5 * math.e * z[:, 1:].square().sum(1)
-        return (prior + likelihood.sum(1) * ROWS / len(y)).sum()
+        return (likelihood.sum(1) * ROWS / len(y)).sum()
 
     def run():
-        z = torch.randn(PARTICLES, fed.problem.dim, generator=torch.Generator().manual_seed(0))
+        z = received.clone()
         history, upper = torch.zeros_like(z), torch.triu_indices(PARTICLES, PARTICLES, 1)
         for picks in noise.position[:, 0]:
             free = z.detach().requires_grad_()
             (score,) = torch.autograd.grad(log_density(free, x[picks], y[picks]), free)
+            score = score + kde_score(z, received) - kde_score(z, received)
             squared = torch.cdist(z, z).square()
             width = squared[upper[0], upper[1]].sqrt().median() ** 2 / math.log(PARTICLES)
             kernel = torch.exp(-squared / width)
@@ -105,7 +107,7 @@ def main():
         print(f"{name}, d = {fed.problem.dim}: DSVGD {a:.3f} ms, published {b:.3f} ms, ratio {a / b:.2f} (at most 1.5)")
     single = published(pf.PaperDSVGD(**settings), fed, noise)
     a, b = (1e3 * t / STEPS for t in seconds(single, eager_network(fed, noise), calls=1))
-    print(f"network: published DSVGD {1e3 / a:.0f} steps a second, {b / a:.1f} times eager SVGD (at least 10)")
+    print(f"network: published DSVGD {1e3 / a:.0f} steps a second, {b / a:.1f} times eager torch (at least 10)")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _loop(phase: Phase, context: Context) -> None:
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
-    if not phase.done:
+    if not phase.done and not record.interrupted:
         _save(phase, context)  # who is killed in the first round has something to resume from
     num_clients = _num_clients(algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given

@@ -56,6 +56,7 @@ ALGORITHMS = [
         "PaperSVGD, minibatches": lambda: pf.PaperSVGD(**SMALL, batch_size=5),
         "DSVGD": lambda: pf.DSVGD(**SMALL),
         "DSVGD, minibatches": lambda: pf.DSVGD(**SMALL, batch_size=5, start="gaussian"),
+        "DSVGD, apart": lambda: pf.DSVGD(**SMALL, start="apart"),
         "ParallelDSVGD": lambda: pf.ParallelDSVGD(**SMALL, start="prior"),
         "PaperDSVGD": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3),
         "PaperDSVGD, minibatches": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3, batch_size=5),

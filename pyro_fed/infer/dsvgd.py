@@ -27,6 +27,16 @@ draws of the posterior would have (`ksd_and_noise`), or has stopped falling. Wha
 a D-dimensional cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical
 prior) the particles would go on drifting outwards while the discrepancy falls.
 
+Where the Gaussian phase ends at no maximum (`survey`, "apart"), as with neural networks, nothing above helps:
+a surrogate would be wrong, and a residual is stale once the particles have left its basin. Then the particles
+start as draws of the prior, in units of the prior's SDs, and a turn makes L steps of SVGD with the RBF kernel
+towards
+
+    log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
+
+an incremental gradient, whose bias by the last client vanishes with the decaying step. The `apart` figure of
+every round says so.
+
 Letters: z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`, N `num_particles`, L
     `local_steps`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j
     η_j.
@@ -34,7 +44,7 @@ Letters: z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `resi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -44,9 +54,10 @@ from torch.func import grad
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.data import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.coordinates import Coordinates, site_scores
+from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
-from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores
-from pyro_fed.infer.survey import Begin, Survey
+from pyro_fed.infer.particles import MEDIAN_RBF, ParticleAlgorithm, likelihood_scores
+from pyro_fed.infer.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import Balanced
 from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
@@ -67,8 +78,9 @@ class DSVGD(ParticleAlgorithm):
     """Accurate DSVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
-        start: "gaussian", "modes" or "prior", see `survey`; "auto" looks for modes where the prior is proper
-            and the model has at most `max_modes_dim` parameters, and takes the Gaussian elsewhere.
+        start: "gaussian", "modes", "prior", "apart" or "checked", see `survey`; "auto" looks for modes where the prior
+            is proper and the model has at most `max_modes_dim` parameters; it takes the Gaussian elsewhere, with a
+            check where the prior is proper and the model too large for Hessians, which would see a saddle.
         max_modes_dim: see `start`.
         max_passes: passes over the clients, at most.
         noise: the run has converged when the KSD is at most this share of that of N exact draws,
@@ -83,7 +95,7 @@ class DSVGD(ParticleAlgorithm):
     decay: float = 0.6
     decay_offset: float = 500.0
     kernel: Kernel = field(default=BALANCED)
-    start: Literal["auto", "gaussian", "modes", "prior"] = "auto"
+    start: Literal["auto", "gaussian", "modes", "prior", "apart", "checked"] = "auto"
     max_modes_dim: int = 30
     max_passes: int = 20
     noise: float = 0.05
@@ -93,7 +105,7 @@ class DSVGD(ParticleAlgorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "noise")
-        check_choice(self, "start", ("auto", "gaussian", "modes", "prior"))
+        check_choice(self, "start", ("auto", *BEGINNINGS))
         check_at_least(self, 1, "max_passes", "max_modes_dim", "patience")
         check_between(self, "min_fall", 0, 1)
 
@@ -117,8 +129,9 @@ class DSVGD(ParticleAlgorithm):
         """Where the particles of this model start."""
         if self.start != "auto":
             return self.start
-        searchable = not problem.layout.improper and problem.dim <= self.max_modes_dim
-        return "modes" if searchable else "gaussian"
+        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim:
+            return "gaussian"
+        return "modes" if problem.dim <= self.max_modes_dim else "checked"
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -126,6 +139,8 @@ class DSVGD(ParticleAlgorithm):
         """Particles where the survey says, with the clients' residuals known there."""
         start = started(start, self)
         found, sites = start.shared, gaussian(start.local)
+        if bool(found["apart"]):
+            found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)
         white, scores = found["white"], start.local["scores"]
         residual = scores - site_scores(sites.precision, sites.eta, white)
         coordinates = Coordinates(found["mean"], found["factor"])
@@ -139,27 +154,34 @@ class DSVGD(ParticleAlgorithm):
         }
         shared = {name: value.to(problem.dtype) for name, value in tensors.items()}
         seen = float((found["shares"] > 0.5 / self.num_particles).sum())
-        figures = {"ksd": torch.nan, "noise": torch.nan, "modes": seen, "pass": 0.0, "pass_length": 1.0 / num_clients}
+        figures = {
+            "ksd": torch.nan,
+            "noise": torch.nan,
+            "modes": seen,
+            "apart": float(found["apart"]),
+            "pass": 0.0,
+            "pass_length": 1.0 / num_clients,
+        }
         shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
         local = {"residual": residual, **as_state(sites)}
         return shared, {name: value.to(problem.dtype) for name, value in local.items()}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Everything but the server's figures."""
-        names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta")
+        names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta", "apart")
         return super().download({name: shared[name] for name in names}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """L steps towards the client's own target, then its residual where the particles are now."""
-        const = self.others(shared, local)
+        const, mover = self.others(problem, shared, local, data), self.mover(shared)
         full = data.full_batch()
-        figures = problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, full)
+        figures = problem.mapped(mover._figures, (0, 0, BATCHES))(shared["white"], const, full)
         rows, dims = with_batches(data, self.batch_size)
         carry = (shared["white"], AdaGradState(shared["history"], shared["steps"]))
         (white, optimiser), _ = problem.scan(
-            self._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
+            mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
         )
         residual = problem.mapped(self._residual, (0, 0, BATCHES))(white, {**const, **own_site(local)}, full)
         message = {
@@ -172,21 +194,29 @@ class DSVGD(ParticleAlgorithm):
         }
         return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
 
-    def others(self, shared: State, local: State) -> State:
-        """The other clients' sites, and the coordinates."""
+    def mover(self, shared: State) -> DSVGD:
+        """This algorithm with the kernel that fits the start: far apart, particles share no linear map."""
+        apart = bool(shared["apart"].any()) and isinstance(self.kernel, Balanced)
+        return replace(self, kernel=MEDIAN_RBF) if apart else self
+
+    def others(self, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """The other clients' sites, or the weight with which the own rows stand for theirs, and the coordinates."""
+        apart = shared["apart"].to(problem.dtype)
+        share = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
         return {
             "mean": shared["mean"],
             "factor": shared["factor"],
-            "tilt": shared["residuals"] - local["residual"],
+            "own_weight": 1.0 + apart * (share - 1.0),
+            "tilt": (1.0 - apart)[:, None, None] * (shared["residuals"] - local["residual"]),
             "precision": shared["precision"] - local["precision"],
             "eta": shared["eta"] - local["eta"],
         }
 
     def report(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's target, or the client's likelihood scores there."""
-        const, batch = self.others(shared, local), data.full_batch()
+        const, batch = self.others(problem, shared, local, data), data.full_batch()
         if kind == "ksd":
-            found: State = problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, batch)
+            found: State = problem.mapped(self.mover(shared)._figures, (0, 0, BATCHES))(shared["white"], const, batch)
             return {"ksd": found["ksd"]}
         return {"scores": problem.mapped(self._exact, (0, 0, BATCHES))(shared["white"], const, batch)}
 
@@ -196,6 +226,7 @@ class DSVGD(ParticleAlgorithm):
 
     def _scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
         coordinates = Coordinates(const["mean"], const["factor"])
+        batch = batch._replace(weight=const["own_weight"] * batch.weight)
 
         def log_target(z: Tensor) -> Tensor:
             return problem.log_joint(coordinates.model(z), batch, self.temperature)
@@ -238,11 +269,15 @@ class DSVGD(ParticleAlgorithm):
             "change": float(moved),
             "pass": float(before["pass"]),
             "modes": float(after["modes"]),
+            "apart": float(after["apart"]),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Whether the KSD is that of exact draws, or that of the last `patience` passes is no lower than before."""
-        if len(figures) < 2:
+        """Whether the KSD is that of exact draws, or that of the last `patience` passes is no lower than before.
+
+        Particles that started apart have all their rounds: between basins the KSD rises and falls.
+        """
+        if len(figures) < 2 or figures[-1]["apart"]:
             return False
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
         if len(figures) % width:
@@ -257,7 +292,7 @@ class DSVGD(ParticleAlgorithm):
     def warnings(self, record: Record) -> list[str]:
         """Particles that have drawn together."""
         width = record.latest.get("spread", 1.0)
-        if width >= COLLAPSED:
+        if width >= COLLAPSED or record.latest.get("apart"):
             return []
         return [
             f"the particles have drawn together: their spread is {width:.2g} times that of the Gaussian "

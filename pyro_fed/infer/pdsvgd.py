@@ -26,6 +26,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.dsvgd import DSVGD, own_site
 from pyro_fed.infer.particles import prior_scores
+from pyro_fed.infer.survey import Begin
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
@@ -39,7 +40,7 @@ class ParallelDSVGD(DSVGD):
     Args: as for `DSVGD`; more `local_steps`, as a round is a pass; `batch_size` must be None.
 
     Raises:
-        SettingError: a `batch_size`.
+        SettingError: a `batch_size`, or a start without surrogates.
 
     References:
         Kassab & Simeone, Algorithm 5.
@@ -57,6 +58,16 @@ class ParallelDSVGD(DSVGD):
                 f"ParallelDSVGD: batch_size must be None, received {self.batch_size}: a client sends "
                 "one full score a round"
             )
+        if self.start in ("apart", "checked"):
+            raise SettingError(
+                f"ParallelDSVGD: start must not be {self.start!r}: the server moves the particles by the clients' "
+                "surrogates, and particles that start apart have none; take DSVGD"
+            )
+
+    def begin(self, problem: Problem) -> Begin:
+        """Where the particles of this model start: without a check, since the server needs the surrogates."""
+        begin = super().begin(problem)
+        return "gaussian" if begin == "checked" else begin
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_passes`; it stops by itself."""
@@ -75,7 +86,7 @@ class ParallelDSVGD(DSVGD):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The change of the client's residual."""
-        const, full = {**self.others(shared, local), **own_site(local)}, data.full_batch()
+        const, full = {**self.others(problem, shared, local, data), **own_site(local)}, data.full_batch()
         figures = problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, full)
         residual = problem.mapped(self._residual, (0, 0, BATCHES))(shared["white"], const, full)
         return (

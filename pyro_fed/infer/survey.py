@@ -4,8 +4,19 @@
                  to its `full_dim` parameters, and the Laplace approximation beyond
     "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says
     "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
+    "apart"      draws of the prior, in units of the prior's SDs and without surrogates: for densities that have no
+                 useful mode, as those of neural networks, where every particle finds a basin of its own
+    "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more
 
 Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites.
+
+The check: a network is stationary where all weights are zero, which second derivatives do not tell from a maximum
+(those of its ReLUs are zero there, and a Fisher matrix is never negative). All clients send scores at `probe` times
+the standard points Z = U S V', so that with s = -H z the curvature H on the span of the points is known,
+
+    V'HV ≈ -S⁻¹ U' s(probe Z) V / probe        (one where q is right, never negative for a log-concave density)
+
+and m is no maximum if its smallest eigenvalue is below -`saddle`.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -13,7 +24,7 @@ Letters: z `white`, m and A as in `coordinates`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,14 +37,15 @@ from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import as_state
 from pyro_fed.infer.modes import Modes, modes_of
-from pyro_fed.infer.particles import likelihood_scores
+from pyro_fed.infer.particles import likelihood_scores, prior_scores
 from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.points import SOBOL_HALF_CELL
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_choice, check_positive
 
-Begin = Literal["gaussian", "modes", "prior"]
+Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
+BEGINNINGS = get_args(Begin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +54,11 @@ class Survey(Algorithm):
 
     Args:
         num_particles: N.
-        begin: "gaussian", "modes" or "prior".
+        begin: "gaussian", "modes", "prior", "apart" or "checked".
         temperature: the likelihood is raised to 1/temperature.
         min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
+        probe: how far out the check looks, in SDs of q.
+        saddle: upward curvature, in units of q's, that makes a point no maximum.
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -55,15 +69,17 @@ class Survey(Algorithm):
     begin: Begin = "gaussian"
     temperature: float = 1.0
     min_curvature: float = 1e-6
+    probe: float = 0.1
+    saddle: float = 0.5
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_particles")
-        check_choice(self, "begin", ("gaussian", "modes", "prior"))
-        check_positive(self, "temperature", "min_curvature")
+        check_choice(self, "begin", BEGINNINGS)
+        check_positive(self, "temperature", "min_curvature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
-        return 1
+        """One, and one before it that checks."""
+        return 2 if self.begin == "checked" else 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
@@ -96,15 +112,24 @@ class Survey(Algorithm):
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
         shares, seed = torch.ones(1, dtype=torch.float64), int(torch.randint(2**31, (), generator=generator))
-        if self.begin == "prior":
-            points = coordinates.white(problem.init(self.num_particles, generator).double())
+        drawn = self.num_particles if self.begin in ("prior", "apart", "checked") else 0
+        draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
+        if self.begin == "apart":
+            coordinates = unit_coordinates(coordinates, draws)
+        if self.begin in ("prior", "apart"):
+            points = coordinates.white(draws)
         elif self.begin == "modes":
             modes, precisions, shares = modes_of(start.shared, Modes.tolerance, Modes.same_mode)
             points = coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed))
         else:
             points = gaussian_points(self.num_particles, problem.dim, seed).to(coordinates.mean)
+        if self.begin == "checked":
+            points = self.probe * points
         shared = {
             "white": points,
+            "draws": draws,
+            "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
+            "checking": torch.tensor(self.begin == "checked"),
             "scores": torch.zeros_like(points),
             "shares": shares,
             **as_state(white.product_over(0)),
@@ -129,6 +154,20 @@ class Survey(Algorithm):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sum the clients' scores."""
         return {**shared, "scores": messages["scores"].sum(0)}
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """After the round that checks: the points of the next one."""
+        if not bool(shared["checking"]):
+            return shared
+        coordinates = Coordinates(shared["mean"], shared["factor"])
+        prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
+        lowest = lowest_curvature(shared["white"], shared["scores"] + coordinates.pull(prior))
+        chosen = {**shared, "white": shared["white"] / self.probe, "checking": torch.zeros_like(shared["checking"])}
+        if lowest >= -self.saddle:
+            return chosen
+        units = unit_coordinates(coordinates, shared["draws"])
+        apart = {"white": units.white(shared["draws"]), "apart": torch.ones_like(shared["apart"])}
+        return {**chosen, **apart, **units._asdict()}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, N, D)."""
@@ -181,6 +220,23 @@ class PooledSurvey(Survey):
     def modes(self) -> Algorithm:
         """Modes of the pooled data's posterior."""
         return PooledModes(min_curvature=self.min_curvature)
+
+
+def lowest_curvature(points: Tensor, scores: Tensor) -> float:
+    """Smallest eigenvalue of H on the span of the points (N, D), from the scores -H z there; -inf where not finite."""
+    left, sizes, right = torch.linalg.svd(points, full_matrices=False)
+    rank = min(len(points) - 1, points.shape[1])  # the points have mean zero
+    curvature = -(left.mT @ scores @ right.mT)[:rank, :rank] / sizes[:rank, None]
+    if not bool(curvature.isfinite().all()):
+        return -torch.inf
+    return float(torch.linalg.eigvalsh(0.5 * (curvature + curvature.mT))[0])
+
+
+def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
+    """Coordinates in which draws of the prior have SD one: means zero, no correlation, shapes as those of `like`."""
+    factor = draws.std(0)
+    full = like.factor.dim() > like.mean.dim()
+    return Coordinates(torch.zeros_like(like.mean), torch.diag(factor) if full else factor)
 
 
 def gaussian_points(count: int, dim: int, seed: int) -> Tensor:

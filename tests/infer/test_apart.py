@@ -1,0 +1,76 @@
+"""Where the Gaussian phase of DSVGD ends at no maximum, the particles start apart."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+
+import pyro_fed as pf
+from models import bnn_regression
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.survey import gaussian_points, lowest_curvature
+
+QUIET = {"progress": False, "log_likelihood": False}
+
+
+def located(x):
+    """40 correlated parameters: the posterior is Gaussian."""
+    z = pyro.sample("z", dist.Normal(x.new_zeros(x.shape[1]), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.Normal(z.cumsum(0), 1.0).to_event(1), obs=x)
+
+
+def run(algorithm, fed, rounds):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)  # two rounds are few, and a saddle is not a mode
+        return pf.run(algorithm, fed, num_rounds=rounds, **QUIET)
+
+
+def network(hidden=10):
+    return pf.Federation(bnn_regression.model, network_data(), {"hidden": hidden}, plate="data", num_clients=2)
+
+
+def network_data():
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (torch.tensor(part, dtype=torch.float32) for part in (x, y))
+    return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+
+
+@pytest.mark.parametrize("shape", [(6, 12), (12, 6)])
+def test_curvature_on_the_span_of_the_points(shape):
+    """Scores of a quadratic give its curvature: exactly where the points span the space, bounded below elsewhere."""
+    points = gaussian_points(*shape, seed=0)
+    curvature = torch.ones(shape[1], dtype=torch.float64)
+    curvature[2] = -30.0
+    found = lowest_curvature(0.1 * points, -0.1 * points * curvature)
+    assert -30.0 - 1e-9 < found < -1.0
+    if shape[0] > shape[1]:
+        assert found == pytest.approx(-30.0)
+    assert lowest_curvature(points, -points) == pytest.approx(1.0)
+
+
+def test_a_gaussian_posterior_keeps_its_surrogates():
+    x = torch.randn(20, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    idata = run(pf.DSVGD(num_particles=20), pf.Federation(located, (x,), plate="data", num_clients=2), 2)
+    assert float(idata.federation["apart"].values[-1]) == 0.0
+
+
+@pytest.mark.parametrize("algorithm", [pf.DSVGD, pf.SVGD])
+def test_a_network_is_found_out(algorithm):
+    """At weights zero a ReLU network is stationary; the fit must beat the constant that it is there, of MSE one."""
+    fed = network()
+    idata = run(algorithm(num_particles=10, batch_size=50), fed, 8)
+    assert float(idata.federation["apart"].values[-1]) == 1.0
+    post = {name: torch.as_tensor(idata.posterior[name].values[0]).float() for name in ("w1", "b1", "w2", "b2")}
+    x, y = network_data()
+    hidden = torch.relu(x @ post["w1"] + post["b1"][:, None])
+    mean = ((hidden @ post["w2"][..., None])[..., 0] + post["b2"][:, None]).mean(0)
+    assert float((y - mean).square().mean()) < 0.7
+
+
+def test_the_parallel_form_has_no_start_apart():
+    with pytest.raises(SettingError, match="take DSVGD"):
+        pf.ParallelDSVGD(start="apart")
