@@ -4,7 +4,7 @@ Average log-likelihood on training and test data, mean and SD over seeds, DSGLD 
 and the trust region. Metric learning, with Laplace surrogates (Appendix F.2; without the trust region, surrogates from
 local draws make FSGLD diverge, and with it they spread by 0.08 over seeds): 5 shards without a common
 class, h = 1e-4 (the paper's 1e-3 is beyond stability on these data), m = 256. Network: 30 shards whose share of
-positives is Beta(100, 100) or Beta(0.5, 0.5), h = 3e-7 (1e-4 is beyond stability at a draw from the prior), m = 50, 40
+positives is Beta(100, 100) or Beta(0.5, 0.5), h = 1e-7 (1e-4 is beyond stability at a draw from the prior), m = 50, 40
 local updates, diagonal surrogates from 3,000 draws; rows are drawn with replacement from breast cancer, 300 a shard
 (paper: SUSY, 90,000).
 
@@ -95,7 +95,7 @@ def network(seeds, rounds):
             pf.LocalSGLD(covariance="diag", batch_size=50),
             rounds,
             seeds,
-            step_size=3e-7,
+            step_size=1e-7,
             batch_size=50,
             local_steps=40,
             burn_in=rounds * 20,
