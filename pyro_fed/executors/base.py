@@ -96,6 +96,11 @@ class Executor(ABC):
         self.local = contiguous({name: value.clone() for name, value in local.items()})  # it is written to in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What else a phase needs, once its algorithm, problem, rows and states are known; nothing by default."""
+        return
 
     @abstractmethod
     def execute(self, work: Work) -> Reply:

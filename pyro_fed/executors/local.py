@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm import Algorithm, Noise, State
-from pyro_fed.data import ClientData
+from pyro_fed.algorithm import Noise, State
 from pyro_fed.executors.base import Executor, Reply, Work, concatenate, contiguous, select, write
-from pyro_fed.problem import Problem
 
 
 class Made(NamedTuple):
@@ -35,16 +32,8 @@ class Local(Executor):
         waiting: the round whose states wait for `settle`, -1 for none.
     """
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        problem: Problem,
-        data: ClientData,
-        local: State,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        """Prepare for a phase."""
-        super().start(algorithm, problem, data, local, clients)
+    def prepare(self) -> None:
+        """No state waits."""
         self.waiting, self.new = -1, list[Made]()
 
     def execute(self, work: Work) -> Reply:
@@ -77,16 +66,9 @@ class Vectorised(Local):
     so that compiled steps keep their shapes.
     """
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        problem: Problem,
-        data: ClientData,
-        local: State,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        """Prepare for a phase."""
-        super().start(algorithm, problem, data, local, clients)
+    def prepare(self) -> None:
+        """No round so far."""
+        super().prepare()
         self.width = 0
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.host import Host, Request, Share, share_of
@@ -77,16 +76,10 @@ class Ray(Remote):
         self._kept = False
         self.close()
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        problem: Problem,
-        data: ClientData,
-        local: State,
-        clients: Sequence[int] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
         """Give the actors their clients' rows, where they do not have them."""
-        super().start(algorithm, problem, data, local, clients)
+        super().prepare()
+        problem, data = self.problem, self.data
         if not self._actors:
             self._launch()
         if self._loaded is None or self._loaded[0] is not problem or not torch.equal(self._loaded[1][1], data[1]):

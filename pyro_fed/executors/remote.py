@@ -7,18 +7,16 @@ end of a phase that another starts from, and at checkpoints. In between it sees 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.data import ClientData
+from pyro_fed.algorithm import State
 from pyro_fed.errors import StoppedError
 from pyro_fed.executors.base import Executor, Reply, Work, concatenate, select, write
 from pyro_fed.executors.host import Phase, Request, Verdict
-from pyro_fed.problem import Problem
 
 
 class Remote(Executor):
@@ -26,16 +24,8 @@ class Remote(Executor):
 
     _phase = 0
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        problem: Problem,
-        data: ClientData,
-        local: State,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        """Prepare for a phase; workers hear of it with their first request."""
-        super().start(algorithm, problem, data, local, clients)
+    def prepare(self) -> None:
+        """Workers hear of the phase with their first request."""
         self._phase += 1
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}

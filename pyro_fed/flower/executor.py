@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm import State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.executors.base import Reply
@@ -19,7 +19,6 @@ from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack, prefixed, 
 from pyro_fed.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.messages.expected import expected_reply
 from pyro_fed.messages.header import Entry
-from pyro_fed.problem import Problem
 
 #: Longest part of a client's error that the record keeps.
 MAX_REASON = 300
@@ -41,22 +40,16 @@ class Flower(Remote):
         self.grid, self.nodes, self.names, self.timeout = grid, list(nodes), list(names), timeout
         self.mailbox = Mailbox()
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        problem: Problem,
-        data: ClientData,
-        local: State,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        """Prepare for a phase.
+    def prepare(self) -> None:
+        """No reply has been seen.
 
         Raises:
             SettingError: the algorithm needs the pooled data.
         """
-        if algorithm.centralized:
-            raise SettingError(f"{type(algorithm).__name__} needs all rows in one place, which Flower does not bring")
-        super().start(algorithm, problem, data, local, clients)
+        if self.algorithm.centralized:
+            name = type(self.algorithm).__name__
+            raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
+        super().prepare()
         self._expected: tuple[Spec, Spec] | None = None
 
     def worker_of(self, client: int) -> int:
