@@ -65,7 +65,7 @@ def test_predictions_of_unseen_rows_by_round_survive_a_checkpoint(tmp_path):
     again = quiet(pf.FedSEP(), fed, **settings, checkpoint=tmp_path, resume=True)
     for name in ("rmse", "log_predictive_density"):
         np.testing.assert_array_equal(whole.federation[name].values, again.federation[name].values)
-        assert np.isfinite(whole.federation[name].values).all()
+        assert np.isfinite(float(whole.federation[name][-1]))
 
 
 @pytest.mark.parametrize(
