@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -175,6 +176,7 @@ def _eager(batched: Callable[..., Any], spec: Any) -> _Step:
 def _trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> _Step:
     eager = _eager(batched, spec)
     graph = make_fx(eager.run)(*[leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
+    graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
     graph.graph.eliminate_dead_code()
     _pin_dtypes(graph)
     graph.recompile()
