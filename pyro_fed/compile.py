@@ -188,7 +188,7 @@ def _inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...
     """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk."""
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
-        inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         return torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
 
 
