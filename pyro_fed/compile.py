@@ -25,8 +25,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import SettingError
@@ -152,7 +155,7 @@ class Compiler:
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options=INDUCTOR)
+                step.inductor = _inductor(step.run, leaves)
             return _Step(step.inductor, step.spec)
         return step
 
@@ -181,6 +184,14 @@ def _trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> _Ste
     _pin_dtypes(graph)
     graph.recompile()
     return _Step(graph, eager.spec)
+
+
+def _inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
+    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
+    with tracing(TracingContext(mode)):
+        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        return torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
 
 
 def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
