@@ -70,6 +70,16 @@ def to_inference_data(
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
 
 
+def posterior_alone(
+    algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
+) -> Any:
+    """InferenceData of a run that goes on: the group `posterior` of draws (chain, draw, D)."""
+    return make_inference_data(
+        {"posterior": _posterior(federation, problem, draws, None)},
+        {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
+    )
+
+
 def _from_data(
     federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor], log_likelihood: bool
 ) -> dict[str, xr.Dataset]:
