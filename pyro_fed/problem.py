@@ -26,21 +26,12 @@ from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import (
-    Execution,
-    FillLatents,
-    Message,
-    Source,
-    frame_of,
-    is_deterministic,
-    plate_of,
-    run_model,
-    sum_to_rows,
-)
+from pyro_fed.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.inspection import Layout, Site, describe
 from pyro_fed.quadrature import Quadrature
 from pyro_fed.splitting import check_splits
 from pyro_fed.starts import draw_starts
+from pyro_fed.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
 
 
 @dataclass(eq=False)
