@@ -18,11 +18,15 @@ Shard = Collection[int | str] | str | int | None
 
 
 def plate_sizes(
-    model: Callable[..., Any], arguments: Arguments, plate: str, rows: Mapping[str, Any] | None = None
+    model: Callable[..., Any],
+    arguments: Arguments,
+    plate: str,
+    rows: Mapping[str, Any] | None = None,
+    where: str = "",
 ) -> dict[str, int]:
     """Sizes that the model declares for its plates when it is run on all of its data.
 
-    With `rows`, as in `Federation`, a model that fails because of these says so.
+    With `rows`, as in `Federation`, a model that fails because of these says so, and `where`.
 
     Raises:
         ModelError: the model has no such plate; see `group_reading.check_rows`.
@@ -40,7 +44,7 @@ def plate_sizes(
         run_model(model, args, kwargs, filler, indices=None, dtype=dtype, declared=declared)
     except (RuntimeError, IndexError):
         if plate in declared:  # an index out of range or of another length says more than where the model stumbled
-            check_rows(arguments, plate, declared, rows or {})
+            check_rows(arguments, plate, declared, rows or {}, where)
         raise
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
@@ -109,18 +113,18 @@ def _grouped(
     shard: Shard,
 ) -> list[Arguments]:
     """The clients' arguments with their nested plates, as the first client shows them whose lengths tell."""
-    sizes = [plate_sizes(model, arguments, plate, rows) for arguments in each]
-    for size, name in zip(sizes, names, strict=True):
-        empty = [part for part in (plate, *rows) if size.get(part) == 0]
-        if empty:
-            raise DataError(f"client {name} has no rows of plate '{empty[0]}': leave it out")
+    places = [f" at client {name}" for name in names]
+    sizes = []
+    for arguments, where in zip(each, places, strict=True):
+        _check_not_empty(arguments, where)
+        sizes.append(plate_sizes(model, arguments, plate, rows, where))
     clear = [k for k, size in enumerate(sizes) if len({size.get(part) for part in (plate, *rows)}) == 1 + len(rows)]
     first = clear[0] if clear else 0
-    told = group_arguments(each[first], plate, sizes[first], rows, shard, f" at client {names[first]}")
+    told = group_arguments(each[first], plate, sizes[first], rows, shard, places[first])
     listed = {part.plate: [told.names[i] for i in (part.index, *part.leaves)] for part in told.nested}
     return [
-        group_arguments(arguments, plate, size, listed, told.row_names, f" at client {name}")
-        for arguments, size, name in zip(each, sizes, names, strict=True)
+        group_arguments(arguments, plate, size, listed, told.row_names, where)
+        for arguments, size, where in zip(each, sizes, places, strict=True)
     ]
 
 
@@ -144,6 +148,12 @@ def _check_structure(arguments: Arguments, name: str, first: Arguments, first_na
             f"clients {first_name} and {name} have arguments of different structure: {list(first.names)} and "
             f"{list(arguments.names)}"
         )
+
+
+def _check_not_empty(arguments: Arguments, where: str) -> None:
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
+            raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
 
 
 def _check_has_rows(arguments: Arguments, sharded: tuple[int, ...], name: str) -> None:

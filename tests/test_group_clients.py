@@ -82,7 +82,11 @@ def changed(k, i, value):
         (changed(1, 1, torch.tensor([0.5])), pf.DataError, "at client 1 says to which element.*whole numbers"),
         (changed(1, 4, 2 * SCALE), pf.DataError, "argument 'scale' is not split by rows.*clients 0 and 1 differ"),
         (changed(2, 3, torch.full((3,), torch.nan)), pf.DataError, r"client 2, argument 'y'\[0\] is NaN \(3 of 3"),
-        (changed(1, 0, CLIENTS[1][0][:0]), pf.DataError, "client 1 has no rows of plate 'obs': leave it out"),
+        (
+            changed(1, 0, CLIENTS[1][0][:0]),
+            pf.DataError,
+            "'floor' at client 1 has no rows: leave the client out",
+        ),
         (CLIENTS[1:2], pf.ModelError, "plates 'obs' and 'county' have the same size 1.*list them"),
     ],
 )
