@@ -74,3 +74,5 @@ def test_a_network_is_found_out(algorithm):
 def test_the_parallel_form_has_no_start_apart():
     with pytest.raises(SettingError, match="take DSVGD"):
         pf.ParallelDSVGD(start="apart")
+    with pytest.raises(SettingError, match=r"ended at a saddle .* take DSVGD"):
+        run(pf.ParallelDSVGD(num_particles=10), network(), 2)
