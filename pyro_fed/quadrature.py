@@ -17,9 +17,6 @@ compiled): what starts at random θ needed, and one more. A node that is a littl
 Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
 own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
 x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points only the gradient.
-
-Draws of x given θ are made by independence Metropolis-Hastings from a Student t of the same centre and scale: its
-weights are bounded where the posterior's tails are no heavier, so a few steps forget the start.
 """
 
 from __future__ import annotations
@@ -191,30 +188,6 @@ class Quadrature:
         # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
         columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
         return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
-
-    # -- draws ------------------------------------------------------------------------------------------------
-    def draw_noise(self, count: int, num_rows: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Randomness of draws of the latents: proposals (S, T + 1, N, d), uniforms (S, T + 1, N), float64."""
-        shape, degrees = (count, self.draw_steps + 1, num_rows), self.degrees
-        normal = torch.randn((*shape, dim + degrees), generator=generator, dtype=torch.float64)
-        chi_square = normal[..., dim:].square().sum(-1, keepdim=True)
-        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        return normal[..., :dim] * (degrees / chi_square).sqrt(), uniform
-
-    def draw(self, problem: Problem, theta: Tensor, noise: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """One draw of the latents of m rows given θ (D,): (m, d); noise of one draw, from `draw_noise`."""
-        centre = self.centre(problem, theta, rows)
-        proposals, uniform = (part.to(centre.mode) for part in noise)
-        places = centre.mode + solve_lower_transposed(centre.factor, proposals)
-        values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
-        power = 0.5 * (self.degrees + places.shape[-1])
-        weights = values + power * torch.log1p(proposals.square().sum(-1) / self.degrees)
-        place, weight = places[0], weights[0]
-        for step in range(1, self.draw_steps + 1):
-            accepted = uniform[step].log() < weights[step] - weight
-            place = torch.where(accepted.unsqueeze(-1), places[step], place)
-            weight = torch.where(accepted, weights[step], weight)
-        return place
 
 
 @lru_cache(maxsize=8)

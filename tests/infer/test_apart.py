@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.survey import gaussian_points, lowest_curvature
+from pyro_fed.infer.starting_points import gaussian_points, lowest_curvature
 
 QUIET = {"progress": False, "log_likelihood": False}
 
@@ -74,3 +74,5 @@ def test_a_network_is_found_out(algorithm):
 def test_the_parallel_form_has_no_start_apart():
     with pytest.raises(SettingError, match="take DSVGD"):
         pf.ParallelDSVGD(start="apart")
+    with pytest.raises(SettingError, match=r"ended at a saddle .* take DSVGD"):
+        run(pf.ParallelDSVGD(num_particles=10), network(), 2)
