@@ -19,9 +19,10 @@ from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
-from pyro_fed.groups import NestedRows, group_arguments
+from pyro_fed.group_reading import group_arguments
 from pyro_fed.joint import JointProblem
 from pyro_fed.messages.codec import check_client_id
+from pyro_fed.nested_rows import NestedRows
 from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature

@@ -18,7 +18,7 @@ from torch.distributions import Distribution, biject_to
 
 from pyro_fed.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.errors import ModelError
-from pyro_fed.groups import MaskPadding, Members
+from pyro_fed.nested_rows import MaskPadding, Members
 
 Message = dict[str, Any]
 #: Gives the unconstrained value of a latent site from its message and its transform.

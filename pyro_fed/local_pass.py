@@ -81,4 +81,4 @@ def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
 
 
 def _finer(rule: Quadrature) -> Quadrature:
-    return replace(rule, order=rule.order + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)
+    return replace(rule, order=(rule.order or rule.max_order) + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import warn_duplicates
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.groups import check_rows
+from pyro_fed.group_reading import check_rows
 from pyro_fed.handlers import FillLatents, run_model
 
 Shard = Collection[int | str] | str | int | None

@@ -25,8 +25,7 @@ def marginal(sd, y=None):
 
 
 def result(algorithm, model):
-    rule = pf.Quadrature(order=3)  # exact for Gaussian effects
-    fed = pf.Federation(model, hierarchies.CASES["means"].args, plate="group", num_clients=3, quadrature=rule)
+    fed = pf.Federation(model, hierarchies.CASES["means"].args, plate="group", num_clients=3)
     return pf.run(algorithm, fed, **graph_of(algorithm, fed), **ROUNDS)
 
 

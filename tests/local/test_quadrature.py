@@ -131,6 +131,30 @@ def test_newton_steps_are_counted_where_none_are_given():
     assert few.problem.quadrature.mode_steps == 1
 
 
+@pytest.mark.parametrize(("name", "order"), [("means", 3), ("scaled", 3), ("lines", 3), ("rates", 21)])
+def test_gaussian_effects_take_three_nodes_and_others_many(name, order):
+    case = hierarchies.CASES[name]
+    found = pf.Federation(case.model, case.args, plate="group", num_clients=3).problem
+    assert found.quadrature.order == order
+    assert found.num_nodes == order**found.local_dim
+    assert case.federation(order=5).problem.quadrature.order == 5
+
+
+@pytest.mark.parametrize(("quartic", "order"), [(0.0, 3), (1e-3, 21)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_slight_bend_of_one_latent_of_two_is_seen(quartic, order, dtype):
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(hierarchies.number(0), 1.0))
+        with pyro.plate("group", len(y)):
+            steep = pyro.sample("steep", dist.Normal(mu, 1e-3))
+            wide = pyro.sample("wide", dist.Normal(mu, 1.0))
+            pyro.factor("bend", -quartic * wide**4)
+            pyro.sample("y", dist.Normal(steep + wide, 1.0), obs=y)
+
+    fed = pf.Federation(model, (hierarchies.Y.to(dtype),), plate="group", num_clients=2, dtype=dtype)
+    assert fed.problem.quadrature.order == order
+
+
 def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
     """Laplace's approximation of Gamma rates, where the closed form says how wrong it is."""
     case = hierarchies.CASES["rates"]
