@@ -21,7 +21,7 @@ import classification_data
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from curves import at_rounds, by_round, plot_curves, print_table, save
+from curves import at_rounds, by_round, on_test, plot_curves, print_table, recent, save
 
 import pyro_fed as pf
 from models import bnn_classification, logistic_regression
@@ -33,6 +33,7 @@ SCHEMES = {
     "HIP": pf.schedule.HIP(),
     "P-DSVGD": None,
 }
+WINDOW = 10  # rounds that a point of the figure averages
 NETWORK = {"num_particles": 10, "local_steps": 10, "distill_steps": 10, "step_size": 0.01, "fudge": 1e-6}
 LOGISTIC = {"num_particles": 6, "local_steps": 10, "distill_steps": 10, "step_size": 0.05, "batch_size": 10}
 
@@ -61,7 +62,7 @@ def run(scheme, name, clients, rounds, seed):
     fed, test, settings = problem(name, clients, seed)
     parallel = SCHEMES[scheme] is None
     algorithm = pf.PaperParallelDSVGD(**settings, server_steps=10) if parallel else pf.PaperDSVGD(**settings)
-    record = by_round(algorithm, fed, test, rounds, schedule=SCHEMES[scheme], seed=seed)
+    record = by_round(algorithm, fed, on_test(fed, test), rounds, schedule=SCHEMES[scheme], seed=seed)
     traffic = float(record["bytes_up"].sum() + record["bytes_down"].sum()) / 1e3 / clients
     return 100 * record["accuracy"].values, record["log_predictive_density"].values, traffic
 
@@ -76,11 +77,14 @@ def report(title, accuracy, density, traffic, out):
     print_table(f"{title}: accuracy in %, HIP's less KSD's", {n: accuracy[n] for n in ("KSD", "HIP")}, halves, "KSD")
     print_table(f"{title}: log predictive density a row", density, halves, "random", digits=3)
     print("kB exchanged a client: " + ", ".join(f"{name} {value:.0f}" for name, value in traffic.items()))
+    print("SD of the accuracy over rounds: ", end="")
+    print(", ".join(f"{name} {values[:, count // 2 :].std(1).mean():.1f}" for name, values in accuracy.items()))
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    plot_curves(axes[0], accuracy, rounds, title, "test accuracy in %")
+    smooth = {name: recent(values, WINDOW) for name, values in accuracy.items()}
+    plot_curves(axes[0], smooth, rounds[WINDOW - 1 :], title, f"test accuracy in %, mean of {WINDOW} rounds")
     axes[0].legend()
-    gains = {name: np.cumsum(values - accuracy["random"], 1) / rounds for name, values in accuracy.items()}
-    plot_curves(axes[1], gains, rounds, "gain over random, mean of all rounds so far", "percentage points")
+    gains = {name: values - smooth["random"] for name, values in smooth.items()}
+    plot_curves(axes[1], gains, rounds[WINDOW - 1 :], "less random's, by seed", "percentage points")
     save(figure, out)
 
 

@@ -15,34 +15,40 @@ import numpy as np
 import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.evaluation import Evaluate
 from pyro_fed.metrics import test_metrics
 
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]
 
 
+def on_test(federation: pf.Federation, test: Any) -> Evaluate:
+    """The test metrics of a posterior."""
+    return lambda idata: test_metrics(idata, federation, test)
+
+
 def by_round(
-    algorithm: pf.Algorithm, federation: pf.Federation, test: Any, rounds: int, every: int = 1, **options: Any
+    algorithm: pf.Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int, **options: Any
 ) -> xr.Dataset:
-    """The record of one run at every `every`-th round, with the test metrics there.
+    """The record of one run with its figures in every round.
 
     Inductor's code is kept on disk, so that a run over again, or with another seed, is compiled at once.
     """
-
-    def evaluate(idata: Any) -> dict[str, float]:
-        return test_metrics(idata, federation, test)
-
     settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons
-        idata = pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, evaluate_every=every, **settings)
-    return idata["federation"].isel(round=slice(every - 1, None, every))
+        return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over seeds (S, ...), and its standard error; zero for a single seed."""
     count = len(values)
     return values.mean(0), values.std(0, ddof=1) / count**0.5 if count > 1 else np.zeros(values.shape[1:])
+
+
+def recent(values: np.ndarray, rounds: int) -> np.ndarray:
+    """Mean of the last so many rounds, from the first round that has them: (S, R) to (S, R - rounds + 1)."""
+    return np.lib.stride_tricks.sliding_window_view(values, rounds, -1).mean(-1)
 
 
 def print_table(title: str, curves: Curves, columns: Mapping[str, slice], against: str = "", digits: int = 2) -> None:

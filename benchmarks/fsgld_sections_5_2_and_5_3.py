@@ -21,86 +21,104 @@ import torch
 
 import pyro_fed as pf
 from models import metric_learning, mlp_classification
+from pyro_fed.infer.derivatives import Derivatives
+from pyro_fed.infer.gaussian_sites import site_of
 from pyro_fed.to_arviz import unconstrained_draws
 
+#: Of Section 5.3.
+STEP = 1e-7
 PUBLISHED = {"precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
 
 
-def scores(fed, test, algorithm, rounds, seed):
-    """Average log-likelihood a row of the training and of the test data, over the draws."""
+def by_chain(fed, test, algorithm, rounds, seed=0):
+    """Average log-likelihood a row of the training and of the test data, over the draws of each chain: (chain, 2)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the short runs of this comparison have not converged
         idata = pf.run(
             algorithm, fed, num_rounds=rounds, num_draws=200, seed=seed, progress=False, log_likelihood=False
         )
+    rows = []
     with torch.no_grad():
-        z = unconstrained_draws(idata, fed.problem)
-        return float(fed.problem.log_lik(z).mean()) / fed.num_rows, float(fed.problem.pointwise_log_lik(z, test).mean())
+        for z in unconstrained_draws(idata, fed.problem).reshape(algorithm.num_chains, -1, fed.problem.dim):
+            train = float(fed.problem.log_lik(z).mean()) / fed.num_rows
+            rows.append((train, float(fed.problem.pointwise_log_lik(z, test).mean())))
+    return rows
 
 
-def compare(title, federation, test, surrogates, rounds, seeds, **settings):
-    for name in ("DSGLD", "FSGLD"):
-        rows = []
-        for seed in range(seeds):
-            fits = surrogates if name == "FSGLD" else None
-            algorithm = getattr(pf, name)(surrogates=fits, num_chains=1, **PUBLISHED | settings)
-            rows.append(scores(federation(seed), test, algorithm, rounds, seed))
-        mean, sd = np.mean(rows, 0), np.std(rows, 0)
-        print(f"{title:28s} {name}  train {mean[0]:8.3f} ± {sd[0]:.3f}   test {mean[1]:8.3f} ± {sd[1]:.3f}", flush=True)
+def show(title, name, rows):
+    """A line of the table."""
+    mean, sd = np.mean(rows, 0), np.std(rows, 0)
+    print(f"{title:28s} {name}  train {mean[0]:8.3f} ± {sd[0]:.4f}   test {mean[1]:8.3f} ± {sd[1]:.4f}", flush=True)
 
 
 def metric(seeds, rounds):
+    """Repetitions are runs with seeds of their own."""
     train, test = metric_learning.load_data()
     groups = pf.partition.ByGroup(metric_learning.shards(len(train[1])))
     fed = pf.Federation(metric_learning.model, train, plate="data", partition=groups)
-    compare(
-        "metric learning",
-        lambda seed: fed,
-        test,
-        "laplace",
-        rounds,
-        seeds,
-        step_size=1e-4,
-        batch_size=256,
-        local_steps=40,
-        burn_in=rounds * 20,
-        thin=10,
-    )
-
-
-def skewed(beta, rows=300, num_clients=30):
-    """Shards with Beta(beta, beta) shares of positives, by the seed."""
-    (x, y), _ = mlp_classification.load_data()
-
-    def federation(seed):
-        rng = np.random.default_rng(seed)
-        by_label = [np.flatnonzero(y.numpy() == k) for k in (0, 1)]
-        clients = []
-        for share in rng.beta(beta, beta, num_clients):
-            labels = (rng.random(rows) < share).astype(int)
-            at = np.array([rng.choice(by_label[k]) for k in labels])
-            clients.append((x[at], y[at]))
-        return pf.Federation.from_clients(mlp_classification.model, clients, plate="data")
-
-    return federation
-
-
-def network(seeds, rounds):
-    _, test = mlp_classification.load_data()
-    for beta, title in ((100, "network, IID"), (0.5, "network, non-IID")):
-        compare(
-            title,
-            skewed(beta),
-            test,
-            pf.LocalSGLD(covariance="diag", batch_size=50),
-            rounds,
-            seeds,
-            step_size=1e-7,
-            batch_size=50,
+    for name, surrogates in (("DSGLD", None), ("FSGLD", "laplace")):
+        algorithm = getattr(pf, name)(
+            surrogates=surrogates,
+            num_chains=1,
+            step_size=1e-4,
+            batch_size=256,
             local_steps=40,
             burn_in=rounds * 20,
             thin=10,
+            **PUBLISHED,
         )
+        rows = [row for seed in range(seeds) for row in by_chain(fed, test, algorithm, rounds, seed)]
+        show("metric learning", name, rows)
+
+
+def covariates(labels, rng, directions):
+    """Rows of a class lie about two points, one each side of the origin: no line separates the classes."""
+    sides = rng.choice([-1.0, 1.0], len(labels))[:, None]
+    return (1.8 * sides * directions[labels] + rng.standard_normal((len(labels), 18))).astype(np.float32)
+
+
+def skewed(beta, seed, rows=3000, num_clients=30):
+    """Shards with Beta(beta, beta) shares of positives, and a balanced one to test on."""
+    rng = np.random.default_rng(seed)
+    directions = rng.standard_normal((2, 18))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    shares = rng.beta(beta, beta, num_clients)
+    labels = [(rng.random(rows) < share).astype(int) for share in shares] + [np.arange(3000) % 2]
+    *clients, test = [(torch.tensor(covariates(y, rng, directions)), torch.tensor(y)) for y in labels]
+    fed = pf.Federation.from_clients(mlp_classification.model, clients, plate="data", kwargs={"fan_in": True})
+    return fed, test
+
+
+def expansions(fed, seed):
+    """The clients' log-likelihoods about `FedAvg`'s network, with diagonal Fisher curvature."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a point is no posterior
+        algorithm = pf.FedAvg(batch_size=50, step_size=0.05)
+        idata = pf.run(algorithm, fed, num_rounds=30, seed=seed, progress=False, log_likelihood=False)
+    with torch.no_grad():
+        point = unconstrained_draws(idata, fed.problem).reshape(1, 1, -1).expand(-1, fed.num_clients, -1)
+        found = Derivatives("diag", "fisher").of_likelihood(fed.problem, point, fed.client_data().full_batch())
+        sites = site_of(found, point[0])
+    return pf.Given(sites.precision, sites.eta)
+
+
+def network(repetitions, rounds):
+    """Repetitions are chains: each has its own start, visits, minibatches and noise, on the same shards."""
+    for beta, title in ((100, "network, IID"), (0.5, "network, non-IID")):
+        fed, test = skewed(beta, seed=0)
+        given = expansions(fed, seed=0)
+        for name in ("DSGLD", "FSGLD"):
+            algorithm = getattr(pf, name)(
+                surrogates=given,
+                num_chains=repetitions,
+                step_size=STEP,
+                batch_size=50,
+                local_steps=40,
+                burn_in=rounds * 20,
+                thin=20,
+                **PUBLISHED,
+            )
+            show(title, name, by_chain(fed, test, algorithm, rounds))
 
 
 def main():

@@ -19,7 +19,7 @@ import classification_data
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from curves import at_rounds, by_round, plot_curves, print_table, save
+from curves import at_rounds, by_round, on_test, plot_curves, print_table, save
 
 import pyro_fed as pf
 from models import logistic_regression
@@ -59,7 +59,7 @@ def curves(name, chosen, num_clients, rounds, seeds, particles=6, **options):
         for method, runs in found.items():
             algorithm = methods(particles)[method]
             settings = options if method == "FedAvg" else {}
-            record = by_round(algorithm, fed, test, rounds, seed=seed, **settings)
+            record = by_round(algorithm, fed, on_test(fed, test), rounds, seed=seed, **settings)
             runs.append(100 * record["accuracy"].values)
     return {method: np.stack(runs) for method, runs in found.items()}
 

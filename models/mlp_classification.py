@@ -4,7 +4,8 @@
     y_i ~ Categorical(softmax(a_3 w_4 + b_4))
 
 Source: el Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 5.3. The paper does not state
-the prior; a standard normal one is taken.
+the prior; a standard normal one is taken, or with fan_in=True, as for wide networks (Neal, 1996), one whose weights
+have variance 1 / (units before), so that its draws are networks of moderate outputs.
 
 Data: scikit-learn's breast cancer (569 tumours, 30 covariates, 2 classes, real), split 80 % / 20 % and
 standardised by the training mean and SD, in place of the paper's SUSY (5 million collisions, not bundled).
@@ -23,12 +24,16 @@ PLATE = "data"
 HIDDEN = (18, 18, 8)
 
 
-def model(x, y=None, *, hidden=HIDDEN, num_classes=2):
-    """Args: x, covariates (rows, columns); y, classes 0 .. num_classes-1 (rows,); hidden, units of each layer."""
+def model(x, y=None, *, hidden=HIDDEN, num_classes=2, fan_in=False):
+    """Args: x, covariates (rows, columns); y, classes 0 .. num_classes-1 (rows,); hidden, units of each layer.
+
+    fan_in: see above.
+    """
     sizes = (x.shape[1], *hidden, num_classes)
     activity = x
     for i, (before, after) in enumerate(pairwise(sizes), start=1):
-        w = pyro.sample(f"w{i}", dist.Normal(x.new_zeros(before, after), 1.0).to_event(2))
+        sd = before**-0.5 if fan_in else 1.0
+        w = pyro.sample(f"w{i}", dist.Normal(x.new_zeros(before, after), sd).to_event(2))
         b = pyro.sample(f"b{i}", dist.Normal(x.new_zeros(after), 1.0).to_event(1))
         activity = activity @ w + b
         if i <= len(hidden):

@@ -174,12 +174,13 @@ def _select(phase: Phase, context: Context, schedule: Schedule, index: int) -> t
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
-    rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, index)
+    drawn = index // schedule.period(num_clients)
+    rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
     if isinstance(schedule, Informed):
         return _ask(phase, context, schedule, rng)
     if algorithm.num_slots is None:
         return schedule.select(index, num_clients, rng), None
-    rngs = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, index, slot) for slot in range(algorithm.num_slots)]
+    rngs = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(algorithm.num_slots)]
     return [client for one in rngs for client in schedule.select(index, num_clients, one)], None
 
 

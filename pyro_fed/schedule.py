@@ -22,6 +22,10 @@ class Schedule(ABC):
 
     asks: ClassVar[str] = ""
 
+    def period(self, num_clients: int) -> int:
+        """How many rounds in a row get the same randomness."""
+        return 1
+
     @abstractmethod
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """The clients that work in this round.
@@ -29,7 +33,7 @@ class Schedule(ABC):
         Args:
             round: the round, from 0.
             num_clients: K.
-            rng: randomness of this round, a function of the seed and the round alone.
+            rng: randomness of this round, or of the `period` that it belongs to: a function of the seed alone.
         """
 
     def _check(self, count: int, num_clients: int) -> None:
@@ -99,6 +103,23 @@ class Categorical(Schedule):
         if self.probabilities is not None and len(self.probabilities) != num_clients:
             raise SettingError(f"{len(self.probabilities)} probabilities were given for {num_clients} clients")
         return [int(rng.choice(num_clients, p=self.probabilities))]
+
+
+@dataclass(frozen=True)
+class Shuffled(Schedule):
+    """Every client once in a sweep of K rounds, one a round, in an order drawn anew for each sweep.
+
+    What the clients' messages have in common adds up as under `Categorical()`, but the clients' own errors, whose
+    sum over a sweep is zero, cancel (random reshuffling).
+    """
+
+    def period(self, num_clients: int) -> int:
+        """A sweep."""
+        return num_clients
+
+    def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
+        """The sweep's next client."""
+        return [int(rng.permutation(num_clients)[round % num_clients])]
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,8 @@ class KSD(Informed):
 
         P_k = S_k(q, p̃_k) / Σ_m S_m(q, p̃_m)                                                          (17)
 
-    with S the squared kernelised Stein discrepancy. A client answers with one number.
+    with S the squared kernelised Stein discrepancy, by the algorithm's own kernel: the paper's bandwidth of 0.55 "for
+    the KSD estimator" is read as that of its source's KDE. A client answers with one number.
     """
 
     asks: ClassVar[str] = "ksd"

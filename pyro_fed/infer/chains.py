@@ -27,7 +27,7 @@ class ChainAlgorithm(Algorithm):
     Args:
         num_chains: M.
         local_steps: T, steps a visit.
-        burn_in: first steps of each chain that are not kept.
+        burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
             and R-hat is small; None runs all rounds.
@@ -81,7 +81,7 @@ class ChainAlgorithm(Algorithm):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the received chains (`Reassign_chain` of Algorithm 1)."""
         taken = shared["steps"] + self.stride * torch.arange(1, messages["draws"].shape[1] + 1)
-        keep = (taken > self.burn_in) & (taken % self.thin == 0)
+        keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
         columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
         columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
         after = append(shared, columns)
@@ -115,7 +115,9 @@ class ChainAlgorithm(Algorithm):
         """Chains that disagree, or too few effective draws."""
         last = record.latest
         if last.get("kept", 0) == 0:
-            return [f"no draw was kept: the run ended within burn_in={self.burn_in} steps; run more rounds"]
+            return [
+                f"no draw was kept: the run ended within burn_in={self.burn_in} steps of full length; run more rounds"
+            ]
         notes = []
         if self.num_chains > 1 and not last["r_hat"] <= R_HAT_LIMIT:
             notes.append(

@@ -16,10 +16,13 @@ Deviations, all settings, all off in the papers' recipes, and those of `infer.co
 * `midpoint`: the score is taken, and the draw kept, half a noise further, at θ + η/2 (Leimkuhler & Matthews,
   2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target is then exact for every
   stable h, where Eq. (1) is too wide by 1/(1 - hλ/4).
-* the step size where none is given, in preconditioned coordinates: min(`largest_step`, `visit_time` / T). During a
-  visit the score has a constant error, that of one client's surrogate, so that a visit must be short against the
-  chain's own relaxation time, which is 2 there, while its T steps last h T. SGLD has no clients and takes
-  `largest_step`.
+* the step size where none is given, in preconditioned coordinates: min(`largest_step`, t / T), for visits of time t,
+  at most `visit_time`. During a visit the score has an error of its own, that of one client's surrogate, so that a
+  visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
+  chooses t by them. SGLD has no clients and takes `largest_step`. Where the step is shorter than for t = `visit_time`
+  burn-in has as many steps more.
+* clients in random sweeps (`schedule.Shuffled`) where f_s is uniform, instead of drawn anew for each visit: what one
+  client's error does the others undo, see `ops.visits`.
 * `target_ess`: the run ends when the slowest coordinate has so many effective draws and R-hat is small.
 """
 
@@ -27,120 +30,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chain_store import start_chains
-from pyro_fed.infer.chains import ChainAlgorithm
 from pyro_fed.infer.conducive import anchor_score, linear_pull, score, times_transposed
 from pyro_fed.infer.curvature import check_step, largest_curvature
-from pyro_fed.infer.fedep import FedEP
-from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.local_sgld import LocalSGLD, tempered_clients
-from pyro_fed.infer.surrogates import Given, fitted
+from pyro_fed.infer.langevin_settings import LangevinSettings
+from pyro_fed.infer.local_sgld import tempered_clients
+from pyro_fed.infer.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import factor_of_mass, langevin_step
 from pyro_fed.ops.step_sizes import polynomial_step
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.schedule import Categorical, Schedule
-from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
-
-BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LangevinAlgorithm(ChainAlgorithm):
-    """Chains of Langevin steps that visit clients.
-
-    Args: as for `ChainAlgorithm`, and
-        batch_size: m, rows a step; None takes all of a client's rows.
-        step_size: h_0, the variance of the injected noise; None: see above, for preconditioned chains.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ.
-        probabilities: f_s; uniform by default.
-        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites (see
-            `infer.surrogates`), "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors
-            better, "local_sgld" for `LocalSGLD()`, or `Given`; None runs without (a step size is then needed).
-        precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π q_s(θ).
-        midpoint: evaluate and keep the chain at θ + η/2.
-        largest_step: largest h where none is given; stability ends at 4.
-        visit_time: h T where no step is given.
-        trust: the conducive gradient is bounded beyond √D + trust posterior SDs from the mode; None: never.
-    """
-
-    batch_size: int | None = 100
-    step_size: float | None = None
-    decay: float = 0.0
-    decay_offset: float = 1.0
-    probabilities: tuple[float, ...] | None = None
-    surrogates: Algorithm | Given | Literal["laplace", "fedep", "local_sgld"] | None = "laplace"
-    precondition: bool = True
-    control_variate: bool = True
-    midpoint: bool = True
-    largest_step: float = 0.5
-    visit_time: float = 1.0
-    trust: float | None = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", "trust", allow_none=True)
-        check_positive(self, "decay_offset", "visit_time")
-        check_between(self, "largest_step", 0, 1)
-        if isinstance(self.surrogates, str):
-            check_choice(self, "surrogates", tuple(BY_NAME))
-        if not 0 <= self.decay <= 1:
-            raise SettingError(f"{self._name}: decay must lie in [0, 1], received {self.decay}")
-        if self.step_size is None and not (self.precondition and self.surrogates):
-            raise SettingError(f"{self._name}: without preconditioner the step has no scale: give step_size")
-        if self.surrogates is None and (self.precondition or self.control_variate or self.conducive_weight):
-            raise SettingError(
-                f"{self._name}: precondition, control_variate and conducive gradients need surrogates, received None"
-            )
-        self._check_probabilities()
-
-    def _check_probabilities(self) -> None:
-        f = self.probabilities
-        if f is not None and not (min(f, default=0) > 0 and math.isclose(sum(f), 1, rel_tol=1e-9)):
-            raise SettingError(f"{self._name}: probabilities must be positive and sum to one, received {f}")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
-    @property
-    def conducive_weight(self) -> float:
-        """α of Eq. (7); zero without conducive gradients."""
-        return 0.0
-
-    @property
-    def derived_step(self) -> float:
-        """The step where none is given, in preconditioned coordinates."""
-        return min(self.largest_step, self.visit_time / self.local_steps)
-
-    def default_schedule(self) -> Schedule:
-        """One client a chain, drawn with probabilities f_s."""
-        return Categorical(self.probabilities)
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What fits the surrogates."""
-        if isinstance(self.surrogates, str):
-            return BY_NAME[self.surrogates]
-        return self.surrogates if isinstance(self.surrogates, Algorithm) else None
+class LangevinAlgorithm(LangevinSettings):
+    """Chains of Langevin steps that visit clients. Args: as for `LangevinSettings`."""
 
     # -- start ----------------------------------------------------------------------------------------------
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Chains at draws of p(θ) Π q_s(θ), or of the prior where there are no surrogates."""
-        share = self._shares(num_clients, problem)
+        share = shares(self.probabilities, num_clients).to(problem.dtype)
         local = {"inverse_f": 1 / share, "ready": torch.zeros(num_clients, dtype=torch.bool)}
         if self.surrogates is None:
             position = problem.init(self.num_chains, generator)
@@ -159,24 +79,35 @@ class LangevinAlgorithm(ChainAlgorithm):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
-        step = self.derived_step if self.step_size is None else self.step_size
-        return start_chains(position) | {"step_size": position.new_tensor(step), "share": share}, local
+        step, burn_in = self._step_and_burn_in(num_clients, start)
+        chains = start_chains(position) | {"burn_in": torch.tensor(burn_in)}
+        return chains | {"step_size": position.new_tensor(step), "share": share}, local
 
-    def _shares(self, num_clients: int, problem: Problem) -> Tensor:
-        """f_s, (K,)."""
-        if self.probabilities is None:
-            return torch.full((num_clients,), 1 / num_clients, dtype=problem.dtype)
-        if len(self.probabilities) != num_clients:
-            raise SettingError(f"{self._name}: {len(self.probabilities)} probabilities for {num_clients} clients")
-        return torch.tensor(self.probabilities, dtype=problem.dtype)
+    def _step_and_burn_in(self, num_clients: int, start: Start | None) -> tuple[float, int]:
+        """h, and the steps that are not kept."""
+        if self.step_size is not None:
+            return self.step_size, self.burn_in
+        step = self.step_for(self.visit_length(num_clients, start))
+        if step <= 0:
+            raise SettingError(
+                f"{self._name}: no visit is short enough for the clients' errors, which are not finite: the surrogates "
+                "do not fit; give others (surrogates=), or step_size"
+            )
+        return step, math.ceil(self.burn_in * self.step_for(self.visit_time) / step)
+
+    def step_for(self, visit: float) -> float:
+        """h of visits of time h T, in preconditioned coordinates."""
+        return min(self.largest_step, visit / self.local_steps)
+
+    def visit_length(self, num_clients: int, start: Start | None) -> float:
+        """h T where no step is given."""
+        return self.visit_time
 
     def _pull(self, sites: Gaussian, target: Gaussian, share: Tensor, anchor: Tensor) -> State:
         """What the clients keep of the conducive gradient."""
         if not self.conducive_weight:
             return {}
-        if len(sites.eta) != len(share):
-            raise SettingError(f"{self._name}: {len(sites.eta)} surrogates for {len(share)} clients")
-        pull = linear_pull(sites, share, anchor, self.conducive_weight)
+        pull = linear_pull(one_each(sites, len(share)), share, anchor, self.conducive_weight)
         if self.trust is None:
             return pull
         metric = target.precision.to(anchor.dtype)

@@ -26,7 +26,6 @@ class SGLD(LangevinAlgorithm):
 
     centralized: ClassVar[bool] = True
 
-    @property
-    def derived_step(self) -> float:
+    def step_for(self, visit: float) -> float:
         """`largest_step`: no client's error limits it."""
         return self.largest_step

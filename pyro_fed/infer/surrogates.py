@@ -109,6 +109,30 @@ def fitted(problem: Problem, surrogates: object, start: Start | None) -> tuple[G
     return sites, posterior
 
 
+def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
+    """f_s, (K,), float64; uniform where none are given.
+
+    Raises:
+        SettingError: not one a client.
+    """
+    if probabilities is None:
+        return torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)
+    if len(probabilities) != num_clients:
+        raise SettingError(f"probabilities: received {len(probabilities)} probabilities for {num_clients} clients")
+    return torch.tensor(probabilities, dtype=torch.float64)
+
+
+def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
+    """The surrogates, of which there must be one a client.
+
+    Raises:
+        SettingError: there is not.
+    """
+    if len(sites.eta) != num_clients:
+        raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
+    return sites
+
+
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     """The Gaussian at the mode of p(θ) Π_s q_s(θ), with its curvature, by Newton's method.
 

@@ -85,7 +85,8 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
             return [visits[round][calls.pop(0)]]
 
     calls = [0, 1, 2] * 3
-    idata = pf.run(short(pf.FSGLD, x, thin=4, burn_in=0), fed, num_rounds=3, schedule=Planned(), **QUIET)
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1)
+    idata = pf.run(sampler, fed, num_rounds=3, schedule=Planned(), **QUIET)
     np.testing.assert_array_equal(idata["sample_stats"]["client"].values.T, visits)
     took_part = idata["federation"]["participated"].values
     np.testing.assert_array_equal(took_part, [[k in row for k in range(4)] for row in visits])
@@ -95,7 +96,7 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
 
 def test_kept_draws_stay_at_the_server(fed, x):
     """Bytes down do not grow with the rounds; the positions of a visit travel up, no more."""
-    record = pf.run(short(pf.FSGLD, x), fed, num_rounds=8, **QUIET)["federation"]
+    record = pf.run(short(pf.FSGLD, x, step_size=0.1), fed, num_rounds=8, **QUIET)["federation"]
     down, up = (np.nanmax(record[name].values, 1) for name in ("bytes_down", "bytes_up"))
     visits = np.array([np.bincount(r, minlength=4).max() for r in _visited(record)])
     assert len(np.unique(down / visits)) == 1 and len(np.unique(up / visits)) == 1

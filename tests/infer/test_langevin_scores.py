@@ -68,7 +68,8 @@ CASES = [
 def test_the_mean_over_clients_and_batches_is_the_full_gradient(fed, settings, diagonal, batch_size):
     """Σ_s f_s E_batch[score_s] = ∇ log p(θ | x) to 1e-10, whatever f, α, q and the trust radius are."""
     dim = fed.problem.dim
-    algorithm = pf.FSGLD(probabilities=F, surrogates=surrogates(dim, diagonal), batch_size=batch_size, **settings)
+    given = surrogates(dim, diagonal)
+    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, batch_size=batch_size, **settings)
     z = torch.linspace(-1.5, 2, dim, dtype=torch.float64)
     total = torch.zeros(dim, dtype=torch.float64)
     for share, (state, rows) in zip(F, states(fed, algorithm), strict=True):
@@ -98,7 +99,7 @@ def test_dsgld_is_equation_4(fed):
 def test_the_conducive_gradient_is_equation_6(fed):
     """g_s = ∇ log q - ∇ log q_s / f_s from the surrogates' own scores."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    algorithm = pf.FSGLD(probabilities=F, surrogates=given, trust=None, control_variate=False, alpha=0.7)
+    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=None, control_variate=False, alpha=0.7)
     plain = pf.DSGLD(probabilities=F, surrogates=given, control_variate=False)
     z = torch.linspace(0, 3, fed.problem.dim, dtype=torch.float64)
     sites = given.sites(fed.problem)
@@ -113,8 +114,8 @@ def test_the_conducive_gradient_is_equation_6(fed):
 def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
     """Inside, g_s is exact; outside, its force stops growing."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    tight = pf.FSGLD(probabilities=F, surrogates=given, trust=2.0, control_variate=False)
-    free = pf.FSGLD(probabilities=F, surrogates=given, trust=None, control_variate=False)
+    tight = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=2.0, control_variate=False)
+    free = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=None, control_variate=False)
     (bounded, _), (linear, _) = next(states(fed, tight)), next(states(fed, free))
     direction = torch.ones(fed.problem.dim, dtype=torch.float64)
     differences, forces = [], []
@@ -130,7 +131,7 @@ def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
 def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
     """At θ* every minibatch gives the gradient of all rows."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    algorithm = pf.FSGLD(surrogates=given, batch_size=batch_size or 5)
+    algorithm = pf.FSGLD(surrogates=given, step_size=0.1, batch_size=batch_size or 5)
     for state, rows in states(fed, algorithm):
         n = int(rows.num_rows)
         picks = Minibatch(torch.tensor([0, n - 1]), torch.full((2,), n / 2, dtype=torch.float64))
