@@ -47,6 +47,8 @@ Rows = tuple[Tensor, ...]
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives, and how many SDs from the mode is looked.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
+#: Relative error of a log density that is rounding, in units of the dtype's.
+ROUNDING = 64
 
 
 class Centre(NamedTuple):
@@ -140,7 +142,7 @@ class Quadrature:
         return steps + 1
 
     def _bend(self, problem: Problem, theta: Tensor, rows: Rows) -> float:
-        """How far the log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ (S, D)."""
+        """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
         axes = torch.eye(problem.local_dim, dtype=problem.dtype)
         lines = torch.cat([axes, axes.mean(0, keepdim=True)])
         directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
@@ -153,7 +155,8 @@ class Quadrature:
                 away = solve_lower_transposed(centre.factor, direction.expand_as(centre.mode))
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
-            return (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs().amax()
+            apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
+            return (apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()).amax()
 
         return float(problem.vmap(bend)(theta).max())
 

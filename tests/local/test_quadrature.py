@@ -151,7 +151,8 @@ def test_a_slight_bend_of_one_latent_of_two_is_seen(quartic, order, dtype):
             pyro.factor("bend", -quartic * wide**4)
             pyro.sample("y", dist.Normal(steep + wide, 1.0), obs=y)
 
-    fed = pf.Federation(model, (hierarchies.Y.to(dtype),), plate="group", num_clients=2, dtype=dtype)
+    y = hierarchies.Y.to(dtype) + torch.arange(hierarchies.J) ** 2  # log densities as large as -2,000
+    fed = pf.Federation(model, (y,), plate="group", num_clients=2, dtype=dtype)
     assert fed.problem.quadrature.order == order
 
 
