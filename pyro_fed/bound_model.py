@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.arguments import Arguments
 from pyro_fed.errors import DataError
 from pyro_fed.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.inspection import Layout, Site
+from pyro_fed.layout import Layout, Site
 from pyro_fed.quadrature import Quadrature
 from pyro_fed.trace_sites import Message
 
