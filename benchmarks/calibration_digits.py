@@ -7,6 +7,11 @@ scikit-learn's digits (for MNIST), half of them to test on, K = 20 clients, one 
 pooled data with as many steps in minibatches of 100, and FedAvg with L steps of SGD at 0.1. For several numbers of
 hidden units (Figures 8 and 19), then of particles (Figure 20). The MCE is the largest difference between confidence
 and accuracy in ten bins (Eq. 21), over the test rows of all seeds together.
+
+Accuracy / ECE / MCE, one seed, 20 and then 100 hidden units: FedAvg 89.9 / 0.048 / 0.24 and 87.9 / 0.065 / 0.38, SVGD
+97.1 / 0.075 / 0.30 and 97.2 / 0.051 / 0.22, DSVGD 93.4 / 0.050 / 0.71 and 94.1 / 0.041 / 0.36. As in the paper, more
+units cost FedAvg its calibration and not the others; but its ECE at 20 units is no worse than theirs, and the MCE of
+899 rows is that of a bin with a few of them: the paper's large gap in it is not shown here.
 """
 
 import argparse
