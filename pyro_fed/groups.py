@@ -20,8 +20,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.arguments import Arguments, choose_shards
+from pyro_fed.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
+from pyro_fed.shards import choose_shards
 
 
 class NestedRows:
