@@ -1,32 +1,30 @@
 """Client selection for DSVGD on non-IID data, in the form of Figures 2 to 5 of Yang, Liu and Kassab.
 
-    python benchmarks/client_selection.py [--seeds 10] [--clients 30] [--data twonorm|digits] [--out FILE]
+    python benchmarks/client_selection.py [--data digits|twonorm|ringnorm|waveform] [--clients 27] [--seeds 10]
 
-Published DSVGD with one client a round chosen by KSD, HIP, at random or in turn, and published P-DSVGD with
-20 % of the clients a round. "twonorm": logistic regression, each client with classes in the ratio 1:9, N =
-6, L = L' = 50, minibatches of 10. "digits": BNN on the digits 0 to 8 of scikit-learn, three classes a
-client, L = L' = 10 (the paper's own number), N = 10, 20 hidden units. Test accuracy in per cent;
-differences from random are paired by seed.
+Published DSVGD with one client a round, chosen by KSD, by HIP, at random or in turn, and published P-DSVGD with 20 %
+of the clients a round; L = L' = L_s = 10, as the paper has it. "digits" (for MNIST): a network on the digits 0 to 8,
+three classes a client, N = 10, 20 hidden units where the paper has 100. The others (for Covertype): logistic
+regression with classes in the ratio 1:9 at a client, N = 6, minibatches of 10. Accuracy is in per cent; differences are
+paired by seed.
+
+A round's accuracy follows the client that worked last (the KDEs are dead, see `infer/dsvgd_paper.py`), so that the
+tables also have means over half of the rounds. "In turn" is stronger here than in the paper: the clients of these
+partitions alternate in their classes, so that three in turn have all nine digits, two the two classes.
 """
 
 import argparse
 import time
-import warnings
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+import classification_data
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from logistic_accuracy import twonorm
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from curves import at_rounds, by_round, on_test, plot_curves, print_table, recent, save
 
 import pyro_fed as pf
 from models import bnn_classification, logistic_regression
-from pyro_fed.metrics import test_metrics
 
 SCHEMES = {
     "random": pf.schedule.UniformRandom(),
@@ -35,102 +33,83 @@ SCHEMES = {
     "HIP": pf.schedule.HIP(),
     "P-DSVGD": None,
 }
-
-
-def digits(seed):
-    """Digits 0 to 8, inputs in [0, 1]."""
-    x, y = load_digits(return_X_y=True)
-    x, y = x[y < 9] / 16.0, y[y < 9]
-    parts = train_test_split(x, y, test_size=0.2, random_state=seed)
-    x_train, x_test, y_train, y_test = (torch.tensor(part) for part in parts)
-    return (x_train.float(), y_train), (x_test.float(), y_test)
+WINDOW = 10  # rounds that a point of the figure averages
+NETWORK = {"num_particles": 10, "local_steps": 10, "distill_steps": 10, "step_size": 0.01, "fudge": 1e-6}
+LOGISTIC = {"num_particles": 6, "local_steps": 10, "distill_steps": 10, "step_size": 0.05, "batch_size": 10}
 
 
 def small_network(x, y=None):
-    """The library's network with 20 hidden units."""
-    return bnn_classification.model(x, y, hidden=20)
+    """The library's network with 20 hidden units and nine classes."""
+    return bnn_classification.model(x, y, hidden=20, num_classes=9)
 
 
 def problem(name, clients, seed):
     """Federation, test data and the settings of the algorithm."""
     if name == "digits":
-        train, test = digits(seed)
-        fed = pf.Federation(
-            small_network,
-            train,
-            plate="data",
-            num_clients=clients,
-            partition=pf.partition.LabelShards(3, by=train[1]),
-            seed=seed,
-        )
-        return fed, test, {"num_particles": 10, "local_steps": 10, "distill_steps": 10, "step_size": 0.01}
-    train, test = twonorm(seed)
-    fed = pf.Federation(
-        logistic_regression.model,
-        train,
-        plate="data",
-        num_clients=clients,
-        partition=pf.partition.MajorityShare(0.9, by=train[1]),
-        seed=seed,
-    )
-    return fed, test, {"num_particles": 6, "batch_size": 10, "local_steps": 50, "distill_steps": 50}
+        train, test = classification_data.digits(seed, classes=9)
+        model, partition, settings = small_network, pf.partition.LabelShards(3, by=train[1]), NETWORK
+        dealt = 0  # the same three classes and as many rows for all seeds, so that compiled steps keep their shapes
+    else:
+        train, test = getattr(classification_data, name)(seed)
+        model, partition, settings = logistic_regression.model, pf.partition.MajorityShare(0.9, by=train[1]), LOGISTIC
+        dealt = seed
+    fed = pf.Federation(model, train, plate="data", num_clients=clients, partition=partition, seed=dealt)
+    return fed, test, settings
 
 
-def accuracy(scheme, fed, test, settings, rounds, seed):
-    """Test accuracy in per cent and kB exchanged a client."""
+def run(scheme, name, clients, rounds, seed):
+    """Accuracy in per cent by round, log predictive density by round, kB exchanged a client."""
+    fed, test, settings = problem(name, clients, seed)
     parallel = SCHEMES[scheme] is None
-    algorithm = pf.PaperParallelDSVGD(**settings) if parallel else pf.PaperDSVGD(**settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # dead KDEs are part of the comparison
-        idata = pf.run(
-            algorithm,
-            fed,
-            num_rounds=rounds,
-            schedule=SCHEMES[scheme],
-            seed=seed,
-            progress=False,
-            log_likelihood=False,
-            compile="trace",
-        )
-    traffic = float(idata["federation"]["bytes_up"].sum() + idata["federation"]["bytes_down"].sum())
-    return 100 * test_metrics(idata, fed, test)["accuracy"], traffic / 1e3 / fed.num_clients
+    # With the floor of the authors' code under the KDEs all sites of a network fade, and its weights shrink to zero.
+    pdsvgd = {**settings, "server_steps": 10, "kde_floor": 0.0}
+    algorithm = pf.PaperParallelDSVGD(**pdsvgd) if parallel else pf.PaperDSVGD(**settings)
+    record = by_round(algorithm, fed, on_test(fed, test), rounds, schedule=SCHEMES[scheme], seed=seed)
+    traffic = float(record["bytes_up"].sum() + record["bytes_down"].sum()) / 1e3 / clients
+    return 100 * record["accuracy"].values, record["log_predictive_density"].values, traffic
+
+
+def report(title, accuracy, density, traffic, out):
+    """Print the tables and save the figure."""
+    count = accuracy["random"].shape[1]
+    rounds = np.arange(1, count + 1)
+    halves = {f"1 to {count // 2}": slice(count // 2), f"{count // 2 + 1} to {count}": slice(count // 2, None)}
+    columns = at_rounds(rounds, [max(1, count // 10), count // 2, count]) | halves
+    print_table(f"{title}: accuracy in %, the others' less that of random (paired)", accuracy, columns, "random")
+    print_table(f"{title}: accuracy in %, HIP's less KSD's", {n: accuracy[n] for n in ("KSD", "HIP")}, halves, "KSD")
+    print_table(f"{title}: log predictive density a row", density, halves, "random", digits=3)
+    print("kB exchanged a client: " + ", ".join(f"{name} {value:.0f}" for name, value in traffic.items()))
+    print("SD of the accuracy over rounds: ", end="")
+    print(", ".join(f"{name} {values[:, count // 2 :].std(1).mean():.1f}" for name, values in accuracy.items()))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    smooth = {name: recent(values, WINDOW) for name, values in accuracy.items()}
+    plot_curves(axes[0], smooth, rounds[WINDOW - 1 :], title, f"test accuracy in %, mean of {WINDOW} rounds")
+    axes[0].legend()
+    gains = {name: smooth[name] - smooth["random"] for name in ("random", "in turn", "KSD", "HIP")}
+    plot_curves(axes[1], gains, rounds[WINDOW - 1 :], "gain over random, paired by seed", "percentage points")
+    save(figure, out)
 
 
 def main():
     """Print the tables and save the figure."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--data", choices=("digits", "twonorm", "ringnorm", "waveform"), default="digits")
+    parser.add_argument("--clients", type=int, default=27)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=30)
-    parser.add_argument("--data", choices=("twonorm", "digits"), default="twonorm")
-    parser.add_argument("--rounds", default="2,5,10,20")
     parser.add_argument("--out", type=Path, default=Path("out/client_selection.png"))
     options = parser.parse_args()
-    rounds = [int(r) for r in options.rounds.split(",")]
-    table = np.zeros((len(SCHEMES), len(rounds), options.seeds, 2))
+    found = {name: [] for name in SCHEMES}
     began = time.perf_counter()
     for seed in range(options.seeds):
-        fed, test, settings = problem(options.data, options.clients, seed)
-        for i, scheme in enumerate(SCHEMES):
-            for j, number in enumerate(rounds):
-                table[i, j, seed] = accuracy(scheme, fed, test, settings, number, seed)
+        for name, runs in found.items():
+            runs.append(run(name, options.data, options.clients, options.rounds, seed))
         print(f"seed {seed}: {time.perf_counter() - began:.0f} s", flush=True)
-    print(f"\n{options.data}, K = {options.clients}: accuracy in % (paired difference from random ± standard error)")
-    print(f"{'round':<10}" + "".join(f"{r:>22}" for r in rounds) + f"{'kB a client':>14}")
-    figure, axis = plt.subplots(figsize=(6, 4))
-    for i, scheme in enumerate(SCHEMES):
-        gain = table[i, :, :, 0] - table[0, :, :, 0]
-        error = gain.std(1, ddof=1) / options.seeds**0.5 if options.seeds > 1 else np.full(len(rounds), np.nan)
-        cells = "".join(
-            f"{a:8.2f} ({g:+5.2f} ± {e:4.2f})"
-            for a, g, e in zip(table[i, :, :, 0].mean(1), gain.mean(1), error, strict=True)
-        )
-        print(f"{scheme:<10}{cells}{table[i, -1, :, 1].mean():14.1f}")
-        axis.plot(rounds, table[i, :, :, 0].mean(1), "o-", label=scheme)
-    axis.set(xlabel="round", ylabel="test accuracy in %", title=f"{options.data}, K = {options.clients}")
-    axis.legend()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=150, bbox_inches="tight")
+    accuracy, density = ({name: np.stack([r[i] for r in runs]) for name, runs in found.items()} for i in (0, 1))
+    traffic = {name: np.mean([r[2] for r in runs]) for name, runs in found.items()}
+    report(f"{options.data}, K = {options.clients}", accuracy, density, traffic, options.out)
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

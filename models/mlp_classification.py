@@ -4,8 +4,8 @@
     y_i ~ Categorical(softmax(a_3 w_4 + b_4))
 
 Source: el Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 5.3. The paper does not state
-the prior; a standard normal one is taken, or with fan_in=True, as for wide networks (Neal, 1996), one whose weights have
-variance 1 / (units before), so that its draws are networks of moderate outputs.
+the prior; a standard normal one is taken, or with fan_in=True, as for wide networks (Neal, 1996), one whose weights
+have variance 1 / (units before), so that its draws are networks of moderate outputs.
 
 Data: scikit-learn's breast cancer (569 tumours, 30 covariates, 2 classes, real), split 80 % / 20 % and
 standardised by the training mean and SD, in place of the paper's SUSY (5 million collisions, not bundled).

@@ -17,7 +17,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import SettingError
 from pyro_fed.loop import loop_map
+from pyro_fed.tracing import Step, eager, inductor, trace
 
 Mode = Literal["auto", "off", "trace", "inductor"]
 MODES = ("auto", "off", "trace", "inductor")
@@ -38,24 +38,6 @@ MODES = ("auto", "off", "trace", "inductor")
 SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
-
-#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
-#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
-INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
-
-
-@dataclass
-class _Step:
-    """A function of flat leaves, its graph where it was traced, and the structure of what it returns."""
-
-    run: Any
-    spec: Callable[[], Any]
-    inductor: Callable[..., Any] | None = None
-
-    @property
-    def num_nodes(self) -> int:
-        """Operations in the graph."""
-        return len(self.run.graph.nodes)
 
 
 @dataclass
@@ -71,7 +53,7 @@ class Compiler:
     level: str
     auto: bool = False
     rounds: int = 1
-    cache: dict[Any, _Step] = field(default_factory=dict)
+    cache: dict[Any, Step] = field(default_factory=dict)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop"."""
@@ -140,55 +122,25 @@ class Compiler:
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
         return pytree.tree_unflatten(state + stacked, step.spec())
 
-    def _compiled(self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int) -> _Step:
+    def _compiled(self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int) -> Step:
         leaves, spec = pytree.tree_flatten(args)
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
         key = (_identity(function), "trace" if traced else self.level, spec, shapes)
         if key not in self.cache:
             batched = self.vmap(partial(function, problem), in_dims)
-            self.cache[key] = _trace(batched, spec, leaves) if traced else _eager(batched, spec)
+            self.cache[key] = trace(batched, spec, leaves) if traced else eager(batched, spec)
         step = self.cache[key]
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
             if step.inductor is None:
-                step.inductor = torch._inductor.compile(deepcopy(step.run), leaves, options=INDUCTOR)
-            return _Step(step.inductor, step.spec)
+                step.inductor = inductor(step.run, leaves)
+            return Step(step.inductor, step.spec)
         return step
 
 
 def _identity(function: Any) -> Any:
     """What makes two functions the same: methods of equal settings are one step."""
     return (function.__func__, function.__self__) if hasattr(function, "__self__") else function
-
-
-def _eager(batched: Callable[..., Any], spec: Any) -> _Step:
-    found: dict[str, Any] = {}
-
-    def flat(*flat_args: Tensor) -> list[Tensor]:
-        out = batched(*pytree.tree_unflatten(list(flat_args), spec))
-        out_leaves, found["spec"] = pytree.tree_flatten(out)
-        return [leaf.contiguous() for leaf in out_leaves]
-
-    return _Step(flat, lambda: found["spec"])
-
-
-def _trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> _Step:
-    eager = _eager(batched, spec)
-    graph = make_fx(eager.run)(*[leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
-    graph.graph.eliminate_dead_code()
-    _pin_dtypes(graph)
-    graph.recompile()
-    return _Step(graph, eager.spec)
-
-
-def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
-    """Give `torch.ones(3)` and its like the dtype they were traced in, not the default when they run."""
-    for node in graph.graph.nodes:
-        if node.op != "call_function" or node.all_input_nodes or "dtype" in node.kwargs:
-            continue
-        takes = {argument.name for argument in node.target._schema.arguments}
-        if "dtype" in takes and "tensor_meta" in node.meta:
-            node.kwargs = {**node.kwargs, "dtype": node.meta["tensor_meta"].dtype}
 
 
 def pays(num_nodes: int, calls: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Checkpoint
 from pyro_fed.combination import Combination
+from pyro_fed.evaluation import Evaluation
 from pyro_fed.executors import Executor
 from pyro_fed.federation import Federation
 from pyro_fed.graph import Graph
@@ -30,6 +31,7 @@ class Context:
     min_clients: int | None = None
     combination: Combination | None = None
     start: Start | None = None
+    evaluation: Evaluation | None = None
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Phase:
         rounds: how many it is to have.
         given: the user's schedule, of the last phase.
         done: rounds it has had.
+        last: whether it is the run's own algorithm, and none that this starts from.
     """
 
     algorithm: Algorithm
@@ -50,3 +53,4 @@ class Phase:
     shared: State
     local: State
     done: int = 0
+    last: bool = False

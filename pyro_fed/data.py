@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.groups import NestedRows
+from pyro_fed.nested_rows import NestedRows
 
 
 class Batch(NamedTuple):

@@ -1,6 +1,4 @@
-"""The last pass of a run: every client draws its rows' own latents, given the draws of θ.
-
-    x_i ~ p(x_i | θ_s, y_i)      for every draw s and row i, independently
+"""The last pass of a run: every client draws its rows' own latents, given the draws of θ (see `local_draws`).
 
 The server sends its draws of θ, (S, D) numbers; what a client draws stays with it, unless a simulation collects it.
 """
@@ -16,45 +14,21 @@ from torch import Tensor
 
 from pyro_fed import seeding
 from pyro_fed.joint import JointProblem
+from pyro_fed.local_draws import CHUNK, draw_locals
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
 
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation
 
-#: Draws × rows × proposals worked on at once.
-CHUNK = 500_000
 #: Draws × numbers of the rows' latents above which they are not collected, with a warning.
-MAX_COLLECTED = 400_000_000
+MAX_COLLECTED = 100_000_000
 #: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
 #: error of the log-likelihood that is the same everywhere changes nothing.
 CHECK_DRAWS = 32
 #: The finer rule of that check: more nodes a dimension, and how many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
 LARGEST_ERROR = 0.1
-
-
-def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
-    """Draws of the rows' latents, unconstrained.
-
-    Args:
-        problem: the model's densities.
-        theta: (S, D).
-        rows: row tensors, each (m, ...), of one client or of all.
-        generator: source of randomness.
-
-    Returns:
-        (S, m, local_dim).
-    """
-    count, proposals = len(rows[0]), problem.quadrature.draw_steps + 1
-    size = min(len(theta), max(1, CHUNK // (problem.widest * proposals)))
-    draw = problem.mapped(problem.quadrature.draw, (0, 0, None), calls=0)
-    parts = []
-    for first in range(0, len(theta), size):
-        part = theta[torch.arange(first, first + size).clamp_max(len(theta) - 1)]  # equal shapes are compiled once
-        noise = problem.quadrature.draw_noise(size, count, problem.local_dim, generator)
-        parts.append(draw(part, noise, rows))
-    return torch.cat(parts)[: len(theta)]
 
 
 def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:
@@ -107,4 +81,4 @@ def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
 
 
 def _finer(rule: Quadrature) -> Quadrature:
-    return replace(rule, order=rule.order + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)
+    return replace(rule, order=(rule.order or rule.max_order) + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)

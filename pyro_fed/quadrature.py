@@ -14,12 +14,12 @@ large. It is exact where x | θ, y_i is Gaussian, and with one node it is Laplac
 The modes are found by Newton's method, in a number of steps that is fixed when the model is read (so that it can be
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
+What the model needs is found when it is read. Where x | θ, y_i is Gaussian (f_i is a parabola
+around its mode, at random θ) three nodes a dimension will do, and many elsewhere.
+
 Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
 own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
 x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points only the gradient.
-
-Draws of x given θ are made by independence Metropolis-Hastings from a Student t of the same centre and scale: its
-weights are bounded where the posterior's tails are no heavier, so a few steps forget the start.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 Rows = tuple[Tensor, ...]
 
-#: Points θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and rows, at which Newton steps to a mode are counted.
+#: Points θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and rows, at which it is seen what a model needs.
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
+#: Nodes a dimension that integrate a Gaussian with its first two derivatives, and how many SDs from the mode is looked.
+GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
 
 
 class Centre(NamedTuple):
@@ -79,7 +81,10 @@ class Quadrature:
     """How the latents inside the partitioned plate are integrated out, and drawn.
 
     Args:
-        order: Gauss-Hermite nodes a dimension, as far as the product has at most `max_nodes`.
+        order: Gauss-Hermite nodes a dimension, as far as the product has at most `max_nodes`; None takes 3 where the
+            latents are Gaussian given the rest, `max_order` elsewhere.
+        max_order: see `order`.
+        gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
             `max_mode_steps`, to come within `mode_tolerance` posterior SDs.
@@ -94,7 +99,9 @@ class Quadrature:
         Naylor & Smith (1982), Applied Statistics 31. Pinheiro & Bates (1995), JCGS 4.
     """
 
-    order: int = 21
+    order: int | None = None
+    max_order: int = 21
+    gaussian_tolerance: float = 1e-3
     max_nodes: int = 256
     mode_steps: int | None = None
     max_mode_steps: int = 12
@@ -105,29 +112,56 @@ class Quadrature:
     degrees: int = 7
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "order", "max_mode_steps", "draw_steps", "degrees")
-        check_at_least(self, 1, "mode_steps", allow_none=True)
+        check_at_least(self, 1, "max_order", "max_mode_steps", "draw_steps", "degrees")
+        check_at_least(self, 1, "order", "mode_steps", allow_none=True)
         check_at_least(self, 2, "max_nodes")
-        check_positive(self, "mode_tolerance", "shorten", "floor")
+        check_positive(self, "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
 
     def fitted(self, problem: Problem) -> Quadrature:
-        """The same with the number of Newton steps that the model needs."""
-        if self.mode_steps is not None:
-            return self
+        """The same with the number of nodes and of Newton steps that the model needs."""
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.dtype) - 1
-        theta, rows = PROBE_RADIUS * theta, tuple(leaf[:PROBE_ROWS] for leaf in problem.rows)
+        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.num_rows - 1, PROBE_ROWS).long().unique()
+        rows = tuple(leaf[at] for leaf in problem.rows)
+        steps = self.mode_steps or self._steps(problem, theta, rows)
+        found = replace(self, mode_steps=steps)
+        if self.order is not None:
+            return found
+        gaussian = found._bend(problem, theta, rows) <= self.gaussian_tolerance
+        return replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
+
+    def _steps(self, problem: Problem, theta: Tensor, rows: Rows) -> int:
+        """Newton steps to the modes at several θ (S, D), and one more."""
         climb = problem.vmap(lambda one, state: self._climb(problem, one, rows, state))
         state = problem.vmap(lambda one: self._foot(problem, one, rows))(theta)
         steps = 0
         while steps < self.max_mode_steps - 1 and bool((self._summit(state).decrement > self.mode_tolerance).any()):
             state, steps = climb(theta, state), steps + 1
-        return replace(self, mode_steps=steps + 1)
+        return steps + 1
+
+    def _bend(self, problem: Problem, theta: Tensor, rows: Rows) -> float:
+        """How far the log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ (S, D)."""
+        axes = torch.eye(problem.local_dim, dtype=problem.dtype)
+        lines = torch.cat([axes, axes.mean(0, keepdim=True)])
+        directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
+
+        def bend(one: Tensor) -> Tensor:
+            centre = self.centre(problem, one, rows)
+            top = problem.conditional_parts(one, rows, centre.mode)[1]
+
+            def along(direction: Tensor) -> Tensor:
+                away = solve_lower_transposed(centre.factor, direction.expand_as(centre.mode))
+                return problem.conditional_parts(one, rows, centre.mode + away)[1]
+
+            return (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs().amax()
+
+        return float(problem.vmap(bend)(theta).max())
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
-        order = max([n for n in range(1, self.order + 1) if n**dim <= self.max_nodes])
-        return gauss_hermite(order, dim) if order >= min(3, self.order) else sobol(self.max_nodes // 2 * 2, dim)
+        most = self.order or self.max_order
+        order = max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
+        return gauss_hermite(order, dim) if order >= min(3, most) else sobol(self.max_nodes // 2 * 2, dim)
 
     def num_nodes(self, dim: int) -> int:
         """Q."""
@@ -191,30 +225,6 @@ class Quadrature:
         # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
         columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
         return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
-
-    # -- draws ------------------------------------------------------------------------------------------------
-    def draw_noise(self, count: int, num_rows: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Randomness of draws of the latents: proposals (S, T + 1, N, d), uniforms (S, T + 1, N), float64."""
-        shape, degrees = (count, self.draw_steps + 1, num_rows), self.degrees
-        normal = torch.randn((*shape, dim + degrees), generator=generator, dtype=torch.float64)
-        chi_square = normal[..., dim:].square().sum(-1, keepdim=True)
-        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        return normal[..., :dim] * (degrees / chi_square).sqrt(), uniform
-
-    def draw(self, problem: Problem, theta: Tensor, noise: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """One draw of the latents of m rows given θ (D,): (m, d); noise of one draw, from `draw_noise`."""
-        centre = self.centre(problem, theta, rows)
-        proposals, uniform = (part.to(centre.mode) for part in noise)
-        places = centre.mode + solve_lower_transposed(centre.factor, proposals)
-        values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
-        power = 0.5 * (self.degrees + places.shape[-1])
-        weights = values + power * torch.log1p(proposals.square().sum(-1) / self.degrees)
-        place, weight = places[0], weights[0]
-        for step in range(1, self.draw_steps + 1):
-            accepted = uniform[step].log() < weights[step] - weight
-            place = torch.where(accepted.unsqueeze(-1), places[step], place)
-            weight = torch.where(accepted, weights[step], weight)
-        return place
 
 
 @lru_cache(maxsize=8)

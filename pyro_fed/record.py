@@ -7,13 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from torch import Tensor
 
 from pyro_fed.algorithm import State
-
-#: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
-MAX_CELLS = 2_000_000
 
 #: Clients that a warning of failures names.
 SHOWN = 5
@@ -105,56 +101,6 @@ class Record:
             setattr(self, name, value)
         self.rounds = [Round.from_plain(r) for r in plain["rounds"]]
 
-    def to_dataset(self) -> xr.Dataset:
-        """The group `federation`: variables over (round, client), NaN where a client did not take part.
-
-        A client that several chains visit in one round shows the sum of their bytes and seconds, and the mean of
-        their figures. Where a schedule asked all clients, those that were not chosen show what that took.
-        """
-        rounds, clients = len(self.rounds), len(self.client_names)
-        full = rounds * clients <= MAX_CELLS
-        width = clients if full else max((len(r.clients) for r in self.rounds), default=0)
-        dims = ("round", "client" if full else "slot")
-        shapes = {name: value.shape[1:] for r in self.rounds for name, value in r.info.items()}
-        names = sorted(name for name, shape in shapes.items() if not shape)
-        table = {name: np.full((rounds, width), np.nan) for name in ("bytes_down", "bytes_up", "seconds", *names)}
-        took_part = np.zeros((rounds, width), dtype=bool)
-        numbers = np.full((rounds, width), -1)
-        for i, r in enumerate(self.rounds):
-            at = np.array(r.clients if full else range(len(r.clients)), dtype=np.int64)
-            took_part[i, at] = True
-            numbers[i, at] = r.clients
-            asked_down, asked_up = r.asked or (np.nan, np.nan)
-            table["bytes_down"][i], table["bytes_up"][i] = asked_down, asked_up
-            visits = np.bincount(at, minlength=width)[at]
-            sent = r.bytes_up + (r.asked or (0, 0))[1]
-            for name, value in {"bytes_down": r.bytes_down, "bytes_up": sent, "seconds": r.seconds}.items():
-                table[name][i, at] = value * visits
-            for name in r.info.keys() & names:
-                table[name][i, at] = np.bincount(at, weights=r.info[name], minlength=width)[at] / visits
-        data: dict[str, Any] = {
-            "participated": (dims, took_part),
-            **{name: (dims, value) for name, value in table.items()},
-        }
-        coords: dict[str, object] = {"round": np.arange(rounds), "phase": ("round", [r.phase for r in self.rounds])}
-        if full:
-            coords["client"] = self.client_names
-        else:
-            data["client"] = (dims, numbers)
-        for name in sorted(set(shapes) - set(names)):
-            traces = np.full((rounds, width, *shapes[name]), np.nan)
-            for i, r in enumerate(self.rounds):
-                if name in r.info:
-                    traces[i, r.clients if full else slice(len(r.clients))] = r.info[name]
-            data[name] = ((*dims, "parameter"), traces)
-        data.update(self._failures())
-        offset = rounds - len(self.figures)
-        for name in sorted({name for figures in self.figures for name in figures}):
-            series = np.full(rounds, np.nan)
-            series[offset:] = [figures.get(name, np.nan) for figures in self.figures]
-            data[name] = (("round",), series)
-        return xr.Dataset(data, coords=coords)
-
     def failed(self) -> list[str]:
         """One sentence on all clients that failed; none where none did."""
         every = [(client, i, reason) for i, r in enumerate(self.rounds) for client, reason in r.failures]
@@ -171,16 +117,6 @@ class Record:
             f"{len(every)} times a client failed, and its round went on without it: {'; '.join(parts)}{more}. All are "
             "listed in the group `federation` (failure_round, failure_client, failure_reason)"
         ]
-
-    def _failures(self) -> dict[str, Any]:
-        """Rounds, clients and reasons of failures, over a dimension of their own; nothing where there are none."""
-        listed = [
-            (i, self.client_names[client], reason) for i, r in enumerate(self.rounds) for client, reason in r.failures
-        ]
-        if not listed:
-            return {}
-        columns = zip(("failure_round", "failure_client", "failure_reason"), zip(*listed, strict=True), strict=True)
-        return {name: ("failure", list(values)) for name, values in columns}
 
 
 def _number_or_array(value: int | list[float]) -> int | np.ndarray:

@@ -12,6 +12,8 @@ from pyro_fed.checkpoint import Saved
 from pyro_fed.combination import check_combination
 from pyro_fed.context import Context, Phase
 from pyro_fed.data import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.evaluation import Evaluation
 from pyro_fed.executors import Work
 from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
@@ -44,6 +46,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
+        phase.last = last
         _loop(phase, context)
         if not last:
             start = Start(phase.shared, context.executor.collect())
@@ -133,7 +136,23 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
     figures = phase.algorithm.monitor(phase.shared, after) | network.figures()
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
+    if context.evaluation is not None and phase.last:
+        figures |= _evaluated(phase, context, context.evaluation, after, taken=figures)
     return figures
+
+
+def _evaluated(
+    phase: Phase, context: Context, evaluation: Evaluation, after: State, taken: dict[str, float]
+) -> dict[str, float]:
+    """The user's figures of the state after the round.
+
+    Raises:
+        SettingError: a name that a figure of the run has already.
+    """
+    found = evaluation.figures(phase.algorithm, context, after, phase.done + 1)
+    if both := sorted(found.keys() & (taken.keys() | context.record.rounds[-1].info.keys())):
+        raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
+    return found
 
 
 def _state_of(phase: Phase, record: Record) -> bool | None:

@@ -20,6 +20,7 @@ from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.context import Context
 from pyro_fed.errors import SettingError, StoppedError
+from pyro_fed.evaluation import Evaluate, Evaluation
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
 from pyro_fed.funnels import funnel_hint
@@ -53,6 +54,8 @@ def run(
     start: str | Path | None = None,
     min_clients: int | None = None,
     combination: Combination | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 1,
     checkpoint: str | Path | None = None,
     resume: bool = False,
 ) -> Any:
@@ -83,6 +86,10 @@ def run(
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
         combination: what the server puts in the place of the clients' messages, against clients that lie or for
             privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
+        evaluate: called after every round with the posterior so far (InferenceData with the group `posterior` alone;
+            latents inside the plate left out) for figures by name, such as
+            `lambda idata: pf.metrics.test_metrics(idata, fed, test)`; they stand in the group `federation` by round.
+        evaluate_every: rounds from one evaluation to the next; between them the figures are NaN.
         checkpoint: folder that gets the state after every round (the latest two are kept).
         resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
 
@@ -117,6 +124,8 @@ def run(
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
         context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
         context.min_clients, context.combination = min_clients, combination
+        if evaluate is not None:
+            context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
         if checkpoint is not None:
             marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)

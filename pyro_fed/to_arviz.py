@@ -22,6 +22,7 @@ from pyro_fed.assignments import assign
 from pyro_fed.observations import observed_values
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
+from pyro_fed.record_dataset import federation_group
 
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation
@@ -59,7 +60,7 @@ def to_inference_data(
     drawn = collect_local and federation.holds_data
     groups = {
         "posterior": _posterior(federation, problem, draws, seed if drawn else None),
-        "federation": record.to_dataset(),
+        "federation": federation_group(record),
     }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
@@ -68,6 +69,16 @@ def to_inference_data(
     attrs = _attributes(algorithm, federation, record, seed)
     groups["posterior"].attrs.update(attrs)
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
+
+
+def posterior_alone(
+    algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
+) -> Any:
+    """InferenceData of a run that goes on: the group `posterior` of draws (chain, draw, D)."""
+    return make_inference_data(
+        {"posterior": _posterior(federation, problem, draws, None)},
+        {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
+    )
 
 
 def _from_data(

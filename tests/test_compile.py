@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import SMALL, line, line_data, unequal_lines
+from torch._dynamo.utils import counters
 
 import pyro_fed as pf
 from pyro_fed import compile as compiling
@@ -37,6 +38,19 @@ def test_inductor_agrees_with_the_model_run_as_it_is():
     compiled = run(algorithm, fed, compile="inductor")
     np.testing.assert_allclose(positions(plain), positions(compiled), rtol=1e-9, atol=1e-9)
     assert any(step.inductor is not None for step in fed.problem.compiler.cache.values())
+
+
+@INDUCTOR
+def test_the_same_model_on_other_data_is_compiled_once():
+    """Inductor's code of the first federation serves the second, whose prior's trace holds other rows."""
+    algorithm = pf.PaperDSVGD(num_particles=3, local_steps=2, distill_steps=1)
+    for seed in range(2):
+        counters.clear()
+        fed = pf.Federation(line, line_data(seed=seed), plate="data", num_clients=1)
+        compiled = run(algorithm, fed, compile="inductor")
+        np.testing.assert_allclose(positions(compiled), positions(run(algorithm, fed, compile="off")), rtol=1e-9)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2  # the step that moves, and the one that distils
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
 
 
 def test_one_step_serves_all_clients_and_rounds():

@@ -34,8 +34,9 @@ towards
 
     log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
 
-an incremental gradient, whose bias by the last client vanishes with the decaying step. The `apart` figure of
-every round says so.
+an incremental gradient. Its bias by the last client, of first order in the step, is taken out by returning each
+particle's mean position over the last pass (an exponential one, of weight 1/K a round); what is left vanishes with the
+decaying step. The `apart` figure of every round says so.
 
 Letters: z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`, N `num_particles`, L
     `local_steps`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j
@@ -146,6 +147,7 @@ class DSVGD(ParticleAlgorithm):
         coordinates = Coordinates(found["mean"], found["factor"])
         tensors = {
             "white": white,
+            "averaged": white,
             "residuals": residual.sum(0),
             "history": torch.zeros_like(white),
             "steps": white.new_zeros(()),
@@ -253,10 +255,13 @@ class DSVGD(ParticleAlgorithm):
         return {"ksd": found, "noise": noise}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt what the client sent."""
+        """Adopt what the client sent, and where the particles were on average over a pass."""
         self.require_one(weights)
         adopted = {name: value[0] for name, value in messages.items()}
-        return {**shared, **adopted, "pass": shared["pass"] + shared["pass_length"]}
+        done = shared["pass"] + shared["pass_length"]
+        share = (shared["pass_length"] / done.clamp_max(1.0)).to(adopted["white"].dtype)
+        averaged = torch.lerp(shared["averaged"], adopted["white"], share)
+        return {**shared, **adopted, "averaged": averaged, "pass": done}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, spread in the Gaussian's SDs, effective number of particles, move in these SDs, pass."""
@@ -300,8 +305,9 @@ class DSVGD(ParticleAlgorithm):
         ]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The particles, (1, N, D)."""
-        return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
+        """The particles, (1, N, D); those that started apart at their mean positions over the last pass."""
+        white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
+        return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
 
 
 def own_site(local: State) -> State:

@@ -66,15 +66,9 @@ class FedEP(EPSettings):
         """The subclass that federates hand-written guides, where one is given."""
         if not is_hand_written(settings.get("guide")):
             return super().__new__(cls)
-        from pyro_fed.infer.guided import GuidedFedEP  # it derives from this class
+        from pyro_fed.infer.guided import guided_kind  # what it gives derives from this class
 
-        if cls is not FedEP and not issubclass(cls, GuidedFedEP):
-            raise SettingError(
-                f"{cls.__name__}: a hand-written guide is federated by FedEP alone; use FedEP(guide=...) "
-                "or an automatic guide such as AutoMultivariateNormal"
-            )
-        kind: Any = GuidedFedEP if cls is FedEP else cls
-        return super().__new__(kind)
+        return super().__new__(guided_kind(cls))
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 50; with a client that has no randomness it stops when q does not move any more."""

@@ -25,7 +25,7 @@ class EPSettings(GaussianAlgorithm):
 
     Args:
         guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance` (see `infer.families`);
-            `FedEP` alone also takes a function whose global sites are exponential families (see `infer.guided`).
+            `FedEP` and `PVI` also take a function whose global sites are exponential families (see `infer.guided`).
         client: tilted inference: "newton", "identity" (I), "mcmc" (M), "laplace" (L), "ngvi" (V) or "svi"; see the
             modules of `infer.clients`, which say what the settings below mean to them.
         start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and

@@ -1,4 +1,4 @@
-"""FedEP with a hand-written guide: sites in the natural parameters of the guide's own families.
+"""FedEP and PVI with a hand-written guide: sites in the natural parameters of the guide's own families.
 
 Source: Khan & Lin (2017), conjugate-computation variational inference; Bui et al. (2018), Property 4; Salimans &
 Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`exponential_families`) a client's site is
@@ -12,6 +12,9 @@ and the prior's likewise, of log p_0 - log h. Both gradients are means over the 
 
 Letters: λ `natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients and in
 all rounds; away from conjugacy the error falls with the root of `num_points`.
+
+Only q(θ) of the guide is federated. A local part q(z_k | θ) is left aside, with a warning: the likelihoods have z_k
+integrated out, which is what the best of all local guides would give.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from pyro_fed.infer.derivatives import in_blocks
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.hand_written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.particles import likelihood_scores
+from pyro_fed.infer.pvi import PVI
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_at_least
@@ -118,8 +122,8 @@ class GuidedFedEP(FedEP):
     ) -> tuple[State, State, State]:
         """Changes of the clients' sites."""
         draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
-        clients, rows = batch.weight.shape
-        points = in_blocks(draws.z.unsqueeze(1).expand(-1, clients, -1), clients * rows).to(problem.dtype)
+        points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
+        points = in_blocks(points, batch.weight.numel() * problem.num_nodes)
         _, (scores,) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
         delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - local["natural"]
         usable = delta.isfinite().all(1)
@@ -204,6 +208,38 @@ class GuidedFedEP(FedEP):
         if not bad:
             return []
         return [f"in the last round the sites of clients {', '.join(bad[:10])} were not finite and were not used"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedPVI(GuidedFedEP, PVI):
+    """What `PVI(guide=function)` makes: one client a round, in turn, and one natural-gradient step a turn.
+
+    Used besides: `order`.
+    """
+
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_steps != 1:
+            raise SettingError(f"PVI: a hand-written guide takes local_steps=1 alone, received {self.local_steps}")
+
+
+def guided_kind(kind: Any) -> Any:
+    """The class that federates hand-written guides in the place of another.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if issubclass(kind, GuidedFedEP):
+        return kind
+    known = {FedEP: GuidedFedEP, PVI: GuidedPVI}
+    if kind not in known:
+        raise SettingError(
+            f"{kind.__name__}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...) "
+            "or an automatic guide such as AutoMultivariateNormal"
+        )
+    return known[kind]
 
 
 def _site(draws: Draws, scores: Tensor) -> Tensor:

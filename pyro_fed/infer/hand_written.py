@@ -1,11 +1,13 @@
 """A hand-written guide as a product of exponential families, in one flat vector of natural parameters.
 
 The guide is run on the model's arguments, in a param store of its own, and gives its families, their shapes and where q
-begins. Its global sites have to be independent of each other.
+begins. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on anything:
+they are left aside.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -133,18 +135,15 @@ def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
-    """The families of a guide's global sites.
+    """The families of a guide's global sites; warns of local ones, which are not used.
 
     Raises:
         SettingError: a site that is no exponential family listed here, that depends on another, that the model lacks,
-            or a site of the model that the guide lacks.
+            or a global site of the model that the guide lacks.
     """
-    first, second = _run(guide, problem, 0), _run(guide, problem, 1)
     name = getattr(guide, "__name__", type(guide).__name__)
-    if set(first) != set(problem.sites):
-        raise SettingError(
-            f"guide {name} has the sites {sorted(first)}, but the model's are {sorted(problem.sites)}; {CURE}"
-        )
+    first, second = _run(guide, problem, 0), _run(guide, problem, 1)
+    _check_names(name, set(first), problem)
     models = _model_sites(problem)
     sites = []
     for site in problem.sites:
@@ -164,6 +163,24 @@ def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
             )
         sites.append(GuideSite(site, family, start, transform))
     return GuideFamily(tuple(sites))
+
+
+def _check_names(guide: str, found: set[str], problem: Problem) -> None:
+    expected, local = set(problem.sites), set(problem.layout.local)
+    unknown, missing = sorted(found - expected - local), sorted(expected - found)
+    if unknown or missing:
+        inside = f" and, inside plate '{problem.plate}', {sorted(local)}" if local else ""
+        raise SettingError(
+            f"guide {guide} lacks the sites {missing} and has {unknown} besides: the model's are "
+            f"{sorted(expected)}{inside}; {CURE}"
+        )
+    if found & local:
+        warnings.warn(
+            f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
+            "integrate these latents out and draw them given the others at the end. A guide without them does as well",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:

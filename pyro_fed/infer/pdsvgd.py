@@ -18,19 +18,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise, State
+from pyro_fed.algorithm import Noise, Start, State, started
 from pyro_fed.data import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.dsvgd import DSVGD, own_site
 from pyro_fed.infer.particles import prior_scores
-from pyro_fed.infer.survey import Begin
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
+
+NO_SURROGATES = (
+    "the server moves the particles by the clients' Gaussian surrogates, and particles that start apart have none, as "
+    "with neural networks; take DSVGD, or PaperParallelDSVGD"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +63,22 @@ class ParallelDSVGD(DSVGD):
                 f"ParallelDSVGD: batch_size must be None, received {self.batch_size}: a client sends "
                 "one full score a round"
             )
-        if self.start in ("apart", "checked"):
-            raise SettingError(
-                f"ParallelDSVGD: start must not be {self.start!r}: the server moves the particles by the clients' "
-                "surrogates, and particles that start apart have none; take DSVGD"
-            )
+        if self.start == "apart":
+            raise SettingError(f"ParallelDSVGD: start must not be 'apart': {NO_SURROGATES}")
 
-    def begin(self, problem: Problem) -> Begin:
-        """Where the particles of this model start: without a check, since the server needs the surrogates."""
-        begin = super().begin(problem)
-        return "gaussian" if begin == "checked" else begin
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As `DSVGD` with surrogates.
+
+        Raises:
+            SettingError: the Gaussian phase ended at no maximum, so that there are none.
+        """
+        if bool(started(start, self).shared["apart"]):
+            raise SettingError(
+                f"ParallelDSVGD: the Gaussian phase ended at a saddle of the log posterior: {NO_SURROGATES}"
+            )
+        return super().init(problem, num_clients, generator, start)
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_passes`; it stops by itself."""

@@ -28,7 +28,8 @@ class PVI(FedEP):
         order: "sequential" or "synchronous"; a schedule given to `run` goes before it.
         local_steps: Newton steps a round.
 
-    Other settings: as for `EPSettings`; the client is "newton" or "svi".
+    Other settings: as for `EPSettings`; the client is "newton" or "svi". With a guide that is a function, what is made
+    is a `GuidedPVI`.
 
     References:
         Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).

@@ -13,6 +13,10 @@ moments vanish), and the half sample Z (h x d, h = n / 2) is then standardised:
 
 So a step that takes its score and Hessian from such expectations is exact for a Gaussian likelihood in
 either case: the score is linear and the Hessian constant.
+
+Draws that go with given numbers v_1 ... v_n (each with its exact distribution, and together far more even than
+independent draws) are stratified twice: over all of them, and over each block of n^(1/2) with neighbouring v. In one
+dimension that is a Latin hypercube based on an orthogonal array (Tang 1993, JASA 88), whose other axis is v's rank.
 """
 
 import math
@@ -47,6 +51,30 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
     uniform: Tensor = SobolEngine(dim, scramble=True, seed=seed).draw(num_half, dtype=torch.float64)
     half = _standardised(torch.special.ndtri(uniform + SOBOL_HALF_CELL))
     return torch.cat([half, -half])
+
+
+def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers, stratified over the first axis and over neighbours in `values`.
+
+    Each number is normal whatever the values, and columns are independent of each other.
+
+    Args:
+        values: v, (n, ...).
+        generator: source of randomness.
+
+    Returns:
+        (n, ...), float64.
+    """
+    count, columns = len(values), values.shape[1:]
+    width = math.isqrt(count - 1) + 1  # of a block; as many cells have as many strata as there are blocks
+    blocks = -(-count // width)
+    shape = (blocks, width, *columns)
+    cell, stratum, jitter = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    cells = cell.argsort(1)
+    strata = stratum.argsort(0).gather(1, cells)
+    uniform = ((cells * blocks + strata + jitter) / (blocks * width)).flatten(0, 1)
+    ranks = values.argsort(0).argsort(0)
+    return torch.special.ndtri(uniform.clamp(SOBOL_HALF_CELL, 1 - SOBOL_HALF_CELL)).gather(0, ranks.to(uniform.device))
 
 
 def _standardised(half: Tensor) -> Tensor:

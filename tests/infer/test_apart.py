@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.survey import gaussian_points, lowest_curvature
+from pyro_fed.infer.starting_points import gaussian_points, lowest_curvature
 
 QUIET = {"progress": False, "log_likelihood": False}
 
@@ -74,3 +74,22 @@ def test_a_network_is_found_out(algorithm):
 def test_the_parallel_form_has_no_start_apart():
     with pytest.raises(SettingError, match="take DSVGD"):
         pf.ParallelDSVGD(start="apart")
+    with pytest.raises(SettingError, match=r"ended at a saddle .* take DSVGD"):
+        run(pf.ParallelDSVGD(num_particles=10), network(), 2)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_particles_that_started_apart_are_returned_at_their_mean_over_a_pass(clients):
+    """The first pass by its plain mean, then by weights that fall by (1 - 1/K) a round; with one client not at all."""
+    algorithm, where = pf.DSVGD(num_particles=4), torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
+    unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
+    shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}
+    weights = torch.zeros(0)
+    for white in where:
+        shared = algorithm.combine(shared, {"white": white[None]}, torch.ones(1))
+        filled = len(weights) >= clients
+        weights = torch.cat([weights * (1 - 1 / clients) if filled else weights, torch.ones(1)])
+    expected = torch.einsum("r,rnd->nd", weights / weights.sum(), where) if clients > 1 else where[-1]
+    for apart, positions in ((1.0, expected), (0.0, where[-1])):
+        drawn = algorithm.sample(shared | {"apart": torch.tensor(apart)}, 4, torch.Generator())[0]
+        torch.testing.assert_close(drawn, positions)

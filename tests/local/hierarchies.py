@@ -107,7 +107,7 @@ class Case:
     model: Callable[..., Any]
     args: tuple[Tensor, ...]
     log_lik: Callable[..., Tensor]
-    order: int = 21
+    order: int | None = None
     tolerance: float = 1e-11
 
     def federation(self, num_clients: int = 3, **settings: Any) -> pf.Federation:

@@ -1,0 +1,86 @@
+"""Test figures by round, over seeds, as tables and curves: what the benchmarks of the papers' figures share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+
+import pyro_fed as pf
+from pyro_fed.evaluation import Evaluate
+from pyro_fed.metrics import test_metrics
+
+#: Values over (seed, round), by method.
+Curves = Mapping[str, np.ndarray]
+
+
+def on_test(federation: pf.Federation, test: Any) -> Evaluate:
+    """The test metrics of a posterior."""
+    return lambda idata: test_metrics(idata, federation, test)
+
+
+def by_round(
+    algorithm: pf.Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int, **options: Any
+) -> xr.Dataset:
+    """The record of one run with its figures in every round.
+
+    Inductor's code is kept on disk, so that a run over again, or with another seed, is compiled at once.
+    """
+    settings = {"progress": False, "log_likelihood": False, "compile": "inductor", **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # dead KDEs and runs cut short are part of the comparisons
+        return pf.run(algorithm, federation, num_rounds=rounds, evaluate=evaluate, **settings)["federation"]
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over seeds (S, ...), and its standard error; zero for a single seed."""
+    count = len(values)
+    return values.mean(0), values.std(0, ddof=1) / count**0.5 if count > 1 else np.zeros(values.shape[1:])
+
+
+def recent(values: np.ndarray, rounds: int) -> np.ndarray:
+    """Mean of the last so many rounds, from the first round that has them: (S, R) to (S, R - rounds + 1)."""
+    return np.lib.stride_tricks.sliding_window_view(values, rounds, -1).mean(-1)
+
+
+def print_table(title: str, curves: Curves, columns: Mapping[str, slice], against: str = "", digits: int = 2) -> None:
+    """Means over seeds, with SE, in spans of rounds; the others' as paired differences from the method `against`."""
+    print(f"\n{title}\n{'':<18}" + "".join(f"{name:>18}" for name in columns), flush=True)
+    for name, values in curves.items():
+        paired = against not in ("", name)
+        shown = values - curves[against] if paired else values
+        spans = (mean_and_error(shown[:, span].mean(1)) for span in columns.values())
+        cells = (f"{mean:{'+' if paired else ''}.{digits}f} ± {error:.{digits}f}" for mean, error in spans)
+        print(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+def at_rounds(rounds: Sequence[int], shown: Sequence[int]) -> dict[str, slice]:
+    """Columns of a table that are single rounds."""
+    places = {r: list(rounds).index(r) for r in shown}
+    return {f"round {r}": slice(i, i + 1) for r, i in places.items()}
+
+
+def plot_curves(axis: Any, curves: Curves, rounds: Sequence[int], title: str, ylabel: str) -> None:
+    """Means over seeds with a band of one standard error."""
+    for name, values in curves.items():
+        mean, error = mean_and_error(values)
+        (line,) = axis.plot(rounds, mean, label=name, linewidth=1.5)
+        axis.fill_between(rounds, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0)
+    axis.set(title=title, xlabel="round", ylabel=ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Save the figure and say where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+    print(f"\nfigure in {path}")

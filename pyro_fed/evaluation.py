@@ -1,0 +1,67 @@
+"""What a user measures of the posterior after every round, such as the accuracy on test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyro_fed import seeding
+from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.errors import SettingError
+from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.to_arviz import posterior_alone
+
+if TYPE_CHECKING:
+    from pyro_fed.context import Context
+
+#: From the posterior so far, as InferenceData with the group `posterior` alone, to figures by name.
+Evaluate = Callable[[Any], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and by what the state of a run is measured.
+
+    Args:
+        evaluate: the user's function.
+        every: rounds from one evaluation to the next, at least 1.
+        num_draws: draws of the posterior that it sees, as in the run's result.
+
+    Raises:
+        SettingError: `every` below 1.
+    """
+
+    evaluate: Evaluate
+    every: int
+    num_draws: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"evaluate_every must be at least 1, received {self.every}")
+
+    def figures(self, algorithm: Algorithm, context: Context, shared: State, done: int) -> dict[str, float]:
+        """Figures of the state after `done` rounds; none between evaluations, or while there is no distribution.
+
+        Raises:
+            SettingError: the function returned something other than numbers by name.
+        """
+        if done % self.every:
+            return {}
+        generator = seeding.torch_generator(context.seed, seeding.DRAWS)
+        try:
+            draws = algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
+        except ImproperGaussianError:
+            return {}
+        found = self.evaluate(posterior_alone(algorithm, context.federation, context.problem, draws, context.record))
+        return _checked(found)
+
+
+def _checked(found: Any) -> dict[str, float]:
+    wrong = f"evaluate must return numbers by name, such as {{'accuracy': 0.9}}, received {found!r}"
+    if not isinstance(found, Mapping):
+        raise SettingError(wrong)
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError) as error:
+        raise SettingError(wrong) from error

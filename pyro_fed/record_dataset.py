@@ -1,0 +1,130 @@
+"""The record of a run as a dataset, the group `federation` of the result: variables over (round, client)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pyro_fed.record import Record, Round
+
+#: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
+MAX_CELLS = 2_000_000
+
+
+class _Table(NamedTuple):
+    """Shape of the record's table: whether a column is a client or the place of one among those of its round."""
+
+    full: bool
+    rounds: int
+    width: int
+
+    @property
+    def dims(self) -> tuple[str, str]:
+        return "round", "client" if self.full else "slot"
+
+    def columns(self, one: Round) -> np.ndarray:
+        """Where the clients of a round stand."""
+        return np.array(one.clients if self.full else range(len(one.clients)), dtype=np.int64)
+
+    def empty(self, *shape: int) -> np.ndarray:
+        return np.full((self.rounds, self.width, *shape), np.nan)
+
+
+def federation_group(record: Record) -> xr.Dataset:
+    """Variables over (round, client), NaN where a client did not take part.
+
+    A client that several chains visit in one round shows the sum of their bytes and seconds, and the mean of
+    their figures. Where a schedule asked all clients, those that were not chosen show what that took.
+    """
+    table = _shape(record)
+    shapes = {name: value.shape[1:] for one in record.rounds for name, value in one.info.items()}
+    data = _participation(record, table) | _traffic(record, table)
+    for name in sorted(shapes):
+        data[name] = _traces(record, table, name, shapes[name]) if shapes[name] else _means(record, table, name)
+    data |= _failures(record) | _series(record)
+    coords: dict[str, object] = {
+        "round": np.arange(table.rounds),
+        "phase": ("round", [one.phase for one in record.rounds]),
+    }
+    if table.full:
+        coords["client"] = record.client_names
+    return xr.Dataset(data, coords=coords)
+
+
+def _shape(record: Record) -> _Table:
+    rounds, clients = len(record.rounds), len(record.client_names)
+    full = rounds * clients <= MAX_CELLS
+    return _Table(full, rounds, clients if full else max((len(one.clients) for one in record.rounds), default=0))
+
+
+def _participation(record: Record, table: _Table) -> dict[str, Any]:
+    took_part = np.zeros((table.rounds, table.width), dtype=bool)
+    numbers = np.full((table.rounds, table.width), -1)
+    for i, one in enumerate(record.rounds):
+        took_part[i, table.columns(one)] = True
+        numbers[i, table.columns(one)] = one.clients
+    found = {"participated": (table.dims, took_part)}
+    return found if table.full else {**found, "client": (table.dims, numbers)}
+
+
+def _traffic(record: Record, table: _Table) -> dict[str, Any]:
+    """Bytes and seconds: sums over a client's visits."""
+    values = {name: table.empty() for name in ("bytes_down", "bytes_up", "seconds")}
+    for i, one in enumerate(record.rounds):
+        at, visits = _visits(one, table)
+        asked_down, asked_up = one.asked or (np.nan, np.nan)
+        values["bytes_down"][i], values["bytes_up"][i] = asked_down, asked_up
+        sent = one.bytes_up + (one.asked or (0, 0))[1]
+        for name, value in {"bytes_down": one.bytes_down, "bytes_up": sent, "seconds": one.seconds}.items():
+            values[name][i, at] = value * visits
+    return {name: (table.dims, value) for name, value in values.items()}
+
+
+def _means(record: Record, table: _Table, name: str) -> Any:
+    """A figure of the clients: the mean over a client's visits."""
+    values = table.empty()
+    for i, one in enumerate(record.rounds):
+        if name in one.info:
+            at, visits = _visits(one, table)
+            values[i, at] = np.bincount(at, weights=one.info[name], minlength=table.width)[at] / visits
+    return table.dims, values
+
+
+def _visits(one: Round, table: _Table) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of a round's clients, and how often each of them was visited in it."""
+    at = table.columns(one)
+    return at, np.bincount(at, minlength=table.width)[at]
+
+
+def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) -> Any:
+    """A figure of each client and parameter."""
+    values = table.empty(*shape)
+    for i, one in enumerate(record.rounds):
+        if name in one.info:
+            values[i, table.columns(one)] = one.info[name]
+    return (*table.dims, "parameter"), values
+
+
+def _series(record: Record) -> dict[str, Any]:
+    """Figures of the rounds of the last phase."""
+    offset, found = len(record.rounds) - len(record.figures), {}
+    for name in sorted({name for figures in record.figures for name in figures}):
+        series = np.full(len(record.rounds), np.nan)
+        series[offset:] = [figures.get(name, np.nan) for figures in record.figures]
+        found[name] = (("round",), series)
+    return found
+
+
+def _failures(record: Record) -> dict[str, Any]:
+    """Rounds, clients and reasons of failures, over a dimension of their own; nothing where there are none."""
+    listed = [
+        (i, record.client_names[client], reason)
+        for i, one in enumerate(record.rounds)
+        for client, reason in one.failures
+    ]
+    if not listed:
+        return {}
+    columns = zip(("failure_round", "failure_client", "failure_reason"), zip(*listed, strict=True), strict=True)
+    return {name: ("failure", list(values)) for name, values in columns}

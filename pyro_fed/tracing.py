@@ -1,0 +1,81 @@
+"""A step as a graph of tensor operations: traced from a function of flat leaves, compiled by Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+#: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
+#: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
+INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
+
+
+@dataclass
+class Step:
+    """A function of flat leaves, its graph where it was traced, and the structure of what it returns."""
+
+    run: Any
+    spec: Callable[[], Any]
+    inductor: Callable[..., Any] | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Operations in the graph."""
+        return len(self.run.graph.nodes)
+
+
+def eager(batched: Callable[..., Any], spec: Any) -> Step:
+    """The function of pytrees as one of their leaves.
+
+    Args:
+        batched: takes arguments with structure `spec`, returns a pytree of tensors.
+        spec: of all its arguments.
+    """
+    found: dict[str, Any] = {}
+
+    def flat(*flat_args: Tensor) -> list[Tensor]:
+        out = batched(*pytree.tree_unflatten(list(flat_args), spec))
+        out_leaves, found["spec"] = pytree.tree_flatten(out)
+        return [leaf.contiguous() for leaf in out_leaves]
+
+    return Step(flat, lambda: found["spec"])
+
+
+def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
+    """The same as a graph, which fits leaves with the shapes and strides of `leaves`."""
+    step = eager(batched, spec)
+    graph = make_fx(step.run)(*[leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
+    _pin_dtypes(graph)
+    graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return Step(graph, step.spec)
+
+
+def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
+    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
+    with tracing(TracingContext(mode)):
+        inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+        return torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
+
+
+def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
+    """Give `torch.ones(3)` and its like the dtype they were traced in, not the default when they run."""
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node.all_input_nodes or "dtype" in node.kwargs:
+            continue
+        takes = {argument.name for argument in node.target._schema.arguments}
+        if "dtype" in takes and "tensor_meta" in node.meta:
+            node.kwargs = {**node.kwargs, "dtype": node.meta["tensor_meta"].dtype}

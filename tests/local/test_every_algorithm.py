@@ -1,0 +1,46 @@
+"""Every algorithm sees marginal likelihoods alone: on a hierarchy it does what it does on a model without effects."""
+
+import hierarchies
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+from algorithms import ALGORITHMS, graph_of
+
+import pyro_fed as pf
+
+ROUNDS = {"num_rounds": 2, "progress": False, "num_draws": 3, "log_likelihood": False, "compile": "off"}
+FEDERATED = {name: make for name, make, _ in ALGORITHMS if not type(make()).joint}
+
+
+def marginal(sd, y=None):
+    """`hierarchies.means` with the effects integrated out by hand.
+
+    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is.
+    """
+    mu = pyro.sample("mu", dist.Normal(hierarchies.number(0), hierarchies.PRIOR_SD))
+    with pyro.plate(hierarchies.PLATE, len(sd)):
+        root = (sd.square() + hierarchies.SPREAD**2).sqrt().reshape(-1, 1, 1)
+        pyro.sample("y", dist.MultivariateNormal(mu.expand(1), scale_tril=root), obs=y.unsqueeze(-1))
+
+
+def result(algorithm, model):
+    fed = pf.Federation(model, hierarchies.CASES["means"].args, plate="group", num_clients=3)
+    return pf.run(algorithm, fed, **graph_of(algorithm, fed), **ROUNDS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # runs of two rounds have not converged
+@pytest.mark.parametrize("name", FEDERATED)
+def test_the_answer_is_that_of_the_model_with_the_effects_integrated_out(name):
+    """Draws and sizes of messages alike: the same random numbers, the same densities, to rounding."""
+    hierarchy, plain = (result(FEDERATED[name](), model) for model in (hierarchies.means, marginal))
+    drawn = hierarchy["posterior"]
+    np.testing.assert_allclose(drawn["mu"].values, plain["posterior"]["mu"].values, rtol=1e-6, atol=1e-6)
+    assert drawn["effect"].shape == (*drawn["mu"].shape, hierarchies.J)
+    assert np.isfinite(drawn["effect"].values).all()
+    for sent in ("bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(hierarchy["federation"][sent].values, plain["federation"][sent].values)
+
+
+def test_the_others_work_on_all_latents():
+    assert {name for name, make, _ in ALGORITHMS} - FEDERATED.keys() == {"NUTS", "SVI"}

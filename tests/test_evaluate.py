@@ -1,0 +1,86 @@
+"""run(..., evaluate=): the user's figures of every round, which change nothing of the run."""
+
+import warnings
+
+import numpy as np
+import pytest
+from algorithms import ALGORITHMS, graph_of, line_data, unequal_lines
+
+import pyro_fed as pf
+from pyro_fed.metrics import test_metrics as metrics_on
+
+ALL = pytest.mark.parametrize(
+    ("factory", "federation"), [row[1:] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS]
+)
+
+
+def quiet(algorithm, fed, **options):
+    """A run of a few rounds, without the warnings that so short a run deserves."""
+    settings = {"num_rounds": 4, "progress": False, "compile": "off", **graph_of(algorithm, fed), **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return pf.run(algorithm, fed, **settings)
+
+
+def mean_of(idata):
+    name = sorted(idata.posterior.data_vars)[0]
+    return {"first_mean": float(idata.posterior[name].mean())}
+
+
+@ALL
+def test_the_last_rounds_figure_is_that_of_the_result_and_the_run_is_unchanged(factory, federation):
+    fed = federation()
+    plain, measured = quiet(factory(), fed), quiet(factory(), fed, evaluate=mean_of)
+    for name, value in plain.posterior.data_vars.items():
+        np.testing.assert_array_equal(value.values, measured.posterior[name].values)
+    series = measured.federation["first_mean"]
+    assert series.dims == ("round",)
+    assert float(series[-1]) == mean_of(measured)["first_mean"]
+    assert "first_mean" not in plain.federation
+
+
+def test_every_second_round_and_only_the_runs_own_phase():
+    fed, seen = unequal_lines(), []
+
+    def evaluate(idata):
+        seen.append(idata.attrs["num_rounds"])
+        return {"seen": len(seen)}
+
+    small = pf.DSVGD(num_particles=5, local_steps=4, noise=1e-6)
+    idata = quiet(small, fed, num_rounds=5, evaluate=evaluate, evaluate_every=2)
+    own = (idata.federation["phase"] == "DSVGD").values
+    assert 0 < own.sum() < len(own)
+    figures = idata.federation["seen"].values
+    assert np.isnan(figures[~own]).all()
+    assert np.isnan(figures[own][::2]).all()
+    assert figures[own][1::2].tolist() == list(range(1, len(seen) + 1))
+
+
+def test_predictions_of_unseen_rows_by_round_survive_a_checkpoint(tmp_path):
+    fed = unequal_lines()
+    test = line_data(rows=9, seed=1)
+    settings = {"evaluate": lambda idata: metrics_on(idata, fed, test), "num_rounds": 3}
+    whole = quiet(pf.FedSEP(), fed, **settings)
+    quiet(pf.FedSEP(), fed, **settings, checkpoint=tmp_path)
+    again = quiet(pf.FedSEP(), fed, **settings, checkpoint=tmp_path, resume=True)
+    for name in ("rmse", "log_predictive_density"):
+        np.testing.assert_array_equal(whole.federation[name].values, again.federation[name].values)
+        assert np.isfinite(float(whole.federation[name][-1]))
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        (lambda idata: 0.5, "numbers by name"),
+        (lambda idata: {"accuracy": "high"}, "numbers by name"),
+        (lambda idata: {"change": 1.0}, "named .'change'., which the run has itself"),
+    ],
+)
+def test_what_is_no_figure_is_refused(evaluate, message):
+    with pytest.raises(pf.SettingError, match=message):
+        quiet(pf.FedEP(), unequal_lines(), evaluate=evaluate)
+
+
+def test_a_period_below_one_round_is_refused():
+    with pytest.raises(pf.SettingError, match="evaluate_every must be at least 1, received 0"):
+        quiet(pf.FedEP(), unequal_lines(), evaluate=mean_of, evaluate_every=0)
