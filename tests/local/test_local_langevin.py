@@ -18,8 +18,8 @@ SAMPLERS = pytest.mark.parametrize(
     [
         pf.SGLD(target_ess=400),
         pf.DSGLD(target_ess=400, local_steps=2, visit_time=0.2, thin=2, burn_in=100),
-        pf.FSGLD(target_ess=400, local_steps=5, thin=5, burn_in=50),
-        pf.FALD(target_ess=400, visit_time=1.0, burn_in=50),
+        pf.FSGLD(target_ess=400, local_steps=8, visit_time=4.0, thin=8, burn_in=16),
+        pf.FALD(target_ess=400, visit_time=2.5, burn_in=20),
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
