@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "infer"))
 from gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
 PAPER = {
+    "sweeps": False,
     "precondition": False,
     "midpoint": False,
     "trust": None,

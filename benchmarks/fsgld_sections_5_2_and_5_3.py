@@ -27,7 +27,7 @@ from pyro_fed.to_arviz import unconstrained_draws
 
 #: Of Section 5.3.
 STEP = 1e-7
-PUBLISHED = {"precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
+PUBLISHED = {"sweeps": False, "precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
 
 
 def by_chain(fed, test, algorithm, rounds, seed=0, num_draws=200):

@@ -33,6 +33,7 @@ from models import logistic_regression
 SHARED = {"batch_size": 10, "local_steps": 200}
 LANGEVIN = {
     "surrogates": None,
+    "sweeps": False,
     "precondition": False,
     "control_variate": False,
     "midpoint": False,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_fed import membership
 from pyro_fed import partition as partitions
-from pyro_fed.arguments import Arguments, choose_shards, flatten
+from pyro_fed.arguments import Arguments, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData
 from pyro_fed.errors import DataError, SettingError
@@ -26,6 +26,7 @@ from pyro_fed.nested_rows import NestedRows
 from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
+from pyro_fed.shards import choose_shards
 
 #: An integer-valued observation with at most this many values counts as a label in `summary`.
 MAX_LABELS = 20

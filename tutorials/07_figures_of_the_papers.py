@@ -222,7 +222,14 @@ def gaussian_mean(x):
 fed = pf.Federation.from_clients(gaussian_mean, [(rows,) for rows in shards], plate="data")
 likelihoods = pf.Given(torch.full((10, 2), 200.0, dtype=torch.float64), shards.sum(1))
 posterior_mean = shards.sum((0, 1)) / 2001
-paper = {"precondition": False, "midpoint": False, "trust": None, "target_ess": None, "control_variate": False}
+paper = {
+    "sweeps": False,
+    "precondition": False,
+    "midpoint": False,
+    "trust": None,
+    "target_ess": None,
+    "control_variate": False,
+}
 paper |= {"step_size": 1e-4, "batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}
 updates, steps = ((1, 100), 400) if FAST else ((1, 10, 100, 1000), 4000)
 figure, axes = plt.subplots(2, len(updates), figsize=(11, 5.6), layout="constrained", squeeze=False)

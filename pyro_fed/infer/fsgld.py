@@ -64,4 +64,4 @@ class FSGLD(LangevinAlgorithm):
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose errors are small enough."""
         worst = float(started(start, self).shared["mismatch"].amax())
-        return longest_visit(self.visit_error, worst, num_clients, self.probabilities is None, self.visit_time)
+        return longest_visit(self.visit_error, worst, num_clients, self.in_sweeps, self.visit_time)

@@ -21,8 +21,8 @@ Deviations, all settings, all off in the papers' recipes, and those of `infer.co
   visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
   chooses t by them. SGLD has no clients and takes `largest_step`. Where the step is shorter than for t = `visit_time`
   burn-in has as many steps more.
-* clients in random sweeps (`schedule.Shuffled`) where f_s is uniform, instead of drawn anew for each visit: what one
-  client's error does the others undo, see `ops.visits`.
+* `sweeps`: where f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
+  what one client's error does the others undo, see `ops.visits`.
 * `target_ess`: the run ends when the slowest coordinate has so many effective draws and R-hat is small.
 """
 

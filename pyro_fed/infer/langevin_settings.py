@@ -30,6 +30,8 @@ class LangevinSettings(ChainAlgorithm):
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ.
         probabilities: f_s; uniform by default.
+        sweeps: every client once in each sweep, in random order, where f_s is uniform; else clients are drawn anew for
+            each visit.
         surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites (see
             `infer.surrogates`), "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors
             better, "local_sgld" for `LocalSGLD()`, or `Given`; None runs without (a step size is then needed). "auto":
@@ -47,6 +49,7 @@ class LangevinSettings(ChainAlgorithm):
     decay: float = 0.0
     decay_offset: float = 1.0
     probabilities: tuple[float, ...] | None = None
+    sweeps: bool = True
     surrogates: Algorithm | Given | Literal["auto", "laplace", "fedep", "local_sgld"] | None = "auto"
     precondition: bool = True
     control_variate: bool = True
@@ -88,8 +91,13 @@ class LangevinSettings(ChainAlgorithm):
         return 0.0
 
     def default_schedule(self) -> Schedule:
-        """One client a chain: in random sweeps, or drawn with probabilities f_s where these are given."""
-        return Shuffled() if self.probabilities is None else Categorical(self.probabilities)
+        """One client a chain: in random sweeps, or drawn with probabilities f_s."""
+        return Shuffled() if self.in_sweeps else Categorical(self.probabilities)
+
+    @property
+    def in_sweeps(self) -> bool:
+        """Whether each sweep takes every client once."""
+        return self.sweeps and self.probabilities is None
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates."""

@@ -10,7 +10,14 @@ import pyro_fed as pf
 from pyro_fed.ops.langevin import stationary_variance
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
-PLAIN = {"precondition": False, "control_variate": False, "midpoint": False, "trust": None, "target_ess": None}
+PLAIN = {
+    "sweeps": False,
+    "precondition": False,
+    "control_variate": False,
+    "midpoint": False,
+    "trust": None,
+    "target_ess": None,
+}
 
 
 # Each chain is short: the variance is over all of them.

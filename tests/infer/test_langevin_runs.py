@@ -240,3 +240,20 @@ def test_surrogates_that_leave_a_direction_free_are_refused_before_sampling():
     fed = pf.Federation(flat, (y,), plate="data", num_clients=2)
     with pytest.raises(pf.ModelError, match="the posterior is improper"):
         pf.run(pf.FSGLD(surrogates=given), fed, num_rounds=1, **QUIET)
+
+
+def test_sweeps_take_every_client_once(fed, x):
+    """A chain's visits: a permutation of the clients in each sweep, another one in the next, and for the next chain."""
+    idata = pf.run(short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1), fed, num_rounds=24, **QUIET)
+    visits = idata["sample_stats"]["client"].values.reshape(3, 6, 4)
+    np.testing.assert_array_equal(np.sort(visits, -1), np.broadcast_to(np.arange(4), (3, 6, 4)))
+    assert len({tuple(sweep) for sweep in visits.reshape(-1, 4)}) > 6
+
+
+@pytest.mark.parametrize("settings", [{"sweeps": False}, {"probabilities": (0.1, 0.2, 0.3, 0.4)}])
+def test_clients_are_drawn_anew_as_published(fed, x, settings):
+    """36 times four visits: all of them permutations with probability below 1e-36."""
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1, **settings)
+    idata = pf.run(sampler, fed, num_rounds=48, **QUIET)
+    visits = idata["sample_stats"]["client"].values.reshape(-1, 4)
+    assert any(len(set(sweep)) < 4 for sweep in visits)
