@@ -11,7 +11,7 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
 	$(BIN)/pyro-fed compare logistic_regression dsvgd fedep p2p_vi fsgld --reference nuts \
 		--set nuts.num_chains=2 --set nuts.num_samples=500 --set nuts.warmup_steps=500 \
-		--set fsgld.surrogates=fedep --set fsgld.local_steps=5 --set fsgld.step_size=0.02 \
+		--set fsgld.local_steps=5 \
 		--clients 10 --partition dirichlet:0.3 --seed 0 --out out/report.html
 
 # One thread a worker: two workers that fight for the cores are many times slower.

@@ -61,7 +61,9 @@ def run(scheme, name, clients, rounds, seed):
     """Accuracy in per cent by round, log predictive density by round, kB exchanged a client."""
     fed, test, settings = problem(name, clients, seed)
     parallel = SCHEMES[scheme] is None
-    algorithm = pf.PaperParallelDSVGD(**settings, server_steps=10) if parallel else pf.PaperDSVGD(**settings)
+    # With the floor of the authors' code under the KDEs all sites of a network fade, and its weights shrink to zero.
+    pdsvgd = {**settings, "server_steps": 10, "kde_floor": 0.0}
+    algorithm = pf.PaperParallelDSVGD(**pdsvgd) if parallel else pf.PaperDSVGD(**settings)
     record = by_round(algorithm, fed, on_test(fed, test), rounds, schedule=SCHEMES[scheme], seed=seed)
     traffic = float(record["bytes_up"].sum() + record["bytes_down"].sum()) / 1e3 / clients
     return 100 * record["accuracy"].values, record["log_predictive_density"].values, traffic
@@ -83,8 +85,8 @@ def report(title, accuracy, density, traffic, out):
     smooth = {name: recent(values, WINDOW) for name, values in accuracy.items()}
     plot_curves(axes[0], smooth, rounds[WINDOW - 1 :], title, f"test accuracy in %, mean of {WINDOW} rounds")
     axes[0].legend()
-    gains = {name: values - smooth["random"] for name, values in smooth.items()}
-    plot_curves(axes[1], gains, rounds[WINDOW - 1 :], "less random's, by seed", "percentage points")
+    gains = {name: smooth[name] - smooth["random"] for name in ("random", "in turn", "KSD", "HIP")}
+    plot_curves(axes[1], gains, rounds[WINDOW - 1 :], "gain over random, paired by seed", "percentage points")
     save(figure, out)
 
 

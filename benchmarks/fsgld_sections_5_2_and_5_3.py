@@ -30,12 +30,12 @@ STEP = 1e-7
 PUBLISHED = {"precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
 
 
-def by_chain(fed, test, algorithm, rounds, seed=0):
+def by_chain(fed, test, algorithm, rounds, seed=0, num_draws=200):
     """Average log-likelihood a row of the training and of the test data, over the draws of each chain: (chain, 2)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the short runs of this comparison have not converged
         idata = pf.run(
-            algorithm, fed, num_rounds=rounds, num_draws=200, seed=seed, progress=False, log_likelihood=False
+            algorithm, fed, num_rounds=rounds, num_draws=num_draws, seed=seed, progress=False, log_likelihood=False
         )
     rows = []
     with torch.no_grad():
@@ -118,7 +118,7 @@ def network(repetitions, rounds):
                 thin=20,
                 **PUBLISHED,
             )
-            show(title, name, by_chain(fed, test, algorithm, rounds))
+            show(title, name, by_chain(fed, test, algorithm, rounds, num_draws=20))
 
 
 def main():

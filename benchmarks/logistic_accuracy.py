@@ -7,9 +7,15 @@
 15   by round, K = 100 with 20 at random a round for P-DSVGD, N = 6
 
 L = L' = L_s = 200, minibatches of 10, AdaGrad at 0.05 (Tables 2 and 3), beside SVGD and SGLD on the pooled data with as
-many steps, DSGLD with N chains and the annealed steps of Table 4, and FedAvg, which has one client a round in Figure 4
-and the same 20 in Figure 15, each with L steps of SGD at 0.05 on the mean loss.
+many steps, DSGLD with N chains, and FedAvg, which has one client a round in Figure 4 and the same 20 in Figure 15, each
+with L steps of SGD at 0.05 on the mean loss. The Langevin chains step by 1e-5: 0.01, which Table 4 begins with, is far
+beyond what is stable here.
 Per cent of the test rows; mean and standard error over splits.
+
+Figure 15, five splits, after ten rounds, P-DSVGD / FedAvg / DSGLD / SVGD: ringnorm 76.0 / 76.4 / 76.2 / 74.2, twonorm
+97.4 / 97.6 / 97.7 / 97.4, waveform 87.1 / 87.5 / 88.0 / 86.6, with errors of 0.1 to 1. P-DSVGD's gain over FedAvg in
+the paper is not seen on these data, which are dealt evenly; in the first round it is no better than chance, since the
+floor under its KDEs (`kde_floor`, as in the authors' code) hides sites so far from the prior.
 """
 
 import argparse
@@ -25,14 +31,22 @@ import pyro_fed as pf
 from models import logistic_regression
 
 SHARED = {"batch_size": 10, "local_steps": 200}
-PLAIN = {"surrogates": None, "precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
-ANNEALED = {"step_size": 0.01 * 0.5**-0.55, "decay": 0.55, "decay_offset": 0.5, "burn_in": 0, "thin": 20}
+LANGEVIN = {
+    "surrogates": None,
+    "precondition": False,
+    "control_variate": False,
+    "midpoint": False,
+    "target_ess": None,
+    "step_size": 1e-5,
+    "burn_in": 0,
+    "thin": 20,
+}
 
 
 def methods(particles):
     """The figures' algorithms, with as many particles or chains."""
     stein = {"num_particles": particles, "step_size": 0.05, "momentum": 0.9, "fudge": 1e-9, **SHARED}
-    chains = {"num_chains": particles, **SHARED, **PLAIN, **ANNEALED}
+    chains = {"num_chains": particles, **SHARED, **LANGEVIN}
     return {
         "DSVGD": pf.PaperDSVGD(**stein),
         "U-DSVGD": pf.UDSVGD(**stein),

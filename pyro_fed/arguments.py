@@ -73,6 +73,20 @@ class Arguments:
         """Which of the nested plates' rows belong to the rows at hand, by plate."""
         return {}
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of the partitioned plate and of those nested in it."""
+        return (self.num_rows or 0,)
+
+    def shifted(self, i: int, first: int) -> Tensor:
+        """Leaf i, once so many rows stand before these."""
+        leaf: Tensor = self.leaves[i]
+        return leaf
+
+    def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
+        """The same with the leaves of several clients together."""
+        return replace(self, leaves=tuple(leaves))
+
     def dealt(self, clients: Sequence[Tensor]) -> Arguments:
         """The same, once it is known which rows each client has."""
         return self

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed.discrete import log_weights
 
 if TYPE_CHECKING:
-    from pyro_fed.inspection import Site
+    from pyro_fed.layout import Site
     from pyro_fed.problem import Problem
 
 

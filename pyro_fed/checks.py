@@ -61,9 +61,10 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
     for k, arguments in enumerate(each):
         if not arguments.num_rows:
             continue
-        fingerprint = tuple((tuple(leaf.shape), float(leaf.double().sum())) for leaf in arguments.rows)
+        mine = [leaf for _, _, leaf in arguments.columns]
+        fingerprint = tuple((tuple(leaf.shape), float(leaf.double().sum())) for leaf in mine)
         other = seen.setdefault(fingerprint, k)
-        same = zip(arguments.rows, each[other].rows, strict=True)
+        same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)
         if other != k and all(torch.equal(a, b) for a, b in same):
             warnings.warn(
                 f"clients {names[other]} and {names[k]} have identical data: their rows are "

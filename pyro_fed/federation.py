@@ -103,6 +103,7 @@ class Federation:
         clients: Sequence[Any] | Mapping[str, Any],
         *,
         plate: str,
+        rows: Mapping[str, str | Sequence[str]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         shard: Collection[int | str] | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -115,7 +116,8 @@ class Federation:
         Args:
             model: an ordinary Pyro model.
             clients: each client's positional arguments (a tuple), in a list or in a mapping from names.
-            plate: name of the plate that runs over rows.
+            plate: name of the plate that runs over rows, or over groups of them.
+            rows: as for `Federation`; each client numbers its own groups from 0.
             kwargs: keyword arguments shared by all clients.
             shard: names of the arguments that are split by rows.
             dtype: as for `Federation`.
@@ -132,7 +134,7 @@ class Federation:
             check_client_id(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
-        arguments, index = pool_clients(model, values, names, kwargs, plate, shard)
+        arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         num_rows = arguments.num_rows or 0

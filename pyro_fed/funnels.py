@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent
 
-from pyro_fed.handlers import Message
+from pyro_fed.trace_sites import Message
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem

@@ -18,6 +18,7 @@ def group_arguments(
     sizes: Mapping[str, int],
     rows: Mapping[str, str | Sequence[str]],
     shard: Collection[int | str] | str | int | None,
+    where: str = "",
 ) -> GroupedArguments:
     """Arguments whose nested plates follow the groups of the partitioned plate.
 
@@ -28,16 +29,17 @@ def group_arguments(
         rows: nested plate → the argument that numbers each of its rows' groups; or that argument and the plate's
             others, where their length does not tell.
         shard: the arguments with one entry a group; guessed by their length.
+        where: which client the arguments are of, for messages.
 
     Raises:
         ModelError: as `check_rows`, or a guess that is ambiguous.
         DataError: as `check_rows`.
     """
-    given = check_rows(arguments, plate, sizes, rows)
+    given = check_rows(arguments, plate, sizes, rows, where)
     index = {name: arguments.names.index(parts[0]) for name, parts in given.items()}
     if shard is None:
         _check_lengths(given, plate, sizes)
-    chosen = () if shard in ((), []) else choose_shards(arguments, sizes[plate], shard).sharded
+    chosen = () if shard in ((), []) else choose_shards(arguments, sizes[plate], shard, where).sharded
     nested: list[Nested] = []
     for name, parts in given.items():
         taken = {*index.values(), *(chosen if shard is not None else ())}
@@ -56,7 +58,11 @@ def group_arguments(
 
 
 def check_rows(
-    arguments: Arguments, plate: str, sizes: Mapping[str, int], rows: Mapping[str, str | Sequence[str]]
+    arguments: Arguments,
+    plate: str,
+    sizes: Mapping[str, int],
+    rows: Mapping[str, str | Sequence[str]],
+    where: str = "",
 ) -> dict[str, list[str]]:
     """What `rows` names of each nested plate, once checked; arguments as for `group_arguments`.
 
@@ -67,7 +73,7 @@ def check_rows(
     given = {name: [parts] if isinstance(parts, str) else list(parts) for name, parts in rows.items()}
     for name, parts in given.items():
         _check_names(arguments, name, parts, plate, sizes)
-        _check_index(arguments, arguments.names.index(parts[0]), name, plate, sizes)
+        _check_index(arguments, arguments.names.index(parts[0]), name, plate, sizes, where)
     return given
 
 
@@ -87,21 +93,21 @@ def _check_names(arguments: Arguments, name: str, parts: Sequence[str], plate: s
         )
 
 
-def _check_index(arguments: Arguments, at: int, name: str, plate: str, sizes: Mapping[str, int]) -> None:
-    leaf, argument, groups = arguments.leaves[at], arguments.names[at], sizes[plate]
+def _check_index(arguments: Arguments, at: int, name: str, plate: str, sizes: Mapping[str, int], where: str) -> None:
+    leaf, argument, groups = arguments.leaves[at], f"argument '{arguments.names[at]}'{where}", sizes[plate]
     if not isinstance(leaf, Tensor) or leaf.dim() != 1 or leaf.is_floating_point() or leaf.dtype == torch.bool:
         received = f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
         raise DataError(
-            f"argument '{argument}' says to which element of plate '{plate}' each row of plate '{name}' belongs: "
+            f"{argument} says to which element of plate '{plate}' each row of plate '{name}' belongs: "
             f"expected whole numbers, ({sizes[name]},), received {received}"
         )
     if len(leaf) != sizes[name]:
-        raise DataError(f"argument '{argument}' has {len(leaf)} rows, but plate '{name}' has size {sizes[name]}")
+        raise DataError(f"{argument} has {len(leaf)} rows, but plate '{name}' has size {sizes[name]}")
     low, high = int(leaf.min()), int(leaf.max())
     if low < 0 or high >= groups:
         cure = f": subtract {low}" if high - low < groups else ""
         raise DataError(
-            f"argument '{argument}' must number the elements of plate '{plate}', which has size {groups}: expected 0 "
+            f"{argument} must number the elements of plate '{plate}', which has size {groups}: expected 0 "
             f"to {groups - 1}, received {low} to {high}{cure}"
         )
 

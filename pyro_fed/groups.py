@@ -106,6 +106,17 @@ class GroupedArguments(Arguments):
             found[part.plate] = Members(owner, valid, len(rows[0]))
         return found
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.num_groups, *(len(self.leaves[part.index]) for part in self.nested))
+
+    def shifted(self, i: int, first: int) -> Tensor:
+        leaf: Tensor = self.leaves[i]
+        return leaf + first if i in [part.index for part in self.nested] else leaf
+
+    def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
+        return replace(self, leaves=tuple(leaves), num_groups=num_rows)
+
     def dealt(self, clients: Sequence[Tensor]) -> Arguments:
         capacities = []
         for part in self.nested:

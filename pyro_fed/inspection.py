@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
@@ -13,109 +14,12 @@ from torch import Tensor
 from pyro_fed.checks import check_plate_size
 from pyro_fed.discrete import is_discrete
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.handlers import Message, is_deterministic, is_improper, is_imputed, plate_of, row_axis
+from pyro_fed.layout import Layout, Site
 from pyro_fed.plate_tree import check_followers
+from pyro_fed.trace_sites import Message, is_deterministic, is_improper, is_imputed, plate_of, row_axis
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
-
-
-@dataclass(frozen=True)
-class Site:
-    """A site of the model.
-
-    Attributes:
-        name: the site's name.
-        shape: shape of its value.
-        dims: a name for each dimension of the value: the plate's, else `NAME_dim_i`.
-        unconstrained_shape: shape of its unconstrained value (latent sites).
-        start: where it begins in the flat vector (latent sites); of a local site, in that of one row.
-        axis: of its unconstrained value, that runs over the partitioned plate (local sites).
-        event_dim: how many of its last dimensions are one value's.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dims: tuple[str, ...]
-    unconstrained_shape: tuple[int, ...] = ()
-    start: int = 0
-    axis: int | None = None
-    event_dim: int = 0
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the site's plates."""
-        return self.shape[: len(self.shape) - self.event_dim]
-
-    @property
-    def size(self) -> int:
-        """Length in the flat vector."""
-        return int(torch.Size(self.unconstrained_shape).numel())
-
-    @property
-    def row_size(self) -> int:
-        """Length in the flat vector of one row (local sites)."""
-        return self.size // self.unconstrained_shape[self.axis or 0]
-
-    def of_rows(self, block: Tensor) -> Tensor:
-        """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d)."""
-        axis = self.axis or 0
-        rest = self.unconstrained_shape[:axis] + self.unconstrained_shape[axis + 1 :]
-        part = block[:, self.start : self.start + self.row_size]
-        return part.reshape(len(block), *rest).movedim(0, axis)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The sites of a model.
-
-    Attributes:
-        latents: latent sites outside the partitioned plate, in the order of the flat vector.
-        local: latent sites inside it, in the order of a row's own flat vector.
-        reported: deterministic sites.
-        depends_on_local: names of those `reported` whose values latents inside the plate decide.
-        depends_on_discrete: the same of discrete ones.
-        observed: observed sites inside the partitioned plate (`pyro.factor` included).
-        factors: names of those `observed` that are `pyro.factor` statements.
-        improper: latent sites with an improper prior.
-        plate: name of the partitioned plate.
-        discrete: discrete latents inside it, which are summed out.
-        nesting: dimensions that the model's plates take.
-    """
-
-    latents: dict[str, Site]
-    local: dict[str, Site]
-    reported: dict[str, Site]
-    observed: dict[str, Site]
-    factors: frozenset[str]
-    improper: frozenset[str]
-    plate: str
-    depends_on_local: frozenset[str] = frozenset()
-    depends_on_discrete: frozenset[str] = frozenset()
-    discrete: dict[str, Site] = field(default_factory=dict)
-    nesting: int = 1
-
-    @property
-    def first_enum_dim(self) -> int | None:
-        """First free dimension left of all plates, for the values of discrete latents; None without any."""
-        return -1 - self.nesting if self.discrete else None
-
-    def single_observed(self) -> str:
-        """The one observed site that predictions are about.
-
-        Raises:
-            ModelError: there is none, or there are several, or new rows have latents of their own.
-        """
-        if self.local:
-            raise ModelError(
-                f"rows have latents of their own, sites {sorted(self.local)} inside plate '{self.plate}', so that a "
-                "vector of the others does not say how an observation is distributed: use `pyro_fed.predict`, which "
-                "draws them"
-            )
-        names = [name for name in self.observed if name not in self.factors]
-        if len(names) != 1:
-            raise ModelError(f"predictions need one observed site inside plate '{self.plate}', found {names}")
-        return names[0]
 
 
 def describe(problem: Problem) -> Layout:
@@ -167,50 +71,53 @@ def _moved(
 
 
 def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, ...]) -> Layout:
-    plate = plates[0]
-    latents: dict[str, Site] = {}
-    local: dict[str, Site] = {}
-    reported: dict[str, Site] = {}
-    observed: dict[str, Site] = {}
-    discrete: dict[str, Site] = {}
-    factors, improper, start, row_start = set(), set(), 0, 0
-    for name, msg in trace.nodes.items():
-        if msg["type"] != "sample" or is_imputed(msg, plates):
-            continue
-        site = Site(name, tuple(msg["value"].shape), site_dims(msg))
-        if name in shapes:
-            _check_nested(msg, plates)
-            axis = row_axis(msg, plate)
-            if axis is None:
-                latents[name] = Site(name, site.shape, site.dims, shapes[name], start)
-                start += latents[name].size
-            else:
-                local[name] = Site(name, site.shape, site.dims, shapes[name], row_start, axis)
-                row_start += local[name].row_size
-            if is_improper(msg["fn"]):
-                improper.add(name)
-        elif not msg["is_observed"] and is_discrete(msg):
-            discrete[name] = replace(site, event_dim=msg["fn"].event_dim)
-        elif is_deterministic(msg):
-            if f"{name}_unobserved" not in trace.nodes:  # the joined values of `obs_mask`: data, and no estimate
-                reported[name] = site
-        elif plate_of(msg, plates) is not None:
-            observed[name] = site
-            if isinstance(msg["fn"], dist.Unit):
-                factors.add(name)
-    _check_found(latents, local, observed, plate)
+    messages = {
+        name: msg for name, msg in trace.nodes.items() if msg["type"] == "sample" and not is_imputed(msg, plates)
+    }
+    found: dict[str, dict[str, Site]] = {kind: {} for kind in ("latent", "local", "discrete", "reported", "observed")}
+    for name, msg in messages.items():
+        kind = _kind(msg, trace, shapes, plates)
+        if kind is not None:
+            found[kind][name] = _site(msg, shapes.get(name, ()), plates[0])
+    latents = [name for name in messages if name in shapes]
+    for name in latents:
+        _check_nested(messages[name], plates)
+    _check_found(found["latent"], found["local"], found["observed"], plates[0])
     frames = [f.dim for msg in trace.nodes.values() for f in msg.get("cond_indep_stack", ()) if f.dim is not None]
     return Layout(
-        latents,
-        local,
-        reported,
-        observed,
-        frozenset(factors),
-        frozenset(improper),
-        plate,
-        discrete=discrete,
+        _one_after_the_other(found["latent"], lambda site: site.size),
+        _one_after_the_other(found["local"], lambda site: site.row_size),
+        found["reported"],
+        found["observed"],
+        frozenset(name for name in found["observed"] if isinstance(messages[name]["fn"], dist.Unit)),
+        frozenset(name for name in latents if is_improper(messages[name]["fn"])),
+        plates[0],
+        discrete=found["discrete"],
         nesting=max((-dim for dim in frames), default=1),
     )
+
+
+def _kind(msg: Message, trace: Any, latents: Collection[str], plates: tuple[str, ...]) -> str | None:
+    """Which of the layout's dictionaries a site belongs to; None for none."""
+    if msg["name"] in latents:
+        return "latent" if row_axis(msg, plates[0]) is None else "local"
+    if not msg["is_observed"] and is_discrete(msg):
+        return "discrete"
+    if is_deterministic(msg):  # the joined values of `obs_mask` are data, and no estimate
+        return None if f"{msg['name']}_unobserved" in trace.nodes else "reported"
+    return "observed" if plate_of(msg, plates) is not None else None
+
+
+def _site(msg: Message, unconstrained_shape: tuple[int, ...], plate: str) -> Site:
+    axis = row_axis(msg, plate) if unconstrained_shape else None
+    shape, event_dim = tuple(msg["value"].shape), msg["fn"].event_dim
+    return Site(msg["name"], shape, site_dims(msg), unconstrained_shape, axis=axis, event_dim=event_dim)
+
+
+def _one_after_the_other(sites: dict[str, Site], size: Callable[[Site], int]) -> dict[str, Site]:
+    """The sites with their places in a flat vector."""
+    starts = itertools.accumulate((size(site) for site in sites.values()), initial=0)
+    return {name: replace(site, start=start) for (name, site), start in zip(sites.items(), starts, strict=False)}
 
 
 def site_dims(msg: Message) -> tuple[str, ...]:

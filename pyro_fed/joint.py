@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.compile import Compiler
-from pyro_fed.handlers import Message, Source
-from pyro_fed.inspection import Site
+from pyro_fed.handlers import Source
+from pyro_fed.layout import Site
 from pyro_fed.problem import Problem
+from pyro_fed.trace_sites import Message
 
 
 @dataclass(eq=False)

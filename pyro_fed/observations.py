@@ -11,7 +11,7 @@ from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.arguments import rows_like
 from pyro_fed.errors import DataError
-from pyro_fed.handlers import frame_of, sum_to_rows
+from pyro_fed.trace_sites import frame_of, sum_to_rows
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem

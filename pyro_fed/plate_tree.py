@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.errors import ModelError
-from pyro_fed.handlers import Message, frame_of, is_deterministic, plate_of
+from pyro_fed.trace_sites import Message, frame_of, is_deterministic, plate_of
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,22 +11,26 @@ from torch import Tensor
 from pyro_fed.arguments import Arguments, choose_shards, flatten
 from pyro_fed.checks import warn_duplicates
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.group_reading import check_rows
+from pyro_fed.group_reading import check_rows, group_arguments
 from pyro_fed.handlers import FillLatents, run_model
 
 Shard = Collection[int | str] | str | int | None
 
 
 def plate_sizes(
-    model: Callable[..., Any], arguments: Arguments, plate: str, rows: Mapping[str, Any] | None = None
+    model: Callable[..., Any],
+    arguments: Arguments,
+    plate: str,
+    rows: Mapping[str, Any] | None = None,
+    where: str = "",
 ) -> dict[str, int]:
     """Sizes that the model declares for its plates when it is run on all of its data.
 
-    With `rows`, as in `Federation`, a model that fails because of these says so.
+    With `rows`, as in `Federation`, a model that fails because of these says so, and `where`.
 
     Raises:
-        ModelError: the model has no such plate; see `groups.check_rows`.
-        DataError: see `groups.check_rows`.
+        ModelError: the model has no such plate; see `group_reading.check_rows`.
+        DataError: see `group_reading.check_rows`.
     """
     dtype = arguments.floating_dtype()
 
@@ -41,7 +44,7 @@ def plate_sizes(
         run_model(model, args, kwargs, filler, indices=None, dtype=dtype, declared=declared)
     except (RuntimeError, IndexError):
         if plate in declared:  # an index out of range or of another length says more than where the model stumbled
-            check_rows(arguments, plate, declared, rows or {})
+            check_rows(arguments, plate, declared, rows or {}, where)
         raise
     if plate not in declared:
         raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
@@ -55,6 +58,7 @@ def pool_clients(
     kwargs: Mapping[str, Any] | None,
     plate: str,
     shard: Shard,
+    rows: Mapping[str, str | Sequence[str]] | None = None,
 ) -> tuple[Arguments, list[Tensor]]:
     """One set of arguments out of the clients', and each client's rows in it.
 
@@ -65,6 +69,7 @@ def pool_clients(
         kwargs: keyword arguments shared by all clients.
         plate: name of the partitioned plate.
         shard: names of the arguments split by rows; None guesses from the first client that has rows.
+        rows: nested plates, as for `Federation`; each client numbers its own groups from 0.
 
     Raises:
         DataError: no clients, structures or shapes that differ, shared arguments that are not equal.
@@ -74,18 +79,53 @@ def pool_clients(
     each = [flatten(model, args, kwargs) for args in clients]
     for arguments, name in zip(each, names, strict=True):
         _check_structure(arguments, name, each[0], names[0])
-    sharded = _sharded_leaves(model, each, plate, shard)
-    row_names = [each[0].names[i] for i in sharded]
-    for k, name in enumerate(names):
-        _check_has_rows(each[k], sharded, name)
-        each[k] = choose_shards(each[k], None, row_names, where=f" at client {name}")
-        _check_like_first(each[k], name, each[0], names[0])
+    each = _grouped(model, each, names, plate, rows, shard) if rows else _sharded(model, each, names, plate, shard)
+    for arguments, name in zip(each, names, strict=True):
+        _check_like_first(arguments, name, each[0], names[0])
     warn_duplicates(each, names)
     counts = [arguments.num_rows or 0 for arguments in each]
-    leaves = [_pool_leaf(i, each, counts, names) for i in range(len(each[0].leaves))]
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    index = [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    return replace(each[0], leaves=tuple(leaves)), index
+    starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
+    index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
+    return each[0].pooled(leaves, starts[-1]).dealt(index), index
+
+
+def _sharded(
+    model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
+) -> list[Arguments]:
+    """The clients' arguments with the leaves split by rows marked."""
+    sharded = _sharded_leaves(model, each, plate, shard)
+    row_names = [each[0].names[i] for i in sharded]
+    for arguments, name in zip(each, names, strict=True):
+        _check_has_rows(arguments, sharded, name)
+    return [
+        choose_shards(arguments, None, row_names, where=f" at client {name}")
+        for arguments, name in zip(each, names, strict=True)
+    ]
+
+
+def _grouped(
+    model: Callable[..., Any],
+    each: list[Arguments],
+    names: Sequence[str],
+    plate: str,
+    rows: Mapping[str, str | Sequence[str]],
+    shard: Shard,
+) -> list[Arguments]:
+    """The clients' arguments with their nested plates, as the first client shows them whose lengths tell."""
+    places = [f" at client {name}" for name in names]
+    sizes = []
+    for arguments, where in zip(each, places, strict=True):
+        _check_not_empty(arguments, where)
+        sizes.append(plate_sizes(model, arguments, plate, rows, where))
+    clear = [k for k, size in enumerate(sizes) if len({size.get(part) for part in (plate, *rows)}) == 1 + len(rows)]
+    first = clear[0] if clear else 0
+    told = group_arguments(each[first], plate, sizes[first], rows, shard, places[first])
+    listed = {part.plate: [told.names[i] for i in (part.index, *part.leaves)] for part in told.nested}
+    return [
+        group_arguments(arguments, plate, size, listed, told.row_names, where)
+        for arguments, size, where in zip(each, sizes, places, strict=True)
+    ]
 
 
 def _sharded_leaves(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> tuple[int, ...]:
@@ -110,6 +150,12 @@ def _check_structure(arguments: Arguments, name: str, first: Arguments, first_na
         )
 
 
+def _check_not_empty(arguments: Arguments, where: str) -> None:
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.dim() and not len(leaf):
+            raise DataError(f"argument '{name}'{where} has no rows: leave the client out")
+
+
 def _check_has_rows(arguments: Arguments, sharded: tuple[int, ...], name: str) -> None:
     for i in sharded:
         leaf = arguments.leaves[i]
@@ -125,7 +171,7 @@ def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_n
     for i, (mine, theirs) in enumerate(zip(arguments.leaves, first.leaves, strict=True)):
         if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
             continue
-        skip = 1 if i in arguments.sharded else 0
+        skip = 1 if i in arguments.split else 0
         if mine.shape[skip:] != theirs.shape[skip:]:
             raise DataError(
                 f"argument '{arguments.names[i]}' has shape {tuple(theirs.shape)} at client {first_name} and "
@@ -133,12 +179,13 @@ def _check_like_first(arguments: Arguments, name: str, first: Arguments, first_n
             )
 
 
-def _pool_leaf(i: int, each: list[Arguments], counts: list[int], names: Sequence[str]) -> Any:
+def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence[str]) -> Any:
+    if i in each[0].split:
+        return torch.cat([arguments.shifted(i, start) for arguments, start in zip(each, starts, strict=False)])
     leaves = [arguments.leaves[i] for arguments in each]
-    if i in each[0].sharded:
-        return torch.cat(leaves)
-    if all(isinstance(leaf, int) for leaf in leaves) and leaves == counts:
-        return sum(counts)
+    counts = [list(counts) for counts in zip(*(arguments.lengths for arguments in each), strict=True)]
+    if all(isinstance(leaf, int) for leaf in leaves) and leaves in counts:
+        return sum(leaves)
     unequal = [k for k, leaf in enumerate(leaves) if not _equal(leaf, leaves[0])]
     if unequal:
         raise DataError(

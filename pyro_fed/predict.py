@@ -23,10 +23,11 @@ from pyro_fed import seeding
 from pyro_fed.arguments import flatten
 from pyro_fed.errors import DataError
 from pyro_fed.federation import Federation
-from pyro_fed.handlers import is_deterministic, run_model
+from pyro_fed.handlers import run_model
 from pyro_fed.inspection import site_dims
 from pyro_fed.loop import loop_map
 from pyro_fed.to_arviz import make_inference_data, name_dims
+from pyro_fed.trace_sites import is_deterministic
 
 DRAWS_AT_ONCE = 256
 """Draws that are mapped in one call: it bounds the memory, and changes no distribution."""

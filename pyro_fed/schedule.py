@@ -198,7 +198,8 @@ class KSD(Informed):
 
         P_k = S_k(q, p̃_k) / Σ_m S_m(q, p̃_m)                                                          (17)
 
-    with S the squared kernelised Stein discrepancy. A client answers with one number.
+    with S the squared kernelised Stein discrepancy, by the algorithm's own kernel: the paper's bandwidth of 0.55 "for
+    the KSD estimator" is read as that of its source's KDE. A client answers with one number.
     """
 
     asks: ClassVar[str] = "ksd"

@@ -1,6 +1,8 @@
 """Client selection: indicators against definitions, choices against probabilities, bytes, refusals."""
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import SMALL, line, line_data, unequal_lines
@@ -69,6 +71,36 @@ def test_choice_follows_the_importance(schedule):
     )
     odds = weights / weights.sum()
     assert np.all(np.abs(counts - odds) <= 5 * np.sqrt(odds * (1 - odds) / 20_000))
+
+
+def location(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
+@pytest.mark.parametrize("kind", [KSD, HIP])
+def test_who_is_unlike_the_last_client_is_chosen(kind):
+    """Rows about +1 at even clients, about -1 at odd ones: the particles follow one kind, and the other is due.
+
+    This is what selection has over chance on non-IID data (Figures 2 to 5), whose share is one half.
+    """
+    shares = []
+
+    class Watched(kind):
+        def choose(self, importance, rng):
+            shares.append(importance[::2].sum() / importance.sum())
+            return super().choose(importance, rng)
+
+    rows = torch.randn(10, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows += torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)[:, None]
+    fed = pf.Federation.from_clients(location, [(y,) for y in rows], plate="data")
+    algorithm = pf.PaperDSVGD(num_particles=5, local_steps=40, distill_steps=10)
+    idata = pf.run(algorithm, fed, num_rounds=6, schedule=Watched(), **QUIET)
+    last_was_even = idata.federation["participated"].values[:, ::2].any(1)
+    for even, share in zip(last_was_even, shares[1:], strict=False):
+        assert (share < 0.4) if even else (share > 0.6)
 
 
 def test_several_clients_are_different_and_none_is_impossible():

@@ -14,11 +14,13 @@ t_k^(0) = 1, as Algorithm 1's first line says.
 Letters: θ `particles`, q `received` (the particles sent down), t `site` (local particles), α `temperature`,
 -L_k log-likelihood of client k, L `local_steps`, L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
 
-Deviations from the authors' code, none from the paper: KDE scores are computed in log space, without the
-floors that the code adds to the kernels (1e-9) and their sum (1e-10), which turn the scores to zero where
-the particles are far apart and then let the prior count about once a client. In many dimensions the KDE is
-dead in another way: each particle sees its own old position alone. The record says how many neighbours it
-has (`kde_neighbours`), and a run whose KDE is dead warns.
+Deviation: `kde_floor`, which the authors' code has and the paper has not, lies under every KDE; its score then fades
+where the particles are far away, and the prior counts about once a client there. Scores are computed in log space.
+
+Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
+neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
+where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
+which distils nothing, is free of that (`benchmarks/mixtures.py`).
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class SiteParticles(ParticleAlgorithm):
 
     Args:
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
     """
 
     kde_bandwidth: float = 0.55

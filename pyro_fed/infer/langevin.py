@@ -88,11 +88,6 @@ class LangevinAlgorithm(LangevinSettings):
         if self.step_size is not None:
             return self.step_size, self.burn_in
         step = self.step_for(self.visit_length(num_clients, start))
-        if step <= 0:
-            raise SettingError(
-                f"{self._name}: no visit is short enough for the clients' errors, which are not finite: the surrogates "
-                "do not fit; give others (surrogates=), or step_size"
-            )
         return step, math.ceil(self.burn_in * self.step_for(self.visit_time) / step)
 
     def step_for(self, visit: float) -> float:

@@ -6,7 +6,7 @@ is what a chain's score at client s has of its own: the f-weighted mean over cli
 the covariance of the Gaussian q = p Π_s q_s, (C e_s)_i / sqrt(C_ii) pulls at parameter i, in its SDs. Each client
 sends their mean squares over standardised Sobol points under q, D numbers; the server keeps Σ_s f_s of them, which
 `ops.visits` turns into the longest visit. The squares are about zero, and so count what all clients' errors have in
-common, which does no harm: an upper bound, close for more than a few clients.
+common, which does no harm: an upper bound, close for more than a few clients. The record has each client's worst.
 
 Letters: f_s `share`, e_s `errors`, Σ f_s E (C e_s)_i² / C_ii `mismatch`.
 """
@@ -84,15 +84,16 @@ class Mismatch(Algorithm):
         if self.alpha != 1:
             prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
-        return {"mismatch": share * _pulls(q, errors).square().mean(0)}, {}, {}
+        squares = _pulls(q, errors).square().mean(0)
+        return {"mismatch": share * squares}, {}, {"mismatch": squares.amax(-1)}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum over clients."""
         return shared | {"mismatch": messages["mismatch"].sum(0)}
 
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """That of the worst parameter."""
-        return {"mismatch": float(after["mismatch"].amax())}
+    def advice(self, problem: Problem, before: State) -> str:
+        """Other surrogates."""
+        return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of q, (1, num_draws, D)."""

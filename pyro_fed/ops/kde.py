@@ -10,10 +10,10 @@ gradient descent*, Section 7 (Gaussian kernel, bandwidth 0.55), Eq. (10), (14)-(
 Letters: theta ``x`` (M, D), theta_n ``centres`` (N, D), lambda ``bandwidth`` (a standard deviation), w
 ``kde_weights``, j the rounds in a client's buffer.
 
-Deviation: the authors' code adds 1e-9 to every kernel value and 1e-50 to their sum, so that q has an infinite
-flat tail and a score of zero away from its centres. Here nothing is added: log-sum-exp stays finite in any
-dimension, and away from the centres the score points to the nearest one, as Eq. (14) says. How much of a
-mixture is left in it is for ``effective_neighbours`` to tell.
+The authors' code adds 1e-9 to every kernel value (``floor``) and 1e-50 to their sum, so that q has an infinite flat
+tail and a score of zero away from its centres. Without a floor log-sum-exp stays finite in any dimension, and away
+from the centres the score points to the nearest one, as Eq. (14) says. How much of a mixture is left in it is for
+``effective_neighbours`` to tell.
 """
 
 import math

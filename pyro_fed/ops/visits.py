@@ -15,7 +15,7 @@ Where each sweep takes the n clients once, in random order, two errors of a swee
     Var Δ_k = (1 - a)² s² [ n Σ_j a^2j - (Σ_j a^j)² ]/(n - 1),    j = 0 .. k-1
     V = mean over k = 1 .. n of    a^2k Var Δ_n / (1 - a^2n) + Var Δ_k
 
-near n t² s²/24 for short sweeps: what one client does the others undo. For n = 1 there is no error, and V = 0.
+near (n + 1) t² s²/24 for short sweeps: what one client does the others undo. For n = 1 there is no error, and V = 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def longest_visit(error: float, score_variance: float, num_clients: int, shuffle
         limit: longest visit at all.
 
     Returns:
-        t, at most `limit`; zero where the scores' variance is not finite.
+        t, positive and at most `limit`.
     """
 
     def fits(time: float) -> bool:
@@ -71,4 +71,4 @@ def longest_visit(error: float, score_variance: float, num_clients: int, shuffle
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return high

@@ -80,7 +80,7 @@ def test_the_parallel_form_has_no_start_apart():
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_particles_that_started_apart_are_returned_at_their_mean_over_a_pass(clients):
-    """The first pass by its plain mean, from then on by weights that fall by (1 - 1/K) a round; a single client's none."""
+    """The first pass by its plain mean, then by weights that fall by (1 - 1/K) a round; with one client not at all."""
     algorithm, where = pf.DSVGD(num_particles=4), torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
     shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}

@@ -149,7 +149,8 @@ def test_a_client_whose_likelihood_is_improper_gets_a_tempered_surrogate_and_is_
     separable = torch.tensor([[1.0, 0.3], [0.8, -0.2], [-1.0, 0.1], [-0.7, 0.4]], dtype=torch.float64)
     clients = {"a": (x[:60], y[:60]), "b": (x[60:], y[60:]), "split": (separable, (separable[:, 0] > 0).double())}
     fed = pf.Federation.from_clients(logistic, clients, plate="data")
-    algorithm = pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=500, burn_in=200), target_ess=None, local_steps=10)
+    local = pf.LocalSGLD(num_samples=500, burn_in=200)
+    algorithm = pf.FSGLD(surrogates=local, target_ess=None, local_steps=10, burn_in=0)
     with pytest.warns(UserWarning, match="clients .*split.* are flat or improper"):
         idata = pf.run(algorithm, fed, num_rounds=60, **QUIET)
     assert idata["federation"]["tempered"].sel(client="split").max() == 1

@@ -1,0 +1,108 @@
+"""The sites of a model: what each is called, how its values are shaped, and where they stand in the flat vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pyro_fed.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site of the model.
+
+    Attributes:
+        name: the site's name.
+        shape: shape of its value.
+        dims: a name for each dimension of the value: the plate's, else `NAME_dim_i`.
+        unconstrained_shape: shape of its unconstrained value (latent sites).
+        start: where it begins in the flat vector (latent sites); of a local site, in that of one row.
+        axis: of its unconstrained value, that runs over the partitioned plate (local sites).
+        event_dim: how many of its last dimensions are one value's.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    unconstrained_shape: tuple[int, ...] = ()
+    start: int = 0
+    axis: int | None = None
+    event_dim: int = 0
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the site's plates."""
+        return self.shape[: len(self.shape) - self.event_dim]
+
+    @property
+    def size(self) -> int:
+        """Length in the flat vector."""
+        return int(torch.Size(self.unconstrained_shape).numel())
+
+    @property
+    def row_size(self) -> int:
+        """Length in the flat vector of one row (local sites)."""
+        return self.size // self.unconstrained_shape[self.axis or 0]
+
+    def of_rows(self, block: Tensor) -> Tensor:
+        """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d)."""
+        axis = self.axis or 0
+        rest = self.unconstrained_shape[:axis] + self.unconstrained_shape[axis + 1 :]
+        part = block[:, self.start : self.start + self.row_size]
+        return part.reshape(len(block), *rest).movedim(0, axis)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sites of a model.
+
+    Attributes:
+        latents: latent sites outside the partitioned plate, in the order of the flat vector.
+        local: latent sites inside it, in the order of a row's own flat vector.
+        reported: deterministic sites.
+        depends_on_local: names of those `reported` whose values latents inside the plate decide.
+        depends_on_discrete: the same of discrete ones.
+        observed: observed sites inside the partitioned plate (`pyro.factor` included).
+        factors: names of those `observed` that are `pyro.factor` statements.
+        improper: latent sites with an improper prior.
+        plate: name of the partitioned plate.
+        discrete: discrete latents inside it, which are summed out.
+        nesting: dimensions that the model's plates take.
+    """
+
+    latents: dict[str, Site]
+    local: dict[str, Site]
+    reported: dict[str, Site]
+    observed: dict[str, Site]
+    factors: frozenset[str]
+    improper: frozenset[str]
+    plate: str
+    depends_on_local: frozenset[str] = frozenset()
+    depends_on_discrete: frozenset[str] = frozenset()
+    discrete: dict[str, Site] = field(default_factory=dict)
+    nesting: int = 1
+
+    @property
+    def first_enum_dim(self) -> int | None:
+        """First free dimension left of all plates, for the values of discrete latents; None without any."""
+        return -1 - self.nesting if self.discrete else None
+
+    def single_observed(self) -> str:
+        """The one observed site that predictions are about.
+
+        Raises:
+            ModelError: there is none, or there are several, or new rows have latents of their own.
+        """
+        if self.local:
+            raise ModelError(
+                f"rows have latents of their own, sites {sorted(self.local)} inside plate '{self.plate}', so that a "
+                "vector of the others does not say how an observation is distributed: use `pyro_fed.predict`, which "
+                "draws them"
+            )
+        names = [name for name in self.observed if name not in self.factors]
+        if len(names) != 1:
+            raise ModelError(f"predictions need one observed site inside plate '{self.plate}', found {names}")
+        return names[0]

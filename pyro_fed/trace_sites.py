@@ -1,0 +1,91 @@
+"""What a site of a Pyro trace is: latent or computed, in which plates, and where its rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_fed.errors import ModelError
+
+Message = dict[str, Any]
+
+
+def unconstraining(msg: Message) -> Any:
+    """The transform from the unconstrained space to a latent site's support.
+
+    Raises:
+        ModelError: the site is a `Delta`, or has a support without such a transform.
+    """
+    name, fn = msg["name"], msg["fn"]
+    kind = type(_innermost(fn)).__name__
+    if isinstance(_innermost(fn), dist.Delta):
+        raise ModelError(
+            f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
+        )
+    try:
+        return biject_to(fn.support)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform "
+            "to an unconstrained "
+            "space: write it as a function of a latent that has one"
+        ) from error
+
+
+def _innermost(fn: Any) -> Any:
+    while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def is_improper(fn: Any) -> bool:
+    """Whether the distribution is an `ImproperUniform`, masked or reshaped as it may be."""
+    return isinstance(_innermost(fn), dist.ImproperUniform)
+
+
+def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
+    """Whether this site stands for unobserved entries of a site with `obs_mask` inside one of the plates."""
+    masked = isinstance(msg["mask"], Tensor)
+    return msg["name"].endswith("_unobserved") and masked and plate_of(msg, plates) is not None
+
+
+def is_deterministic(msg: Message) -> bool:
+    """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
+    fn = msg["fn"]
+    while isinstance(fn, dist.Independent):
+        fn = fn.base_dist
+    masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
+    return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
+
+
+def frame_of(msg: Message, plate: str) -> Any:
+    """The site's frame of the named plate, or None outside it."""
+    return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
+
+
+def plate_of(msg: Message, plates: Iterable[str | None]) -> str | None:
+    """The first of the plates that the site is in, or None."""
+    return next((plate for plate in plates if plate and frame_of(msg, plate) is not None), None)
+
+
+def row_axis(msg: Message, plate: str) -> int | None:
+    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
+    frame = frame_of(msg, plate)
+    return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
+
+
+def rows_first(value: Tensor, axis: int) -> Tensor:
+    """(..., m, ...) with the rows on `axis` as (m, rest)."""
+    return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
+
+
+def sum_to_rows(site: Message, dim: int) -> Tensor:
+    """A site's log density summed over everything but the partitioned plate: (m,)."""
+    log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
+    rows_first = log_prob.movedim(dim, 0)
+    return rows_first.reshape(rows_first.shape[0], -1).sum(-1)
