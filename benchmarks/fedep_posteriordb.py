@@ -3,6 +3,9 @@
 PYRO_FED_DATA=... python benchmarks/fedep_posteriordb.py [NAME ...]
 
 Target: means within 0.1 reference SD and SDs within 10 %, in at most 20 rounds, with no setting changed by hand.
+Measured, IID and sorted alike (a synchronous round does not see the split): mean errors of 0.005 (earnings) to 0.021
+SD (kidiq, gauss_mix), SDs of 0.928 (mesquite) to 1.007 of the reference's, 18 rounds at most, those of the federated
+Laplace approximation included.
 """
 
 from __future__ import annotations
