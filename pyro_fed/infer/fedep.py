@@ -32,25 +32,22 @@ import torch
 from torch import Tensor
 
 from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm import Noise, State
 from pyro_fed.data import ClientData
-from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.clients import CLIENTS, Client, Received
+from pyro_fed.infer.ep_server import added, held_back
+from pyro_fed.infer.ep_states import EPStates
 from pyro_fed.infer.families import is_hand_written
-from pyro_fed.infer.fedep_settings import EPSettings
-from pyro_fed.infer.fedlaplace import ESCAPING, IMPROPER, FedLaplace
-from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, joined, select
-from pyro_fed.infer.prior_gaussian import fit_prior
+from pyro_fed.infer.gaussian_sites import as_state, gaussian, joined
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
-from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings, warm_sites
-from pyro_fed.ops.anderson import acceleration, remember
+from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedEP(EPSettings):
+class FedEP(EPStates):
     """Federated expectation propagation with Gaussian sites.
 
     Args: as for `EPSettings`. With a guide that is a function, what is made is a `GuidedFedEP`.
@@ -60,7 +57,6 @@ class FedEP(EPSettings):
     """
 
     additive: ClassVar[bool] = True
-    keeps_sites: ClassVar[bool] = True
 
     def __new__(cls, **settings: Any) -> Self:
         """The subclass that federates hand-written guides, where one is given."""
@@ -83,91 +79,6 @@ class FedEP(EPSettings):
     def stops_itself(self) -> bool:
         """Whether the client's inference has no randomness."""
         return self.client in ("newton", "laplace")
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
-
-        Under an improper prior it is carried to its end, which tells whether there is a mode.
-        """
-        if self.starts_at_prior(problem):
-            return None
-        tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
-        return FedLaplace(
-            covariance=self.structure(problem),
-            full_dim=self.full_dim,
-            curvature=self.curvature,
-            tolerance=min(tolerance, self.warm_tolerance),
-        )
-
-    def starts_at_prior(self, problem: Problem) -> bool:
-        """Whether the run starts from q = prior."""
-        if self.start == "auto":
-            return problem.dim > self.full_dim and not problem.layout.improper
-        return self.start == "prior"
-
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """At the warm start's sites, or at the prior with sites equal to one.
-
-        Raises:
-            ModelError: the mode is at infinity.
-        """
-        structure = self.structure(problem)
-        if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
-            raise ModelError(f"{type(self).__name__}: {IMPROPER}")
-        if start is None:
-            q = prior = fit_prior(self, problem, generator)
-            sites = flat_site(problem, structure, num_clients)
-        else:
-            q, sites, prior = warm_sites(start, self.min_curvature)
-        return self._states(problem, q, prior, sites)
-
-    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
-        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
-
-        Raises:
-            SettingError: the clients keep no sites, or those that are left make no distribution.
-        """
-        if not self.keeps_sites:
-            return super().regroup(problem, shared, local, origin)
-        kept = gaussian({name: value[origin] for name, value in local.items()})
-        prior, sites = gaussian(shared, "prior_"), select(origin >= 0, kept)
-        q = prior.product(sites.product_over(0))
-        if not bool(q.is_proper()):
-            raise SettingError(
-                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
-                "it afresh on them"
-            )
-        return self._states(problem, q, prior, sites)
-
-    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """The server's and the clients' states at given sites."""
-        num_clients, structure = len(sites.eta), self.structure(problem)
-        one = torch.ones((), dtype=torch.float64, device=q.eta.device)
-        shared = {
-            **as_state(q),
-            **as_state(prior, "prior_"),
-            **as_state(flat_site(problem, structure), "prior_delta_"),
-            "num_clients": torch.tensor(num_clients),
-            "fractions": one.expand(num_clients).clone(),
-            **as_state(flat_site(problem, structure), "added_"),
-            **self._nothing_known(q),
-        }
-        server = make_optim(self, self.server_optimiser)
-        if server is not None:
-            shared |= {f"optim.{name}": value for name, value in server.init(as_state(q)).items()}
-        return shared, self.client_state(sites)
-
-    def client_state(self, sites: Gaussian) -> State:
-        """What the clients keep: their sites, and the state of the client optimiser."""
-        state, optim = as_state(sites), make_optim(self, self.client_optimiser)
-        if optim is None:
-            return state
-        zero = optim.init({name: value[0] for name, value in state.items()})
-        return state | {
-            f"optim.{name}": value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()
-        }
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""
@@ -217,38 +128,21 @@ class FedEP(EPSettings):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
         q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
-        damping = self.fraction_for(len(weights))
-        limits = Limits(damping, self.min_fraction, self.margin)
+        damping, move = self.fraction_for(len(weights)), deltas.product_over(0)
         server = make_optim(self, self.server_optimiser)
         if server is None:
-            fractions = fractions_of(q, deltas, limits)
+            share, state = held_back(self, shared, move, len(weights))
+            fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps = deltas.power(fractions)
-            new = q.product(steps.product_over(0))
-            state = self._added(shared, deltas.product_over(0), fractions, damping)
-            new = new.product(gaussian(state, "added_"))
+            state |= added(self, shared, move, fractions, damping)
+            new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
             steps = deltas.power(damping)
-            new, kept, state = optimised(server, shared, q, deltas.product_over(0), limits)
+            new, kept, state = optimised(server, shared, q, move, Limits(damping, self.min_fraction, self.margin))
             fractions = q.eta.new_full((len(deltas.eta),), damping if kept > 0 else 0.0)
         prior = gaussian(shared, "prior_").product(type(q)(steps.precision[0], steps.eta[0]))
         taken = fractions[1:] * messages["usable"]
         return {**shared, **state, **as_state(new), **as_state(prior, "prior_"), "fractions": taken}
-
-    def _nothing_known(self, q: Gaussian) -> State:
-        """An empty history of the acceleration."""
-        rounds = self.accelerated(q)[0]
-        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
-        return {**as_state(past, "points_"), **as_state(past, "moves_")}
-
-    def _added(self, shared: State, move: Gaussian, fractions: Tensor, damping: float) -> State:
-        """What acceleration adds to q, and its history: empty after a step of fewer clients, or one held back."""
-        q = gaussian(shared)
-        whole = self.client == "newton" and self.local_steps == 1 and len(fractions) == int(shared["num_clients"]) + 1
-        if not (whole and bool((fractions == damping).all())):
-            return {**as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_"), **self._nothing_known(q)}
-        points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
-        added = acceleration(points, moves, damping, self.growth, self.accelerated(q)[1])
-        return {**as_state(added, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fractions taken of the clients' messages, and their shares of what was added to q."""

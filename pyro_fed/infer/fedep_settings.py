@@ -40,7 +40,9 @@ class EPSettings(GaussianAlgorithm):
         memory: "newton": rounds that its acceleration remembers (see `ops.anderson`), at least 2; None takes 4 for a
             full covariance and 20 for a diagonal one.
         longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
-        growth: the acceleration starts again where a step is this many times longer than one it remembers.
+        growth: the acceleration starts again where a step is this many times longer than one it remembers; diagonal
+            steps of a part of the clients are halved there (see `ep_server`).
+        reach: no such step goes beyond this many times √D SDs of q.
         server_optimiser: "none", "sgd", "adagrad" or "adam" on Σ Δ_k.
         client_optimiser: the same on each client's Δ_k.
         optimiser_momentum: of "sgd".
@@ -79,6 +81,7 @@ class EPSettings(GaussianAlgorithm):
     memory: int | None = None
     longest_step: float | None = None
     growth: float = 2.0
+    reach: float = 1.0
     server_optimiser: Optimiser = "none"
     client_optimiser: Optimiser = "none"
     optimiser_momentum: float = 0.9
@@ -119,6 +122,7 @@ class EPSettings(GaussianAlgorithm):
         check_positive(
             self,
             "growth",
+            "reach",
             "warm_tolerance",
             "least_factor",
             "min_fraction",

@@ -32,20 +32,12 @@ from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, site_of
-from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_choice, check_positive
 
-#: A curvature that falls by this log factor a posterior SD is that of a mode at infinity: there a Newton step keeps
-#: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
-#: log scale.
-ESCAPING = 100.0
-IMPROPER = (
-    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
-    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
-)
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -146,7 +138,7 @@ class FedLaplace(GaussianAlgorithm):
             "usable": usable,
             **as_state(site),
         }
-        return message, as_state(site), {"indefinite": (~_semidefinite(site)).double()}
+        return message, as_state(site), {"indefinite": (~semidefinite(site)).double()}
 
     def _trial_points(self, shared: State) -> tuple[Tensor, Tensor]:
         """The point aimed at (1, C, D), and all points of the line (C, L, D)."""
@@ -181,7 +173,7 @@ class FedLaplace(GaussianAlgorithm):
         next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
         good = still or aimed_gain >= max(self.aim_share * gain, 0.0) - slack
         if good and bool(torch.isfinite(totals[aimed])) and bool(messages["usable"].all()):
-            return self._arrived(shared, messages, totals[aimed]) | {"aim": next_aim}
+            return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
             return {
@@ -192,32 +184,6 @@ class FedLaplace(GaussianAlgorithm):
                 "aim": next_aim,
             }
         return {**shared, "direction": shared["direction"] * min(self.fractions), "aim": torch.ones_like(shared["aim"])}
-
-    def _arrived(self, shared: State, messages: State, value: Tensor) -> State:
-        """At the point aimed at, whose curvature is known."""
-        q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
-        point = shared["point"] + shared["aim"] * shared["direction"]
-        metric, indefinite = absolute(q, self.min_curvature)
-        direction = type(q)(metric.precision, q.score(point)).mean()
-        decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
-        return {
-            **shared,
-            "point": point,
-            "direction": direction,
-            "value": value,
-            "decrement": decrement,
-            "fall": self._fall(shared, q, point),
-            "indefinite": indefinite.double(),
-            **as_state(q),
-        }
-
-    def _fall(self, shared: State, q: Gaussian, point: Tensor) -> Tensor:
-        """How fast the curvature along the step fell: minus its log ratio, a posterior SD of the step."""
-        step = shared["direction"]
-        before, after = shared["decrement"].square(), (step * (q.score(point) - q.score(point + step))).sum()
-        length = shared["aim"] * shared["decrement"]
-        known = before.isfinite() & (before > 0) & (after > 0) & step.any()
-        return torch.where(known, (before / after).log() / length, shared["fall"])
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""
@@ -254,15 +220,6 @@ class FedLaplace(GaussianAlgorithm):
             "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
             "determine every parameter (separable classes, say) has no mode: give it a proper prior"
         ]
-
-
-def _semidefinite(site: Gaussian) -> Tensor:
-    """Whether each client's curvature is not negative in any direction, up to rounding: (C,)."""
-    if site.precision.dim() == 2:
-        return (site.precision >= 0).all(-1)
-    size = site.precision.diagonal(dim1=-2, dim2=-1).abs()
-    jitter = torch.diag_embed(size * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny)
-    return equilibrated_cholesky(site.precision + jitter).proper
 
 
 def _finite(moments: Moments) -> Tensor:

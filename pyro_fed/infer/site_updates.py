@@ -26,7 +26,7 @@ from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.record import Record
 
-#: A stochastic client's q that still moves by more SDs than this in its last round has not settled.
+#: A q that still moves by more SDs than this in its last round has not settled.
 UNSETTLED = 1.0
 
 
@@ -87,17 +87,23 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
             "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
         )
     change = record.latest.get("change", 0.0)
-    if change > UNSETTLED and len(record.figures) > 1 and not algorithm.stops_itself:
-        notes.append(
-            f"q moved by {change:.3g} SDs in the last round: it has not settled; lower damping, or take more "
-            "steps or samples a round"
-        )
+    if change > UNSETTLED and len(record.figures) > 1:
+        notes.append(f"q moved by {change:.3g} SDs in the last round: it has not settled; {_cure(algorithm)}")
     if algorithm.server_optimiser != "none" or algorithm.client_optimiser != "none":
         notes.append(
             "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
             "and sites any more (Guo et al., Section 2.2.3)"
         )
     return notes
+
+
+def _cure(algorithm: Any) -> str:
+    if algorithm.client != "newton":
+        return "lower damping, or take more steps or samples a round"
+    return (
+        "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower damping, "
+        "or take covariance='full', or client='ngvi'"
+    )
 
 
 def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:

@@ -8,11 +8,19 @@ of a Gaussian exact at any stable step size:
 
     θ_{n+1} = θ_n + h/2 G ∇ log q̂_k(θ_n) + √h A (ξ_n + ξ_{n+1}) / 2
 
-Samples are the positions at every `steps_per_sample`-th
-step after `burn_in`. With `preconditioned`, θ moves in units of G = A A', the inverse of the tilted curvature at q's
-mean, which frees the step size of the parameters' units; shrinkage then goes towards G instead of the identity:
+Samples are the positions at every `steps_per_sample`-th step after `burn_in`. With `preconditioned`, θ moves in units
+of G = A A', the inverse of the tilted curvature at q's mean, which frees the step size of the parameters' units;
+shrinkage then goes towards G instead of the identity:
 
     Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) `shrinkage`)        Al-Shedivat et al. (2021), Eq. (8)
+
+The mean of a preconditioned Langevin chain has a control variate: the same noise ξ drives the chain of N(0, G), whose
+mean would be zero, and what it has instead, a weighted sum of ξ, is taken off:
+
+    m̂ = 1/n Σ_n θ_n - A ū,    u_{n+1} = (1 - h/2) u_n + √h (ξ_n + ξ_{n+1}) / 2,   u_0 = 0
+
+What is left vanishes as the tilted density comes near a Gaussian. Without, every client would add the whole noise of
+n samples of q to a q that all of them share, and EP with many small clients would sum it up.
 
 The inverse of a sample covariance is too large by n / (n - d - 2) on average, which EP would compound round by round;
 "mcmc" takes it off, with the effective n of a chain of autocorrelation 1 - h/2.
@@ -81,6 +89,21 @@ class Chain(Client):
         )
         return path[self.burn_in :: self.steps_per_sample], factor
 
+    def mean(self, samples: Tensor, factor: Tensor, noise: Noise) -> Tensor:
+        """The tilted mean from samples (n, C, D): see the control variate above, (C, D)."""
+        if self.sampler != "langevin" or not self.preconditioned:
+            return samples.mean(0)
+        path = torch.einsum("n,ncd->cd", self._noise_weights().to(samples), noise[0])
+        moved = (factor @ path.unsqueeze(-1)).squeeze(-1) if factor.dim() > path.dim() else factor * path
+        return samples.mean(0) - moved
+
+    def _noise_weights(self) -> Tensor:
+        """How much each step's noise is worth in the mean ū of the kept samples, (chain_steps,)."""
+        steps = torch.arange(self.chain_steps, dtype=torch.float64)
+        since = steps[self.burn_in :: self.steps_per_sample].unsqueeze(1) - steps
+        decayed = (1 - self.step_size / 2) ** since.clamp_min(0)
+        return self.step_size**0.5 * torch.where(since >= 0, decayed, 0.0).mean(0)
+
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
         z, velocity = carry
         (precision, eta, factor, num_rows), rows = const
@@ -114,9 +137,9 @@ class MCMC(Chain):
     def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from moments."""
         samples, factor = self.samples(problem, received, data, noise)
-        mean, count = samples.mean(0), len(samples)
+        mean, count = self.mean(samples, factor, noise), len(samples)
         weight = 1.0 / (1.0 + (count - 1) * self.shrinkage)
-        offset = samples - mean
+        offset = samples - samples.mean(0)
         full = received.q.precision.dim() > received.q.eta.dim()
         if not full:
             spread = weight * _diagonal(factor) + (1 - weight) * offset.square().mean(0)
@@ -148,13 +171,14 @@ class Identity(Chain):
 
     def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of scaled identity covariance."""
-        samples = self.samples(problem, received, data, noise)[0]
-        mean = samples.mean(0)
-        variance = (samples - mean).square().mean((0, 2)) if self.scale is None else self.scale / data.num_rows.double()
+        samples, factor = self.samples(problem, received, data, noise)
+        mean = self.mean(samples, factor, noise)
+        spread = samples.var(0, correction=0).mean(-1)
+        variance = spread if self.scale is None else self.scale / data.num_rows.double()
         variances = variance.unsqueeze(-1).expand_as(mean)
         full = received.q.precision.dim() > received.q.eta.dim()
-        spread = torch.diag_embed(variances) if full else variances
-        return site_from(type(received.q).from_moments(mean, spread), received.cavity)
+        matrix = torch.diag_embed(variances) if full else variances
+        return site_from(type(received.q).from_moments(mean, matrix), received.cavity)
 
 
 def factor_of(q: Gaussian) -> Tensor:

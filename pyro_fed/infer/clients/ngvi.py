@@ -39,7 +39,8 @@ class NGVI(Chain):
 
     def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the chain's mean and the averaged Fisher information."""
-        mean, batch = self.samples(problem, received, data, noise)[0].mean(0), data.full_batch()
+        samples, factor = self.samples(problem, received, data, noise)
+        mean, batch = self.mean(samples, factor, noise), data.full_batch()
         fisher = self._fisher(problem, mean[None], batch)
         tilted = _tilted(fisher, mean, received.cavity)
         for _ in range(self.curvature_steps):
