@@ -13,8 +13,8 @@ densities, do not serve here: their scores are hardly correlated with the client
 network of zeros, a saddle. Table 1's own figures for IID shards, -0.69, are log 2, those of a constant network.
 
 Measured, test data, ten chains: IID, 200 rounds in random sweeps, DSGLD -0.478 ± 0.0010 and FSGLD -0.478 ± 0.0009;
-non-IID, 60 rounds, DSGLD -0.785 ± 0.098 and FSGLD -0.799 ± 0.118. DSGLD is visibly worse on non-IID shards, but FSGLD is
-no better: Table 1's ordering is not reproduced.
+non-IID, 60 rounds, DSGLD -0.785 ± 0.098 and FSGLD -0.799 ± 0.118. Both are visibly worse there, FSGLD no less:
+Table 1's ordering is not reproduced.
 
     python benchmarks/fsgld_sections_5_2_and_5_3.py --seeds 10
 """
