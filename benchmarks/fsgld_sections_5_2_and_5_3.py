@@ -12,10 +12,10 @@ FSGLD's surrogates are the clients' log-likelihoods expanded there. Those of the
 densities, do not serve here: their scores are hardly correlated with the clients' (-0.1), and `FedLaplace` stays at the
 network of zeros, a saddle. Table 1's own figures for IID shards, -0.69, are log 2, those of a constant network.
 
-Measured, ten chains of 60 rounds, half of them burn-in (train; test): IID, both -0.477 ± 0.001; -0.483 ± 0.002. Non-IID,
-DSGLD -0.509 ± 0.011; -0.496 ± 0.011 and FSGLD -0.488 ± 0.001; -0.475 ± 0.002: Table 1's ordering, and a sixth of the
-spread. With h = 1e-7 and a start at the mode of the bare expansions, which FedAvg's network is not, both left the region
-in which these hold, and were alike (-0.79 ± 0.10).
+Measured, ten chains of 60 rounds, half of them burn-in (train; test): IID, both -0.477 ± 0.001; -0.483 ± 0.002.
+Non-IID, DSGLD -0.509 ± 0.011; -0.496 ± 0.011 and FSGLD -0.488 ± 0.001; -0.475 ± 0.002: Table 1's ordering, and a sixth
+of the spread. With h = 1e-7 and a start at the mode of the bare expansions, which FedAvg's network is not, both left
+the region in which these hold, and were alike (-0.79 ± 0.10).
 
     python benchmarks/fsgld_sections_5_2_and_5_3.py --seeds 10
 """
