@@ -6,6 +6,8 @@
 0.001 and L = L' = 200 steps a round (Tables 2 and 3). Accurate: 0.01 and 20 steps a round, DSVGD's default, which makes
 ten times as many rounds; 0.05 is its default rate. DSVGD and SVGD find by themselves that the network has no Gaussian
 phase. RMSE in units of the target, and the ratio to SVGD on the pooled data with the same rate after as many steps.
+
+kin8nm, K = 20, one split: published 0.092 (1.10 times SVGD's), at 0.01 0.0797 (1.00), by default 0.0695 (0.98).
 """
 
 import argparse
@@ -28,13 +30,14 @@ NETWORK = {"num_particles": 20, "batch_size": 100}
 PUBLISHED = {**NETWORK, "step_size": 0.001, "fudge": 1e-6, "local_steps": 200}
 ACCURATE = {**NETWORK, "step_size": 0.01, "local_steps": 20}
 DEFAULT = {**NETWORK, "local_steps": 20}
+LONGER = {"local_steps": 200}  # a round on the pooled data is a look at the discrepancy, no more
 #: Algorithm, and the one on the pooled data that it is compared with.
 METHODS = {
     "SVGD, published": (pf.PaperSVGD(**PUBLISHED), "SVGD, published"),
     "DSVGD, published": (pf.PaperDSVGD(**PUBLISHED), "SVGD, published"),
-    "SVGD, 0.01": (pf.SVGD(**ACCURATE), "SVGD, 0.01"),
+    "SVGD, 0.01": (pf.SVGD(**{**ACCURATE, **LONGER}), "SVGD, 0.01"),
     "DSVGD, 0.01": (pf.DSVGD(**ACCURATE), "SVGD, 0.01"),
-    "SVGD, default": (pf.SVGD(**DEFAULT), "SVGD, default"),
+    "SVGD, default": (pf.SVGD(**{**DEFAULT, **LONGER}), "SVGD, default"),
     "DSVGD, default": (pf.DSVGD(**DEFAULT), "SVGD, default"),
 }
 
