@@ -82,7 +82,7 @@ def panel(axis, name, clients, seeds, pooled):
             flush=True,
         )
         axis.plot(range(1000, STEPS + 1, 1000), mean, label=method)
-    axis.set(title=f"{name}, K = {clients}", xlabel="gradient steps", ylabel="test RMSE", yscale="log")
+    axis.set(title=f"{name}, K = {clients}", xlabel="gradient steps", ylabel="test RMSE")
     axis.spines[["top", "right"]].set_visible(False)
 
 
