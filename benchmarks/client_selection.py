@@ -16,7 +16,7 @@ partitions alternate in their classes, so that three in turn have all nine digit
 Gain over random, mean of the later half of the rounds, with its standard error (random itself in brackets):
 
     data, clients, rounds, seeds         KSD           HIP      in turn    P-DSVGD   HIP less KSD
-    digits 27, 100, 6   (83.1)    3.1 ± 0.6     3.8 ± 0.6    4.8 ± 0.6    10.2 ± 0.6    0.7 ± 0.4
+    digits 27, 100, 10  (82.8)    3.1 ± 0.4     3.4 ± 0.5    4.8 ± 0.5    10.3 ± 0.5    0.3 ± 0.3
     ringnorm 30, 120, 10 (67.1)   2.1 ± 0.7     2.5 ± 0.6    3.5 ± 0.6     3.0 ± 2.0    0.4 ± 0.2
     ringnorm 120, 120, 7 (68.5)   0.3 ± 0.8     1.5 ± 0.9    2.8 ± 0.9     3.0 ± 3.3    1.2 ± 0.3
 
