@@ -21,8 +21,8 @@ Gain over random, mean of the later half of the rounds, with its standard error 
     ringnorm 120, 120, 7 (68.5)   0.3 ± 0.8     1.5 ± 0.9    2.8 ± 0.9     3.0 ± 3.3    1.2 ± 0.3
 
 So KSD is above random and HIP no worse than KSD; with 120 clients KSD's gain is not resolved. At a single round the
-errors are 2 to 6 points: no difference is resolved there. The accuracy varies less by round (digits: SD 4.8 and 4.6,
-random 6.2; ringnorm with 30: 6.3 and 4.7, random 9.3). Against the paper, P-DSVGD beats HIP on digits, at a sixth of
+errors are 2 to 6 points: no difference is resolved there. The accuracy varies less by round (digits: SD 4.9 and 4.8,
+random 6.1; ringnorm with 30: 6.3 and 4.7, random 9.3). Against the paper, P-DSVGD beats HIP on digits, at a fifth of
 its bytes. On waveform (one class in three; K = 30, 60 rounds, five seeds) KSD and HIP were below random in
 accuracy (both by 1.6 ± 1) and above it in log predictive density (by 0.08 ± 0.03 a row).
 """
