@@ -1,6 +1,6 @@
 """Client selection for DSVGD on non-IID data, in the form of Figures 2 to 5 of Yang, Liu and Kassab.
 
-    python benchmarks/client_selection.py [--data digits|twonorm|ringnorm|waveform] [--clients 27] [--seeds 10]
+    python benchmarks/client_selection.py [--data digits|kin8nm|ringnorm|...] [--clients 27] [--seeds 10]
 
 Published DSVGD with one client a round, chosen by KSD, by HIP, at random or in turn, and published P-DSVGD with 20 %
 of the clients a round; L = L' = L_s = 10, as the paper has it. "digits" (for MNIST): a network on the digits 0 to 8,
@@ -107,7 +107,7 @@ def report(title, accuracy, density, traffic, out):
 def main():
     """Print the tables and save the figure."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", choices=("digits", "twonorm", "ringnorm", "waveform"), default="digits")
+    parser.add_argument("--data", choices=("digits", "kin8nm", "twonorm", "ringnorm", "waveform"), default="digits")
     parser.add_argument("--clients", type=int, default=27)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10)
