@@ -19,8 +19,8 @@ Accuracy / ECE / MCE, three seeds, 2,697 test rows:
     SVGD (pooled)  96.9 / 0.052 / 0.23   97.1 / 0.056 / 0.40   97.1 / 0.056 / 0.25   97.0 / 0.055 / 0.29
     DSVGD          92.2 / 0.014 / 0.26   92.1 / 0.022 / 0.12   92.8 / 0.030 / 0.12   93.0 / 0.031 / 0.16
 
-As in the paper DSVGD is right more often than FedAvg and better calibrated, in ECE and MCE at any number of units and of
-particles; more units cost FedAvg its calibration and not the others; more particles leave the MCE as it is. FedAvg
+As in the paper DSVGD is right more often than FedAvg and better calibrated, in ECE and MCE at any number of units and
+of particles; more units cost FedAvg its calibration and not the others; more particles leave the MCE as it is. FedAvg
 is too sure of itself, the others too little. The MCE is one bin's, often of a few rows: differences of 0.1 are noise.
 """
 
