@@ -69,7 +69,7 @@ def federation(name, num_clients, seed):
 
 
 def curves(name, chosen, num_clients, rounds, seeds, particles=6, **options):
-    """Accuracy in per cent over (seed, round), by method; the default DSVGD runs to its own end, and has that in all."""
+    """Accuracy in per cent over (seed, round), by method; the default DSVGD has that of its own end in all."""
     batch_size = 100 if name == "kin8nm" else 10  # Table 2's for Covertype, and for the others
     found = {method: [] for method in chosen}
     for seed in range(seeds):
