@@ -57,10 +57,11 @@ from pyro_fed.data import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
-from pyro_fed.infer.particles import MEDIAN_RBF, ParticleAlgorithm, likelihood_scores
+from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores
 from pyro_fed.infer.survey import BEGINNINGS, Begin, Survey
+from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import Balanced
+from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem

@@ -39,6 +39,7 @@ from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.p2p_vi import P2PVI
 from pyro_fed.infer.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peer_sites import public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -85,7 +86,7 @@ class P2PEP(PeerGaussian):
         matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
         change = where(usable, matched / q, type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta)))
-        message, fraction = self.public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper())
+        message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
         new_local = {**local, **as_state(old * change**fraction)}
         info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}
         return as_state(message), new_local, info

@@ -46,6 +46,7 @@ from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.look_ahead import look_ahead, nothing_known
 from pyro_fed.infer.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peer_sites import new_site, public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -171,9 +172,9 @@ class P2PVI(PeerGaussian):
         weight = self._weight(shared)
         at, news = look_ahead(q, local) if self._accelerates else (q, {})
         for _ in range(self.local_steps):
-            site, known = self.new_site(problem, at, batch, share, local)
+            site, known = new_site(self, problem, at, batch, share, local, self.start_steps)
             change = site / old if self._keeps_site else site
-            at, fraction = self.public_belief(q, change**weight, known & q.is_proper())
+            at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
         new = old * change**fraction if self._keeps_site else old
         return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
 
@@ -188,7 +189,7 @@ class P2PVI(PeerGaussian):
         usable = guide.is_proper()
         flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
         change = where(usable, found / old if self._keeps_site else found, flat)
-        belief, fraction = self.public_belief(q, change ** self._weight(shared), q.is_proper())
+        belief, fraction = public_belief(q, change ** self._weight(shared), q.is_proper(), self.damping)
         site = old * change**fraction if self._keeps_site else old
         return belief, as_state(site), fraction * usable
 

@@ -13,14 +13,11 @@ from pyro_fed.algorithm import Algorithm, Noise, State
 from pyro_fed.data import Batch, draw_minibatches
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import RBF
+from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_positive
-
-#: One kernel object for all defaults, so that equal settings are equal.
-MEDIAN_RBF = RBF()
 
 
 @dataclass(frozen=True, kw_only=True)
