@@ -34,8 +34,6 @@ from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_choice, check_positive
 
-NAMES = {"full": "full", "diag": "diagonal"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAlgorithm(Algorithm):

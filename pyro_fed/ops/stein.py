@@ -125,19 +125,6 @@ def spread(particles: Tensor) -> Tensor:
     return (particles - particles.mean(-2, keepdim=True)).square().mean(-2).sqrt()
 
 
-def spread_ratio(particles: Tensor, reference_sd: Tensor) -> Tensor:
-    """Spread of the cloud over the standard deviation expected there; far below 1 means a collapsed cloud.
-
-    Args:
-        particles: (N, D).
-        reference_sd: expected standard deviation of each coordinate, (D,).
-
-    Returns:
-        (D,).
-    """
-    return spread(particles) / reference_sd
-
-
 def effective_number(particles: Tensor) -> Tensor:
     """How many particles the cloud is worth: the participation ratio N² / Σ_ij k_ij² of its RBF Gram matrix.
 

@@ -23,11 +23,7 @@ def pair(name, seed=0):
     root = draw(K, D, D, seed=seed)
     precision, change = root @ root.transpose(-1, -2) + 0.2 * torch.eye(D), draw(K, D, D, seed=seed + 1)
     change = change + change.transpose(-1, -2) - 3 * torch.eye(D)
-    pick = {
-        "full": lambda m: m,
-        "diag": lambda m: torch.diagonal(m, dim1=-2, dim2=-1),
-        "scaled_identity": lambda m: m[:, 0, 0],
-    }[name]
+    pick = {"full": lambda m: m, "diag": lambda m: torch.diagonal(m, dim1=-2, dim2=-1)}[name]
     structure = STRUCTURES[name]
     return structure(pick(precision), draw(K, D, seed=2)), structure(pick(change), draw(K, D, seed=3))
 

@@ -38,8 +38,6 @@ from torch.func import grad
 from pyro_fed.algorithm import Noise
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
-from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 
 
@@ -79,7 +77,7 @@ class Chain(Client):
         """Samples (n, C, D) and the factor A of G, (C, D) or (C, D, D)."""
         factor = torch.ones_like(received.q.eta)
         if self.preconditioned:
-            factor = factor_of(tilted_scale(self, problem, received, data))
+            factor = tilted_scale(self, problem, received, data).root()
         batch, dims = with_batches(data, self.batch_size)
         cavity = received.cavity
         const = ((cavity.precision, cavity.eta, factor, data.num_rows), batch)
@@ -179,14 +177,6 @@ class Identity(Chain):
         full = received.q.precision.dim() > received.q.eta.dim()
         matrix = torch.diag_embed(variances) if full else variances
         return site_from(type(received.q).from_moments(mean, matrix), received.cavity)
-
-
-def factor_of(q: Gaussian) -> Tensor:
-    """A (C, D) or (C, D, D) with A A' = P⁻¹."""
-    if q.precision.dim() == q.eta.dim():
-        return torch.where(q.precision > 0, q.precision, torch.nan).rsqrt()
-    identity = torch.eye(q.dim, dtype=torch.float64, device=q.eta.device).expand(q.precision.shape)
-    return equilibrated_cholesky(q.precision).half_solve_transposed(identity)
 
 
 def _diagonal(factor: Tensor) -> Tensor:

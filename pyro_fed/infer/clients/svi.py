@@ -22,7 +22,6 @@ from torch.func import grad
 from pyro_fed.algorithm import Noise
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
-from pyro_fed.infer.clients.chain import factor_of
 from pyro_fed.infer.tilted_elbo import lower, negative_elbo
 from pyro_fed.problem import Problem
 
@@ -56,7 +55,7 @@ class SVIClient(Client):
     def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the fitted guides."""
         q = tilted_scale(self, problem, received, data)
-        factor, mean = factor_of(q), q.mean()
+        factor, mean = q.root(), q.mean()
         batch, dims = with_batches(data, self.batch_size)
         full = q.precision.dim() > 2
         shape = (*q.eta.shape, q.dim) if full else q.eta.shape
