@@ -26,6 +26,7 @@ from pyro_fed.data import ClientData
 from pyro_fed.graph import Graph
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import flat_site, gaussian
+from pyro_fed.ops.entries import widened
 from pyro_fed.ops.mixing import mix
 from pyro_fed.problem import Problem
 
@@ -88,7 +89,7 @@ class ConsensusLaplace(Algorithm):
         message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
         v = shared["centrality"]
         message = {**message, "values": message["values"].clamp_min(LOWEST)}
-        put_in = {name: _divided(message[name].double(), v) for name in SUMS}
+        put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
         return {**put_in, "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:
@@ -122,7 +123,3 @@ class ConsensusLaplace(Algorithm):
 
 def _entry(state: State, i: int) -> State:
     return {name: value[i] for name, value in state.items()}
-
-
-def _divided(values: Tensor, v: Tensor) -> Tensor:
-    return values / v.reshape(-1, *(1,) * (values.dim() - 1))

@@ -28,8 +28,10 @@ from torch import Tensor
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.derivatives import Derivatives, Kind, Moments, Structure
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.matrices import times
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_choice, check_positive
@@ -136,8 +138,7 @@ def unbatched(q: Gaussian) -> Gaussian:
 def site_of(moments: Moments, mean: Tensor) -> Gaussian:
     """The factor exp(g'(θ-m) - (θ-m)'Λ(θ-m)/2) of an expected Newton step, as a site: η = g + Λ m."""
     full = moments.curvature.dim() > moments.score.dim()
-    product = (moments.curvature @ mean.unsqueeze(-1)).squeeze(-1) if full else moments.curvature * mean
-    return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + product)
+    return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + times(moments.curvature, mean))
 
 
 def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
@@ -153,11 +154,7 @@ def joined(first: Gaussian, others: Gaussian) -> Gaussian:
 
 def select(keep: Tensor, sites: Gaussian) -> Gaussian:
     """The sites where `keep` (C,), and one elsewhere."""
-
-    def chosen(value: Tensor) -> Tensor:
-        return torch.where(keep.reshape(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value))
-
-    return type(sites)(chosen(sites.precision), chosen(sites.eta))
+    return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
 
 
 def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
@@ -183,8 +180,7 @@ def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
     values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
     size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
     fixed = size if q.precision.dim() > q.eta.dim() else size.diagonal(dim1=-2, dim2=-1)
-    keep = proper.reshape(*proper.shape, *[1] * (q.precision.dim() - proper.dim()))
-    return type(q)(torch.where(keep, q.precision, fixed), q.eta), ~proper
+    return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:

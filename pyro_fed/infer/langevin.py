@@ -39,13 +39,14 @@ from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chain_store import start_chains
-from pyro_fed.infer.conducive import anchor_score, linear_pull, score, times_transposed
+from pyro_fed.infer.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.curvature import check_step, largest_curvature
 from pyro_fed.infer.langevin_settings import LangevinSettings
 from pyro_fed.infer.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record

@@ -23,10 +23,10 @@ from torch.func import grad, jacrev
 
 from pyro_fed.algorithm import Start
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.conducive import times
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.matrices import positive_part, times
 from pyro_fed.problem import Problem
 
 #: Newton steps to the mode of p(θ) Π q_s(θ), and the step, in its SDs, at which they stop.
@@ -185,5 +185,4 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     curvature = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
     if product.precision.ndim == 1:
         return curvature.diagonal().clamp_min(0)
-    values, vectors = torch.linalg.eigh((curvature + curvature.T) / 2)
-    return (vectors * values.clamp_min(0)) @ vectors.T
+    return positive_part(curvature)

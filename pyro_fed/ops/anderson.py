@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Smallest share of what is added that is worth adding, and the eigenvalues of the precision that it leaves.
@@ -94,9 +95,8 @@ def _remembered(lengths: Tensor, growth: float) -> Tensor:
 
 def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
     """Differences between neighbouring rounds, zero where one is not remembered: (M - 1, ...)."""
-    eta = torch.where(known[:-1].unsqueeze(-1), factors.eta.diff(dim=0), 0.0)
-    wide = known[:-1].reshape(known[:-1].shape + (1,) * (factors.precision.dim() - known.dim()))
-    return type(factors)(torch.where(wide, factors.precision.diff(dim=0), 0.0), eta)
+    parts = (factors.precision, factors.eta)
+    return type(factors)(*(choose(known[:-1], part.diff(dim=0), 0.0) for part in parts))
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from torch.func import grad
 from pyro_fed.algorithm import Noise
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
+from pyro_fed.ops.matrices import times, times_transposed
 from pyro_fed.problem import Problem
 
 
@@ -92,8 +93,7 @@ class Chain(Client):
         if self.sampler != "langevin" or not self.preconditioned:
             return samples.mean(0)
         path = torch.einsum("n,ncd->cd", self._noise_weights().to(samples), noise[0])
-        moved = (factor @ path.unsqueeze(-1)).squeeze(-1) if factor.dim() > path.dim() else factor * path
-        return samples.mean(0) - moved
+        return samples.mean(0) - times(factor, path)
 
     def _noise_weights(self) -> Tensor:
         """How much each step's noise is worth in the mean ū of the kept samples, (chain_steps,)."""
@@ -110,10 +110,10 @@ class Chain(Client):
         likelihood = grad(lambda t: problem.log_lik(t, batch))(z.to(problem.dtype)).double()
         score = likelihood + eta - times(precision, z)
         if self.sampler == "langevin":
-            half = _times_transposed(factor, score)
+            half = times_transposed(factor, score)
             z = z + times(factor, 0.5 * self.step_size * half + self.step_size**0.5 * xi)
         else:
-            direction = times(factor, _times_transposed(factor, score))
+            direction = times(factor, times_transposed(factor, score))
             scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1)
             velocity = self.momentum * velocity + direction * scale
             z = z + self.step_size * velocity
@@ -181,12 +181,3 @@ class Identity(Chain):
 
 def _diagonal(factor: Tensor) -> Tensor:
     return factor.square() if factor.dim() == 2 else factor.square().sum(-1)
-
-
-def times(matrix: Tensor, x: Tensor) -> Tensor:
-    """A x for a diagonal or a dense A."""
-    return matrix @ x if matrix.dim() == 2 else matrix * x
-
-
-def _times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
-    return matrix.mT @ x if matrix.dim() == 2 else matrix * x
