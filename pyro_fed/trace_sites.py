@@ -37,6 +37,13 @@ def unconstraining(msg: Message) -> Any:
         ) from error
 
 
+def without_event_dims(fn: Any) -> Any:
+    """The distribution inside `to_event`."""
+    while isinstance(fn, dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
 def _innermost(fn: Any) -> Any:
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
@@ -56,9 +63,7 @@ def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
 
 def is_deterministic(msg: Message) -> bool:
     """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
-    fn = msg["fn"]
-    while isinstance(fn, dist.Independent):
-        fn = fn.base_dist
+    fn = without_event_dims(msg["fn"])
     masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
 
