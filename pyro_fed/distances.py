@@ -22,12 +22,12 @@ from torch.func import grad
 
 from pyro_fed.errors import DataError, SettingError
 
+#: Distances use at most this many draws, evenly spaced: kernels cost their square.
 DRAWS_COMPARED = 1000
-"""Distances use at most this many draws, evenly spaced: kernels cost their square."""
+#: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200
-"""Random directions of the sliced Wasserstein distance."""
+#: Directions whose reference variance is below this share of the largest are left out of the whitening.
 SMALLEST_VARIANCE = 1e-6
-"""Directions whose reference variance is below this share of the largest are left out of the whitening."""
 
 
 def stacked(idata: Any, names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:

@@ -30,8 +30,8 @@ from pyro_fed.loop import loop_map
 from pyro_fed.to_arviz import make_inference_data, name_dims
 from pyro_fed.trace_sites import is_deterministic
 
+#: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256
-"""Draws that are mapped in one call: it bounds the memory, and changes no distribution."""
 
 
 def predict(

@@ -31,8 +31,7 @@ def unconstraining(msg: Message) -> Any:
         return biject_to(fn.support)
     except NotImplementedError as error:
         raise ModelError(
-            f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform "
-            "to an unconstrained "
+            f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
             "space: write it as a function of a latent that has one"
         ) from error
 

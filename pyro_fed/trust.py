@@ -36,24 +36,24 @@ from pyro_fed.infer.gaussian_sites import gaussian
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
 
+#: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20
-"""Blocks of draws that are left out in turn for standard errors."""
+#: A prior counted more than this too often or too seldom is flagged...
 WRONG_BY = 0.5
-"""A prior counted more than this too often or too seldom is flagged..."""
+#: ...where it is also this many standard errors away from one.
 STANDARD_ERRORS = 4.0
-"""...where it is also this many standard errors away from one."""
+#: SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged.
 SD_RANGE = (0.5, 2.0)
-"""SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged."""
+#: Means further away from the reference's than this many of its SDs are flagged.
 LARGEST_MEAN_ERROR = 0.5
-"""Means further away from the reference's than this many of its SDs are flagged."""
+#: Ratios above this make importance sampling unreliable: PSIS-LOO's, an approximation's (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
-"""Ratios above this make importance sampling unreliable: PSIS-LOO's, an approximation's (Vehtari et al. 2024)."""
+#: SD of log ratios that is rounding: q is the posterior.
 CONSTANT_RATIO = 1e-6
-"""SD of log ratios that is rounding: q is the posterior."""
+#: Draws for the tail of an approximation, and how many draws × rows × nodes are worked on at once.
 FEWEST_DRAWS, MOST_DRAWS, CHUNK = 100, 1000, 500_000
-"""Draws for the tail of an approximation, and how many draws × rows × nodes are worked on at once."""
+#: How many of the largest ratios say where that tail is.
 FARTHEST = 5
-"""How many of the largest ratios say where that tail is."""
 
 
 class PriorCount(NamedTuple):

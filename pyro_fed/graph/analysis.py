@@ -70,7 +70,7 @@ def _perron(block: sparse.csr_array) -> np.ndarray:
 
 
 def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
-    """V of a reversible W (v_i W_ij = v_j W_ji), summing to one over each component; None for any other W.
+    """v of a reversible W (v_i W_ij = v_j W_ji), summing to one over each component; None for any other W.
 
     Doubly stochastic symmetric matrices are reversible, and so is every W on a tree. A link of a reversible
     W may fail (its weight goes to both ends' self-weights) without changing v.

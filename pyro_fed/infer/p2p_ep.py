@@ -108,7 +108,7 @@ class P2PEP(PeerGaussian):
         return type(q).from_moments(mean, spread), 1.0 / (w.square().sum(1) * self.tilted_points)
 
     def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
-        """Log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
+        """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
         clients, rows = batch.weight.shape
         size = max(1, MAX_BLOCK // (clients * rows * problem.num_nodes))
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
@@ -130,7 +130,6 @@ class P2PEP(PeerGaussian):
         worst = record.client_names[record.rounds[-1].clients[int(effective.argmin())]]
         return [
             *super().warnings(record),
-            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments "
-            "and keeps its site: "
+            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "
             "raise tilted_points, or lower damping",
         ]

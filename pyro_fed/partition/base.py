@@ -15,8 +15,8 @@ import torch
 
 from pyro_fed.errors import SettingError
 
+#: Distinct values beyond which floating-point labels are taken for a continuous target.
 MAX_FLOAT_LABELS = 50
-"""Distinct values beyond which floating-point labels are taken for a continuous target."""
 
 
 class Partition(ABC):

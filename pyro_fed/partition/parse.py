@@ -10,16 +10,16 @@ from pyro_fed.partition.base import Partition
 from pyro_fed.partition.by_label import Dirichlet, LabelShards, MajorityShare
 from pyro_fed.partition.by_row import IID, ByGroup, QuantitySkew, SortedBy
 
+#: Partitions written NAME:NUMBER, with the number's type.
 NUMBERED: dict[str, tuple[Callable[[Any], Partition], type]] = {
     "dirichlet": (Dirichlet, float),
     "quantity": (QuantitySkew, float),
     "shards": (LabelShards, int),
     "majority": (MajorityShare, float),
 }
-"""Partitions written NAME:NUMBER, with the number's type."""
 
+#: Partitions written NAME (by the labels) or NAME:COLUMN.
 BY_COLUMN: dict[str, Callable[[Any], Partition]] = {"sorted": SortedBy, "group": ByGroup}
-"""Partitions written NAME (by the labels) or NAME:COLUMN."""
 
 USAGE = (
     "write iid, dirichlet:ALPHA, quantity:ALPHA, shards:CLASSES, majority:SHARE, "
