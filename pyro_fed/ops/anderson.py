@@ -24,6 +24,8 @@ forgotten. What is added to the undamped step is bounded by `longest` of its len
 precision would not be positive definite.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

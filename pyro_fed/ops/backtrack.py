@@ -9,6 +9,8 @@ Computed in float64 with an equilibrated factor: no coordinate's scale matters. 
 change not finite, or the step too small to go on, the fraction is zero and ``stalled`` says so.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch

@@ -21,6 +21,8 @@ it is NaN: a precision is never repaired. ``is_proper`` is the flag, ``require_p
 of natural parameters of very different size lose digits: keep the fields in float64.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -99,7 +101,7 @@ class Gaussian(NaturalParameters, ABC):
         double = self.to(torch.float64)
         return (double.eta - double._multiply(x.to(torch.float64))).to(self.eta.dtype)
 
-    def kl(self, other: "Gaussian") -> Tensor:
+    def kl(self, other: Gaussian) -> Tensor:
         """KL(self || other), both proper.
 
         Args:
@@ -131,7 +133,7 @@ class Gaussian(NaturalParameters, ABC):
         return self.transform(noise.to(self.eta.device))
 
     @abstractmethod
-    def relative_change(self, delta: "Gaussian") -> Tensor:
+    def relative_change(self, delta: Gaussian) -> Tensor:
         """Eigenvalues of P^(-1/2) D P^(-1/2), D the precision of ``delta``: they have no units.
 
         Args:
@@ -142,11 +144,11 @@ class Gaussian(NaturalParameters, ABC):
         """
 
     @abstractmethod
-    def to_full(self) -> "Gaussian":
+    def to_full(self) -> Gaussian:
         """The same factor with a full precision, proper or not."""
 
     @abstractmethod
-    def to_diag(self) -> "Gaussian":
+    def to_diag(self) -> Gaussian:
         """The diagonal Gaussian of the same mean and variances, exact where the structure is no richer."""
 
     @abstractmethod

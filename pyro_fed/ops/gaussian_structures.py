@@ -4,6 +4,8 @@ See ``gaussian`` for the conventions. The projection to the diagonal keeps the m
 Gaussians the result minimises KL(self || ·). It needs a proper Gaussian; the embedding is exact for every one.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -50,11 +52,11 @@ class FullGaussian(Gaussian):
         values = torch.linalg.eigvalsh(torch.where(finite.unsqueeze(-1).unsqueeze(-1), ratio, 0.0))
         return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
-    def to_full(self) -> "FullGaussian":
+    def to_full(self) -> FullGaussian:
         """Itself."""
         return self
 
-    def to_diag(self) -> "DiagGaussian":
+    def to_diag(self) -> DiagGaussian:
         """The diagonal Gaussian of the same mean and variances."""
         double = self.to(torch.float64)
         variances = torch.diagonal(double._spread(), dim1=-2, dim2=-1)
@@ -109,7 +111,7 @@ class DiagGaussian(Gaussian):
         """The same factor as a FullGaussian."""
         return FullGaussian(torch.diag_embed(self.precision), self.eta)
 
-    def to_diag(self) -> "DiagGaussian":
+    def to_diag(self) -> DiagGaussian:
         """Itself."""
         return self
 

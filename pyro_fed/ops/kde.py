@@ -16,6 +16,8 @@ from the centres the score points to the nearest one, as Eq. (14) says. How much
 ``effective_neighbours`` to tell.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch

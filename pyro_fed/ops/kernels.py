@@ -27,6 +27,8 @@ particles that all coincide, whose kernel is then one everywhere and not exp(-0 
 formula has no meaning and Eq. (8) does not depend on h.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 
@@ -86,7 +88,7 @@ class RBF(RadialKernel):
                 f"received {self.min_bandwidth} and {self.min_relative_bandwidth}"
             )
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "RBF":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> RBF:
         if not isinstance(self.bandwidth, str):
             return self
         median = median_bandwidth(particles, self.min_bandwidth, self.min_relative_bandwidth)
@@ -140,7 +142,7 @@ class IMQ(RadialKernel):
         if not -1 < self.exponent < 0:
             raise ValueError(f"IMQ: expected exponent in (-1, 0), received {self.exponent}; -0.5 is usual")
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "IMQ":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> IMQ:
         return self
 
     def profile(self, squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,7 +166,7 @@ class Linear(ScalarKernel):
 
     centre: Tensor | None = None
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Linear":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Linear:
         return self if self.centre is not None else replace(self, centre=particles.mean(-2))
 
     def _offset(self, x: Tensor) -> Tensor:

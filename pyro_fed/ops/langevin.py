@@ -15,6 +15,8 @@ With a preconditioner G = A A' (``factor`` A; G is an inverse mass, close to the
 which is Eq. (1) in the coordinates A⁻¹ theta. G must not depend on theta.
 """
 
+from __future__ import annotations
+
 import math
 
 from torch import Tensor

@@ -19,6 +19,8 @@ independent draws) are stratified twice: over all of them, and over each block o
 dimension that is a Latin hypercube based on an orthogonal array (Tang 1993, JASA 88), whose other axis is v's rank.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch

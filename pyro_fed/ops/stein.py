@@ -16,6 +16,8 @@ The sum over all pairs (V-statistic) is the squared norm of phi and so never neg
 with a fixed kernel, and may be negative. Both are squared discrepancies.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

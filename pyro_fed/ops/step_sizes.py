@@ -14,6 +14,8 @@ the steps do not shrink and the particles keep trembling. ``power`` > 0 adds the
 not have, epsilon_t = rate (1 + t / offset)^-power; the default is the papers' constant rate.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """From a word on the command line to a partition."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
