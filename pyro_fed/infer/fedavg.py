@@ -64,7 +64,7 @@ class FedAvg(Algorithm):
         check_at_least(self, 1, "chain_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "damping", "optimiser_fudge")
-        check_between(self, "momentum", -1e-12, 0.9999)
+        check_between(self, "momentum", 0, 1, "[)")
         check_choice(self, "server_optimiser", KINDS)
 
     def default_rounds(self, num_clients: int) -> int:
