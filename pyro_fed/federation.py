@@ -18,7 +18,7 @@ from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, flatten
 from pyro_fed.checks import check_finite, check_plate_size
 from pyro_fed.data import ClientData, padded_index
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.group_reading import group_arguments
 from pyro_fed.joint import JointProblem
 from pyro_fed.labels import client_table, discrete_labels, row_labels
@@ -174,7 +174,7 @@ class Federation:
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
-                f"clients {', '.join(empty[:10])} have no rows: they contribute nothing",
+                f"clients {listed(empty)} have no rows: they contribute nothing",
                 UserWarning,
                 stacklevel=3,
             )

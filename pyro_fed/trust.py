@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20
+#: Equations whose noise is below this share of the largest weigh no more than if it were that: it may be none at all.
+LEAST_NOISE = 1e-3
 #: A prior counted more than this too often or too seldom is flagged...
 WRONG_BY = 0.5
 #: ...where it is also this many standard errors away from one.
@@ -83,7 +85,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
     terms = np.stack([np.concatenate([score, score * u], 1) for score in scaled])  # (2, S, 2D)
     right = np.concatenate([np.zeros(z.shape[1]), -np.ones(z.shape[1])])
     noise = (terms.sum(0)).std(0)
-    weight = 1 / np.maximum(noise, 1e-3 * noise.max())
+    weight = 1 / np.maximum(noise, LEAST_NOISE * noise.max())
     blocks = np.array_split(np.arange(len(z)), min(BLOCKS, len(z)))
     sums, sizes = np.stack([terms[:, block].sum(1) for block in blocks]), np.array([len(b) for b in blocks])
 

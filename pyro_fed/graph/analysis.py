@@ -20,7 +20,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
-from pyro_fed.errors import GraphError
+from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph.checks import components
 
 #: Agents up to which eigenvalues are computed densely.
@@ -51,7 +51,7 @@ def stationary_distribution(matrix: sparse.csr_array) -> np.ndarray:
         block = matrix[inside][:, inside]
         if abs(block.sum() - len(inside)) > BALANCE_TOLERANCE * len(inside):
             raise GraphError(
-                f"agents {inside[:8].tolist()} receive from others but nobody receives from them: their "
+                f"agents {listed(inside)} receive from others but nobody receives from them: their "
                 "centrality is zero and their data would never count. Add links from them"
             )
         v[inside] = _perron(block)

@@ -97,8 +97,9 @@ class ConsensusLaplace(Algorithm):
         if float(sums["usable"]) == 0:
             return server
         total = {name: sums[name][None] for name in ("values", "precision", "eta")}
-        everyone = sums["usable"][None] > float(sums["usable"].round()) - 0.5
-        return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
+        # An agent whose derivatives were not finite has put in a flat site: what is sought is a start, no answer, and
+        # the next point may suit it.
+        return self.newton.combine(server, {**total, "usable": torch.ones(1, dtype=torch.bool)}, torch.ones(1))
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Messages far above the other agents'."""

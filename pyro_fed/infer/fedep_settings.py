@@ -124,6 +124,9 @@ class EPSettings(GaussianAlgorithm):
         check_choice(self, "client_optimiser", KINDS)
 
     def _check_numbers(self) -> None:
+        check_between(self, "momentum", 0, 1, "[)")
+        check_between(self, "margin", 0, 1, "[)")
+        check_between(self, "fisher_decay", 0, 1, "[]")
         check_at_least(self, 2, "memory", allow_none=True)
         check_positive(self, "damping", "scale", "longest_step", allow_none=True)
         check_positive(

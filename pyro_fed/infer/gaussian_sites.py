@@ -68,9 +68,7 @@ class GaussianAlgorithm(Algorithm):
 
     def structure(self, problem: Problem) -> Structure:
         """Full or diagonal for this model: "full" or "diag"."""
-        if self.covariance == "auto":
-            return "full" if problem.dim <= self.full_dim else "diag"
-        return "full" if self.covariance == "full" else "diag"
+        return structure_of(self.covariance, problem.dim, self.full_dim)
 
     def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
         """How scores and curvatures are computed for this model."""
@@ -107,6 +105,13 @@ class GaussianAlgorithm(Algorithm):
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """That of q, or of every agent's."""
         return gaussian(shared).log_factor(draws.transpose(0, 1)).T
+
+
+def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:
+    """The structure that a setting `covariance` stands for: "auto" is full up to `full_dim` parameters."""
+    if covariance == "auto":
+        return "full" if dim <= full_dim else "diag"
+    return covariance
 
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:

@@ -29,7 +29,7 @@ from torch.func import grad
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.derivatives import in_blocks
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.hand_written import Draws, GuideFamily, read_guide
@@ -207,7 +207,7 @@ class GuidedFedEP(FedEP):
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
         if not bad:
             return []
-        return [f"in the last round the sites of clients {', '.join(bad[:10])} were not finite and were not used"]
+        return [f"in the last round the sites of clients {listed(bad)} were not finite and were not used"]
 
 
 @dataclass(frozen=True, kw_only=True)

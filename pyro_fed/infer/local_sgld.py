@@ -17,7 +17,7 @@ Letters: h_s `step`, λ_s `curvature`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,10 +25,11 @@ from torch.func import grad
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.errors import listed
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.curvature import STABLE, largest_likelihood_curvature
 from pyro_fed.infer.derivatives import Derivatives, Structure
-from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian
+from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, structure_of
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -68,7 +69,7 @@ class LocalSGLD(Algorithm):
     step_size: float | None = None
     share_of_stable: float = 0.05
     confined: float = 0.1
-    covariance: str = "auto"
+    covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = 100
 
     def __post_init__(self) -> None:
@@ -86,9 +87,7 @@ class LocalSGLD(Algorithm):
 
     def structure(self, problem: Problem) -> Structure:
         """Full or diagonal for this model: "full" or "diag"."""
-        if self.covariance == "auto":
-            return "full" if problem.dim <= self.full_dim else "diag"
-        return "full" if self.covariance == "full" else "diag"
+        return structure_of(self.covariance, problem.dim, self.full_dim)
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""
@@ -208,7 +207,7 @@ def tempered_clients(record: Record) -> list[str]:
     if not names:
         return []
     return [
-        f"the likelihoods of clients {', '.join(names[:10])}{' ...' if len(names) > 10 else ''} are flat or improper "
+        f"the likelihoods of clients {listed(names)} are flat or improper "
         "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
         "variance between clients may be larger"
     ]

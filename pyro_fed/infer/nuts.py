@@ -18,7 +18,7 @@ them. `energy` is H at the beginning of a trajectory, which is H at its end but 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import arviz as az
 import numpy as np
@@ -41,6 +41,10 @@ from pyro_fed.settings import check_at_least, check_between, check_choice, check
 #: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
 LARGEST_RHAT = 1.01
 SMALLEST_BFMI = 0.3
+#: More draws than this share with the deepest tree are worth a warning.
+OFTEN_DEEPEST = 0.05
+#: Leapfrog steps of a tree of five doublings, a usual one.
+LEAPFROGS_A_DRAW = 31
 #: Chains longer than this many draws are needed for R-hat, ESS and BFMI to mean something.
 FEWEST_DRAWS = 50
 
@@ -77,7 +81,7 @@ class NUTS(Algorithm):
     target_accept_prob: float = 0.8
     max_tree_depth: int = 10
     full_mass: bool = False
-    start: str = "uniform"
+    start: Literal["uniform", "prior", "laplace"] = "uniform"
     radius: float = 2.0
     overdispersion: float = 1.5
     temperature: float = 1.0
@@ -173,8 +177,8 @@ class NUTS(Algorithm):
         return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
 
     def expected_gradients(self) -> int:
-        """Leapfrog steps that a run may need, for the choice of a compiler: trees of five doublings."""
-        return 31 * self.num_chains * (self.warmup_steps + self.num_samples)
+        """Leapfrog steps that a run may need, for the choice of a compiler."""
+        return LEAPFROGS_A_DRAW * self.num_chains * (self.warmup_steps + self.num_samples)
 
     def _figures(self, message: State) -> State:
         """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,)."""
@@ -230,7 +234,7 @@ class NUTS(Algorithm):
                 "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form",
             ),
             (
-                deepest > 0.05,
+                deepest > OFTEN_DEEPEST,
                 f"{100 * deepest:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
                 "full_mass=True where parameters are correlated",
             ),

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Start, State
-from pyro_fed.errors import GraphError
+from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph import Graph
 from pyro_fed.infer.beliefs import gaussian_prior, moments_of, or_infinity, range_over_agents
 from pyro_fed.infer.consensus_laplace import ConsensusLaplace
@@ -45,8 +45,6 @@ from pyro_fed.settings import check_at_least, check_between, check_choice
 
 #: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
 DISAGREEMENT = 0.1
-#: Agents that a warning names.
-NAMED = 8
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
 
@@ -205,6 +203,6 @@ class PeerGaussian(GaussianAlgorithm):
             )
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:
-            names = ", ".join(record.client_names[record.rounds[-1].clients[i]] for i in stalled[:NAMED])
+            names = listed(record.client_names[record.rounds[-1].clients[i]] for i in stalled)
             notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
         return notes
