@@ -130,7 +130,7 @@ def test_unconnected_graph_lists_its_components() -> None:
 def test_one_way_links_are_not_enough() -> None:
     with pytest.raises(GraphError, match="2 components"):
         check_connected(as_matrix([[0.5, 0.5], [0.0, 1.0]]))
-    with pytest.raises(GraphError, match=r"agents \[0\] receive .* nobody receives from them"):
+    with pytest.raises(GraphError, match=r"agents 0 receive .* nobody receives from them"):
         pf.graph.from_matrix([[0.5, 0.5], [0.0, 1.0]]).centrality()
 
 
