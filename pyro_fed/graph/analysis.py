@@ -14,6 +14,7 @@ which is what bounds the rate where W has negative eigenvalues.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -104,10 +105,11 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
     if size == 1:
         return 0.0
     v = detailed_balance(matrix)
-    dense, iterative = np.linalg.eigvals, sparse_linalg.eigs
+    solvers: tuple[Any, Any] = np.linalg.eigvals, sparse_linalg.eigs
     if v is not None:  # similar to a symmetric matrix
         half = sparse.diags_array(np.sqrt(v)) @ matrix @ sparse.diags_array(1.0 / np.sqrt(v))
-        matrix, dense, iterative = (half + half.T) / 2, np.linalg.eigvalsh, sparse_linalg.eigsh
+        matrix, solvers = (half + half.T) / 2, (np.linalg.eigvalsh, sparse_linalg.eigsh)
+    dense, iterative = solvers
     if size <= DENSE_AGENTS:
         values = dense(matrix.toarray())
     else:

@@ -95,6 +95,7 @@ def test_sparse_and_dense_analysis_agree() -> None:
     assert directed.gap == pytest.approx(
         1 - np.sort(np.abs(np.linalg.eigvals(directed.matrix.toarray())))[-2], abs=1e-8
     )
+    assert pf.graph.from_matrix(directed.matrix).gap == directed.gap  # no randomness of its own
     np.testing.assert_allclose(directed.centrality() @ directed.matrix, directed.centrality(), atol=1e-12)
 
 
