@@ -6,7 +6,8 @@ FSGLD stays unbiased whatever they are, so a surrogate need not be proper; the b
 variance between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client
 (the format of `infer.gaussian_sites`), run as a phase of its own and sent once:
 
-    FedLaplace()            curvature at the joint mode (the default)
+    FedEP()                 expected curvature under q (the default as far as its covariance is full)
+    FedLaplace()            curvature at the joint mode (the default beyond)
     LocalSGLD()             mean and covariance of local draws, the paper's way
     Given(precision, eta)   analytic: no phase
 
