@@ -93,6 +93,6 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
         b, and s (C,): one for a belief that was flat, zero where the change would undo the belief.
     """
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-    step = backtrack(safe, delta, max_fraction=damping, min_fraction=min(MIN_FRACTION, damping), margin=MARGIN)
-    fraction = torch.where(known, step.fraction, 1.0)
+    taken = backtrack(safe, delta, max_fraction=damping, min_fraction=min(MIN_FRACTION, damping), margin=MARGIN)
+    fraction = torch.where(known, taken, 1.0)
     return q * delta**fraction, fraction

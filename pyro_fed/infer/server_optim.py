@@ -115,7 +115,7 @@ def optimised(
     """
     step, after = optim.step(_params(q), _params(delta), within(shared, OPTIM))
     move = type(q)(step["precision"], step["eta"])
-    taken = backtrack(q, move, min_fraction=limits.min_fraction, margin=limits.margin).fraction
+    taken = backtrack(q, move, min_fraction=limits.min_fraction, margin=limits.margin)
     return q.product(move.power(taken)), float(taken), prefixed(OPTIM, after)
 
 

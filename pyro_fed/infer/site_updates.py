@@ -67,7 +67,7 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
             max_fraction=limits.damping,
             min_fraction=min(limits.min_fraction, limits.damping),
             margin=limits.margin,
-        ).fraction
+        )
     )
 
 

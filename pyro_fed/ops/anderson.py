@@ -64,7 +64,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
     length = _whitened(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
-    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN).fraction)
+    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN))
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
