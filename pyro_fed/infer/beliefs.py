@@ -48,13 +48,6 @@ def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
-def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
-    """Means (A, D) and SDs (A, D); NaN where improper."""
-    mean, spread = q.moments()
-    variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
-    return mean, variance.sqrt()
-
-
 def with_prior(
     algorithm: GaussianAlgorithm, problem: Problem, points: Tensor, moments: Moments, share: Tensor
 ) -> Moments:
@@ -68,7 +61,7 @@ def with_prior(
 def unit_spread(q: Gaussian) -> Tensor:
     """Spread of a standard Gaussian of q's structure and batch."""
     one = torch.ones_like(q.eta)
-    return torch.diag_embed(one) if q.precision.dim() > q.eta.dim() else one
+    return torch.diag_embed(one) if q.dense else one
 
 
 def range_over_agents(values: Tensor) -> Tensor:

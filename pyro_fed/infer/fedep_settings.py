@@ -168,5 +168,5 @@ class EPSettings(GaussianAlgorithm):
 
     def accelerated(self, q: Gaussian) -> tuple[int, float]:
         """Rounds that the acceleration remembers, and its longest step."""
-        memory, longest = ACCELERATION["full" if q.precision.dim() > q.eta.dim() else "diag"]
+        memory, longest = ACCELERATION["full" if q.dense else "diag"]
         return self.memory or memory, self.longest_step or longest

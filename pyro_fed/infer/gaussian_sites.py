@@ -88,11 +88,7 @@ class GaussianAlgorithm(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a mean in SDs, or change of a log SD."""
-        old, new = gaussian(before), gaussian(after)
-        (mean, spread), (old_mean, old_spread) = new.moments(), old.moments()
-        sd, old_sd = (_variances(part).sqrt() for part in (spread, old_spread))
-        change = torch.maximum(((mean - old_mean) / sd).abs().amax(), (sd / old_sd).log().abs().amax())
-        return {"change": float(change)}
+        return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
         """Whether q has stopped moving."""
@@ -123,6 +119,19 @@ def gaussian(state: State, prefix: str = "") -> Gaussian:
 def as_state(q: Gaussian, prefix: str = "") -> State:
     """A Gaussian's natural parameters as entries of a state."""
     return {f"{prefix}precision": q.precision, f"{prefix}eta": q.eta}
+
+
+def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
+    """Means (..., D) and SDs (..., D); NaN where improper."""
+    mean, spread = q.moments()
+    variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
+    return mean, variance.sqrt()
+
+
+def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    """Largest move of a mean in SDs, or change of a log SD, (), between two pairs of means and SDs."""
+    (old_mean, old_sd), (mean, sd) = before, after
+    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax()
 
 
 def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
@@ -184,7 +193,7 @@ def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
     both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
     values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
     size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
-    fixed = size if q.precision.dim() > q.eta.dim() else size.diagonal(dim1=-2, dim2=-1)
+    fixed = size if q.dense else size.diagonal(dim1=-2, dim2=-1)
     return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
 
 
@@ -198,7 +207,3 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
 def sobol(count: int, dim: int) -> Tensor:
     """Standardised Sobol points, remembered."""
     return standardised_sobol(count, dim)
-
-
-def _variances(spread: Tensor) -> Tensor:
-    return spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > 1 else spread

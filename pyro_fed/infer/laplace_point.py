@@ -60,7 +60,7 @@ def _fall(shared: State, q: Gaussian, point: Tensor) -> Tensor:
 
 def semidefinite(site: Gaussian) -> Tensor:
     """Whether each client's curvature is not negative in any direction, up to rounding: (C,)."""
-    if site.precision.dim() == 2:
+    if not site.dense:
         return (site.precision >= 0).all(-1)
     size = site.precision.diagonal(dim1=-2, dim2=-1).abs()
     jitter = torch.diag_embed(size * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny)

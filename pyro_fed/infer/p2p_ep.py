@@ -101,7 +101,7 @@ class P2PEP(PeerGaussian):
         w = torch.softmax(log_w.nan_to_num(nan=-torch.inf), 1)
         mean = torch.einsum("cs,csd->cd", w, points)
         away = points - mean.unsqueeze(1)
-        if q.precision.dim() > q.eta.dim():
+        if q.dense:
             spread = torch.einsum("cs,csd,cse->cde", w, away, away)
         else:
             spread = torch.einsum("cs,csd->cd", w, away.square())

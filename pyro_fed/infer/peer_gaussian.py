@@ -33,10 +33,10 @@ from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph import Graph
-from pyro_fed.infer.beliefs import gaussian_prior, moments_of, or_infinity, range_over_agents
+from pyro_fed.infer.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian
+from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian, largest_move, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 from pyro_fed.problem import Problem
@@ -177,8 +177,8 @@ class PeerGaussian(GaussianAlgorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
-        (old_mean, old_sd), (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
-        change = torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax()
+        old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
+        change = largest_move(old, (mean, sd))
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
         return {"change": or_infinity(change), "disagreement": or_infinity(apart)}
 

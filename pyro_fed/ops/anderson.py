@@ -52,7 +52,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
         A factor (...), flat where nothing is known beside the last point, or where x + δ f is not proper.
     """
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
-    if points.precision.dim() == points.eta.dim():
+    if not points.dense:
         further = _mean_steps(points, moves, damping, longest)
         return type(plain)(torch.zeros_like(plain.precision), plain.precision * further)
     last = _item(points, slice(-1, None))
@@ -110,7 +110,7 @@ def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
 def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:
     """Changes (M, ...) as vectors whose Euclidean norm is the Fisher metric's at a Gaussian (1, ...): (M, ..., V)."""
     shift = changes.score(at.mean())
-    if at.precision.dim() == at.eta.dim():
+    if not at.dense:
         return torch.cat([shift * at.precision.rsqrt(), changes.precision / at.precision / 2**0.5], -1)
     factor = equilibrated_cholesky(at.precision)
     turned = factor.half_solve(factor.half_solve(changes.precision).mT).flatten(-2) / 2**0.5

@@ -45,6 +45,11 @@ class NaturalParameters:
         return self.eta.shape[-1]
 
     @property
+    def dense(self) -> bool:
+        """Whether the precision is a matrix."""
+        return self._matrix_dims == 2
+
+    @property
     def batch_shape(self) -> torch.Size:
         """The leading axes."""
         return self.eta.shape[:-1]

@@ -138,7 +138,7 @@ class MCMC(Chain):
         mean, count = self.mean(samples, factor, noise), len(samples)
         weight = 1.0 / (1.0 + (count - 1) * self.shrinkage)
         offset = samples - samples.mean(0)
-        full = received.q.precision.dim() > received.q.eta.dim()
+        full = received.q.dense
         if not full:
             spread = weight * _diagonal(factor) + (1 - weight) * offset.square().mean(0)
         else:
@@ -174,7 +174,7 @@ class Identity(Chain):
         spread = samples.var(0, correction=0).mean(-1)
         variance = spread if self.scale is None else self.scale / data.num_rows.double()
         variances = variance.unsqueeze(-1).expand_as(mean)
-        full = received.q.precision.dim() > received.q.eta.dim()
+        full = received.q.dense
         matrix = torch.diag_embed(variances) if full else variances
         return site_from(type(received.q).from_moments(mean, matrix), received.cavity)
 
