@@ -14,6 +14,7 @@ from typing import Any
 
 from pyro_fed.errors import SettingError
 
+#: What stands for None.
 NONE_WORD = "none"
 
 

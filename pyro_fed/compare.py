@@ -85,6 +85,7 @@ def compare(
     return _ordered(pd.DataFrame.from_dict(rows, orient="index").rename_axis("result"))
 
 
+#: All columns, in the order in which they are shown.
 COLUMNS = (
     *("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2"),
     *("ksd", "prior_count", "prior_count_se", "elpd_loo", "elpd_loo_se", "bad_pareto_k"),

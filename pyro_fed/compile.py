@@ -31,6 +31,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.loop import loop_map
 from pyro_fed.tracing import Step, eager, inductor, trace
 
+#: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")
 
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).

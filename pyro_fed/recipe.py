@@ -33,6 +33,7 @@ from pyro_fed._convert import Mismatch, convert, describe
 from pyro_fed.errors import SettingError
 from pyro_fed.library import closest, find_recipe
 
+#: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {
     "algorithm": str,
     "description": str,

@@ -26,6 +26,7 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
 CHECK_SCALE = 0.1
 
 Terms = dict[str, Tensor]
+#: What every row that does not factorise is told.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
     "summarise the data before the model, or partition over an outer plate"

@@ -25,6 +25,7 @@ from pyro_fed.trace_sites import without_event_dims
 
 #: Draws of a site by which its support is compared with the model's.
 SUPPORT_DRAWS = 100
+#: What every refusal of a guide ends in.
 CURE = "use AutoMultivariateNormal, or SVI(guide=...) on the pooled data"
 
 

@@ -17,6 +17,7 @@ from pyro_fed.problem import Problem
 from pyro_fed.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
+#: What fits surrogates, by the setting `surrogates`.
 BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
 
 

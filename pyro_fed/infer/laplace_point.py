@@ -17,6 +17,7 @@ from pyro_fed.ops.gaussian import Gaussian
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
 #: log scale.
 ESCAPING = 100.0
+#: What is said of such a mode.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"

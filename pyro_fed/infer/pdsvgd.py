@@ -33,6 +33,7 @@ from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
 
+#: Why a start without surrogates is refused.
 NO_SURROGATES = (
     "the server moves the particles by the clients' Gaussian surrogates, and particles that start apart have none, as "
     "with neural networks; take DSVGD, or PaperParallelDSVGD"

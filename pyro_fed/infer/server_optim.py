@@ -24,6 +24,7 @@ from pyro_fed.states import prefixed, within
 
 #: Under which prefix a state holds an optimiser's.
 OPTIM = "optim"
+#: The optimisers by the settings `server_optimiser` and `client_optimiser`.
 KINDS = ("none", "sgd", "adagrad", "adam")
 
 

@@ -134,6 +134,7 @@ class DiagGaussian(Gaussian):
         return (other.precision / _positive_or_nan(self.precision)).sum(-1)
 
 
+#: The classes by the name of their structure.
 STRUCTURES: dict[str, type[Gaussian]] = {
     "full": FullGaussian,
     "diag": DiagGaussian,

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-# Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
+#: Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
 SOBOL_HALF_CELL = 2.0**-31
 
 
