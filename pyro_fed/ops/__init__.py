@@ -5,6 +5,6 @@ runs it over clients and ``make_fx`` traces it.
 
     pairwise, kernel_base, kernels, balanced, stein, kde                    SVGD and its discrepancies
     natural, gaussian, gaussian_structures, backtrack, anderson, mixing     natural parameters
-    points, langevin, visits, step_sizes                                    expectations, chains, steps
+    points, langevin, visits, step_sizes, annealing, importance             expectations, chains, weights
     cholesky, tiny, matrices, entries                                       linear algebra
 """

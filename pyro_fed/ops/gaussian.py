@@ -8,7 +8,7 @@ arbitrary graphs*, Eq. (3), (4) and (8).
     q = p_0 Π_k t_k:   P = P_0 + Σ_k P_k,   eta = eta_0 + Σ_k eta_k
 
 Letters: P ``precision`` (Lambda in Guo et al., Sigma⁻¹ in Wang et al.), eta ``eta``, m and P⁻¹ ``moments``
-(mu and Sigma), A the logarithm of the factor's integral, which nothing here needs.
+(mu and Sigma), A the logarithm of the factor's integral.
 
 One class a structure, the same methods on each; leading axes (clients, say) are a batch.
 
@@ -23,6 +23,7 @@ of natural parameters of very different size lose digits: keep the fields in flo
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -90,6 +91,22 @@ class Gaussian(NaturalParameters, ABC):
     @abstractmethod
     def log_det(self) -> Tensor:
         """log |P|: (...)."""
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log density.
+
+        Args:
+            x: (..., D), broadcasting with the batch.
+
+        Returns:
+            The shape of ``x`` and the batch together, without D.
+        """
+        double = self.to(torch.float64)
+        # Around the mean: the terms of exp(-x'Px / 2 + eta'x - A) cancel when the mean is many SDs from 0.
+        offset = x.to(torch.float64) - double._mean()
+        quadratic = (offset * double._multiply(offset)).sum(-1)
+        value = 0.5 * (double.log_det() - quadratic - self.dim * math.log(2.0 * math.pi))
+        return value.to(self.eta.dtype)
 
     def log_factor(self, x: Tensor) -> Tensor:
         """-x'Px / 2 + eta'x, the log of the factor without its constant; proper or not."""
