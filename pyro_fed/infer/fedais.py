@@ -156,14 +156,14 @@ class FedAIS(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The shape of the weights, what they are worth and their mean, once all clients have answered."""
-        figures = {"answered": float(after["answered"] * after["share"]), "accepted": float(after["accepted"])}
-        if figures["answered"] < 1:
-            return figures
+        work = {"answered": float(after["answered"] * after["share"]), "accepted": float(after["accepted"])}
+        if work["answered"] < 1:
+            return work
         found = smoothed(after["log_weights"])
-        figures |= {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
         if bool(after["proper"]):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
-        return figures
+        return figures | work
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
         """Whether all clients have answered."""

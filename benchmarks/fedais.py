@@ -1,0 +1,81 @@
+"""FedAIS against reference draws, beside FedEP, whose sites it takes.
+
+PYRO_FED_DATA=... python benchmarks/fedais.py [--proposals 32000]
+
+Real posteriors (five clients, rows sorted by a covariate), then the hierarchical logistic regression of the README (ten
+clients of different label mixes, 31 weights and a precision that they share) against 4 x 4,000 draws of NUTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+import pyro_fed as pf
+from models import logistic_regression
+from pyro_fed.distances import against_reference, stacked
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import posteriordb
+
+QUIET = {"progress": False, "log_likelihood": False}
+HEADER = f"{'':22s}{'mean error (SD)':>18s}{'SD ratios':>16s}{'Pareto k':>10s}{'worth':>8s}{'log evidence':>18s}"
+
+
+def line(name, error, low, high, idata):
+    """A row of the table."""
+    figures = idata["federation"].isel(round=-1)
+    row = f"{name:22s}{error:18.3f}{f'{low:.3f}-{high:.3f}':>16s}"
+    if "pareto_k" in figures:
+        row += f"{float(figures['pareto_k']):10.2f}{float(figures['effective_draws']):8.0f}"
+    if "log_evidence" in figures:
+        row += f"{float(figures['log_evidence']):12.3f} ± {float(figures['log_evidence_se']):.3f}"
+    print(row, flush=True)
+
+
+def hierarchy():
+    """The README's federation."""
+    train, _ = logistic_regression.load_data()
+    mix = pf.partition.Dirichlet(0.3, by=train[1])
+    return pf.Federation(logistic_regression.model, train, plate="data", num_clients=10, partition=mix, seed=0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--proposals", type=int, default=32_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # Pareto's k is in the table
+    torch.set_num_threads(1)
+    algorithm = pf.FedAIS(num_proposals=options.proposals)
+    print(HEADER)
+    for name in posteriordb.CASES:
+        if name == "eight_schools":  # its latents belong to rows
+            continue
+        case = posteriordb.CASES[name]
+        fed = case.federation(5, True)
+        for label, chosen in {"FedEP": pf.FedEP(), "FedAIS": algorithm}.items():
+            idata = pf.run(chosen, fed, num_draws=options.proposals, **QUIET)
+            line(f"{name}, {label}", *case.error(idata), idata)
+    fed = hierarchy()
+    reference = pf.run(pf.NUTS(num_samples=4000), fed, **QUIET)
+    names = list(reference["posterior"].data_vars)
+    truth = stacked(reference, names)[0]
+    for seed in range(options.seeds):
+        for label, chosen in {"FedEP": pf.FedEP(), "FedAIS": algorithm, "FedAIS, default": pf.FedAIS()}.items():
+            idata = pf.run(chosen, fed, seed=seed, num_draws=chosen_draws(chosen), **QUIET)
+            found = against_reference(stacked(idata, names)[0], truth)
+            line(f"README, {label}", found["mean_error"], found["sd_ratio_min"], found["sd_ratio_max"], idata)
+
+
+def chosen_draws(algorithm):
+    """As many as were proposed."""
+    return getattr(algorithm, "num_proposals", 32_000)
+
+
+if __name__ == "__main__":
+    main()
