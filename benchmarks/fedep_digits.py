@@ -222,9 +222,8 @@ def plot(results: dict[str, Figures], out: str) -> None:
     half = float(results["FedAvg"].ece[-LAST:].mean() / 2)
     axes[1].axhline(half, color="0.5", linestyle="--", linewidth=1, label="half of FedAvg's")
     axes[2].plot([0, 1], [0, 1], color="0.7", linestyle="--", linewidth=1)
-    for ax, (x, y) in zip(
-        axes, (("round", "accuracy"), ("round", "ECE"), ("confidence", "share that was right")), strict=True
-    ):
+    labels = (("round", "accuracy"), ("round", "ECE"), ("confidence", "share that was right"))
+    for ax, (x, y) in zip(axes, labels, strict=True):
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.legend(frameon=False, fontsize=8)

@@ -54,14 +54,14 @@ def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Pat
 
 
 def public_callables(module: ModuleType) -> dict[str, Any]:
-    """Return what a module or package defines itself and can be called, by its name in snake case."""
+    """What a module or package defines itself and can be called, by its name in snake case."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
     home = module.__name__
     return {snake_case(n): v for n, v in public.items() if f"{v.__module__}.".startswith(f"{home}.")}
 
 
 def snake_case(name: str) -> str:
-    """Return ``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case stays as it is."""
+    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case stays as it is."""
     pieces = []
     for i, letter in enumerate(name):
         after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyro_fed.errors import SettingError
 
+#: What stands for None.
 NONE_WORD = "none"
 
 
@@ -22,7 +23,7 @@ class Mismatch(Exception):
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return ``value`` as the type that ``hint`` asks for.
+    """``value`` as the type that ``hint`` asks for.
 
     Args:
         value: what TOML gave: bool, int, float, str, list or dict.
@@ -78,7 +79,7 @@ def _convert_sequence(value: Any, kind: Any, inner: tuple[Any, ...]) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """Return a type hint in words for an error message, e.g. ``int or 'none'``."""
+    """A type hint in words for an error message, e.g. ``int or 'none'``."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is types.NoneType:
         return repr(NONE_WORD)
@@ -117,7 +118,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def to_toml(value: Any) -> str:
-    """Return a value as TOML writes it; ``None`` as ``"none"``, what TOML cannot say by its repr."""
+    """A value as TOML writes it; ``None`` as ``"none"``, what TOML cannot say by its repr."""
     if value is None:
         return f'"{NONE_WORD}"'
     if isinstance(value, bool):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyro_fed.errors import SettingError
 
+#: B where none is given.
 BINS = 10
 
 

@@ -25,6 +25,7 @@ import pyro_fed
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.messages.header import PREFIX, header_length, read_header
+from pyro_fed.states import contiguous, prefixed, within
 
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation
@@ -81,11 +82,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the state could not be written; the previous one is untouched.
         """
-        tensors = {
-            f"{part}.{name}": value.contiguous()
-            for part, state in (("shared", saved.shared), ("local", saved.local))
-            for name, value in state.items()
-        }
+        tensors = contiguous(prefixed("shared", saved.shared) | prefixed("local", saved.local))
         text = {
             "marks": json.dumps(self.marks),
             "phase": str(saved.phase),
@@ -172,13 +169,10 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
         marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
     except (ValueError, KeyError, RecursionError) as error:
         raise ProtocolError(f"its text is not that of a state: {error!r}") from error
-    parts: dict[str, State] = {"shared": {}, "local": {}}
-    for name, value in tensors.items():
-        part, _, key = name.partition(".")
-        if part not in parts:
-            raise ProtocolError(f"it holds a tensor {name[:80]!r}, expected shared.* and local.*")
-        parts[part][key] = value
-    return marks, Saved(phase, done, parts["shared"], parts["local"], record)
+    odd = [name for name in tensors if not name.startswith(("shared.", "local."))]
+    if odd:
+        raise ProtocolError(f"it holds a tensor {odd[0][:80]!r}, expected shared.* and local.*")
+    return marks, Saved(phase, done, within(tensors, "shared"), within(tensors, "local"), record)
 
 
 def fingerprint(

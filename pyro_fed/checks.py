@@ -67,8 +67,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
         same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)
         if other != k and all(torch.equal(a, b) for a, b in same):
             warnings.warn(
-                f"clients {names[other]} and {names[k]} have identical data: their rows are "
-                "counted twice. Leave one "
+                f"clients {names[other]} and {names[k]} have identical data: their rows are counted twice. Leave one "
                 "out if it is the same client",
                 UserWarning,
                 stacklevel=4,

@@ -19,8 +19,8 @@ from pyro_fed.cli_compare import compare
 from pyro_fed.cli_flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
 
+#: Rows of the posterior's table that are shown unless more are asked for.
 SUMMARY_ROWS = 20
-"""Rows of the posterior's table that are shown unless more are asked for."""
 
 
 class _InputError(click.ClickException):
@@ -158,7 +158,7 @@ def list_all() -> None:
 
 
 def _algorithms() -> dict[str, str]:
-    """Return the algorithms that `pyro_fed.infer` offers, with the first line of their docstrings."""
+    """The algorithms that `pyro_fed.infer` offers, with the first line of their docstrings."""
     public = {name: value for name, value in vars(pyro_fed.infer).items() if isinstance(value, type)}
     classes = {n: v for n, v in public.items() if issubclass(v, Algorithm) and not inspect.isabstract(v)}
     return {name: library.first_line(inspect.getdoc(cls)) for name, cls in sorted(classes.items())}

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import SettingError
-from pyro_fed.settings import check_positive
+from pyro_fed.settings import check_between, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,7 @@ class TrimmedMean(Combination):
     share: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise SettingError(f"TrimmedMean: share must lie in [0, 0.5), received {self.share}")
+        check_between(self, "share", 0, 0.5, "[)")
 
     def middle(self, messages: Tensor) -> Tensor:
         """The trimmed mean; at least one value is left."""

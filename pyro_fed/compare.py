@@ -21,12 +21,12 @@ from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation import Federation
 from pyro_fed.to_arviz import make_inference_data, unconstrained_draws
 
+#: Draws at which scores are taken, evenly spaced.
 DRAWS_FOR_KSD = 400
-"""Draws at which scores are taken, evenly spaced."""
+#: PSIS needs a tail to fit.
 FEWEST_DRAWS_FOR_LOO = 25
-"""PSIS needs a tail to fit."""
+#: Above, the Hessian costs more than the check is worth.
 LARGEST_DIM_FOR_LAPLACE = 300
-"""Above, the Hessian costs more than the check is worth."""
 
 
 def compare(
@@ -85,6 +85,7 @@ def compare(
     return _ordered(pd.DataFrame.from_dict(rows, orient="index").rename_axis("result"))
 
 
+#: All columns, in the order in which they are shown.
 COLUMNS = (
     *("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2"),
     *("ksd", "prior_count", "prior_count_se", "elpd_loo", "elpd_loo_se", "bad_pareto_k"),

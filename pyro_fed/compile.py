@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.loop import loop_map
 from pyro_fed.tracing import Step, eager, inductor, trace
 
-Mode = Literal["auto", "off", "trace", "inductor"]
+#: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")
 
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).

@@ -27,9 +27,9 @@ class Context:
     seed: int
     progress: bool
     record: Record
-    checkpoint: Checkpoint | None = None
     min_clients: int | None = None
     combination: Combination | None = None
+    checkpoint: Checkpoint | None = None
     start: Start | None = None
     evaluation: Evaluation | None = None
 

@@ -7,6 +7,7 @@ batch of clients is one `vmap`). Padding carries weight zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,25 @@ class Minibatch(NamedTuple):
 CLIENTS: Any = ClientData._make((None, 0, 0))
 #: `in_dims` that map a function over the batches of several clients.
 BATCHES: Any = Batch._make((0, 0))
+
+
+def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Row positions of some clients, padded to the longest of all.
+
+    Args:
+        client_rows: each client's row positions, (N_k,).
+        chosen: the clients wanted, (C,).
+
+    Returns:
+        positions (C, n), and how many of them are each client's, (C,).
+    """
+    counts = torch.tensor([len(rows) for rows in client_rows])
+    first, num_rows = (counts.cumsum(0) - counts)[chosen], counts[chosen]
+    position = torch.arange(max(1, int(counts.max()))).expand(len(chosen), -1)
+    within = position < num_rows.unsqueeze(-1)
+    # Padding repeats a client's first row; where there is none, the data's first.
+    place = torch.where(within, position, 0) + torch.where(num_rows > 0, first, 0).unsqueeze(-1)
+    return torch.cat(list(client_rows))[place], num_rows
 
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:

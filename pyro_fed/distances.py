@@ -22,12 +22,14 @@ from torch.func import grad
 
 from pyro_fed.errors import DataError, SettingError
 
+#: Distances use at most this many draws, evenly spaced: kernels cost their square.
 DRAWS_COMPARED = 1000
-"""Distances use at most this many draws, evenly spaced: kernels cost their square."""
+#: Draws whose scores are computed at once: it bounds the memory, and changes no result.
+DRAWS_AT_ONCE = 64
+#: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200
-"""Random directions of the sliced Wasserstein distance."""
+#: Directions whose reference variance is below this share of the largest are left out of the whitening.
 SMALLEST_VARIANCE = 1e-6
-"""Directions whose reference variance is below this share of the largest are left out of the whitening."""
 
 
 def stacked(idata: Any, names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
@@ -126,7 +128,7 @@ def _whitener(reference: np.ndarray) -> Any:
 
 def scores(problem: Any, draws: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the log prior and of the log-likelihood at unconstrained draws (S, D), each (S, D)."""
-    pieces = [_scores(problem, piece) for piece in draws.split(64)]
+    pieces = [_scores(problem, piece) for piece in draws.split(DRAWS_AT_ONCE)]
     return torch.cat([prior for prior, _ in pieces]), torch.cat([likelihood for _, likelihood in pieces])
 
 

@@ -5,7 +5,11 @@ Every message says what was expected, what was received, where (site, client, ro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+#: Names that a message lists.
+LISTED = 10
 
 
 class PyroFedError(Exception):
@@ -68,3 +72,10 @@ class QuorumError(StoppedError, RuntimeError):
 
 class GraphError(SettingError):
     """A graph or mixing matrix that cannot carry a consensus: not stochastic, not connected, periodic."""
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message: the first of them, and how many more there are."""
+    all_names = [str(name) for name in names]
+    more = len(all_names) - LISTED
+    return ", ".join(all_names[:LISTED]) + (f" and {more} more" if more > 0 else "")

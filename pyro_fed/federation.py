@@ -17,19 +17,17 @@ from pyro_fed import membership
 from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, flatten
 from pyro_fed.checks import check_finite, check_plate_size
-from pyro_fed.data import ClientData
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.data import ClientData, padded_index
+from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.group_reading import group_arguments
 from pyro_fed.joint import JointProblem
+from pyro_fed.labels import client_table, discrete_labels, row_labels
 from pyro_fed.messages.codec import check_client_id
 from pyro_fed.nested_rows import NestedRows
 from pyro_fed.pooling import plate_sizes, pool_clients
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
 from pyro_fed.shards import choose_shards
-
-#: An integer-valued observation with at most this many values counts as a label in `summary`.
-MAX_LABELS = 20
 
 
 class Federation:
@@ -90,12 +88,14 @@ class Federation:
         else:
             arguments = choose_shards(arguments, size, shard)
         check_plate_size(plate, size, arguments.num_rows)
+        if num_clients is not None and num_clients < 1:
+            raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
-        rng = np.random.default_rng(seed)
         num_rows = arguments.num_rows or size
-        split = self.partition.split(num_rows, _client_count(self.partition, num_clients), rng, _labels(arguments))
+        split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), row_labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
-        self._bind(model, arguments.dealt(clients), plate, num_rows, clients, dtype, dims, coords, quadrature)
+        options: dict[str, Any] = {"dtype": dtype, "dims": dims, "coords": coords, "quadrature": quadrature}
+        self._bind(model, arguments.dealt(clients), plate, num_rows, clients, **options)
 
     @classmethod
     def from_clients(
@@ -138,9 +138,9 @@ class Federation:
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
-        num_rows = arguments.num_rows or 0
+        options: dict[str, Any] = {"dtype": dtype, "dims": dims, "coords": coords, "quadrature": quadrature}
         self._bind(
-            model, arguments, plate, num_rows, index, dtype, dims, coords, quadrature, names, local_numbering=True
+            model, arguments, plate, arguments.num_rows or 0, index, names=names, local_numbering=True, **options
         )
         return self
 
@@ -151,13 +151,15 @@ class Federation:
         plate: str,
         num_rows: int,
         clients: list[Tensor],
-        dtype: torch.dtype | None,
-        dims: Mapping[str, Sequence[str]] | None,
-        coords: Mapping[str, Sequence[Any]] | None,
-        quadrature: Quadrature | None,
+        *,
         names: list[str] | None = None,
         local_numbering: bool = False,
+        dtype: torch.dtype | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        quadrature: Quadrature | None = None,
     ) -> None:
+        """What both ways of making a federation end in; `local_numbering` counts rows within a client in messages."""
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
         check_finite(arguments, clients, self.client_names, local_numbering)
@@ -172,7 +174,7 @@ class Federation:
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
-                f"clients {', '.join(empty[:10])} have no rows: they contribute nothing",
+                f"clients {listed(empty)} have no rows: they contribute nothing",
                 UserWarning,
                 stacklevel=3,
             )
@@ -199,15 +201,10 @@ class Federation:
         Returns:
             ClientData with index (C, n) and num_rows (C,).
         """
-        counts = self.row_counts
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
-        first, num_rows = (counts.cumsum(0) - counts)[chosen], counts[chosen]
-        position = torch.arange(max(1, int(counts.max()))).expand(len(chosen), -1)
-        within = position < num_rows.unsqueeze(-1)
-        # Padding repeats a client's first row; where there is none, the data's first.
-        place = torch.where(within, position, 0) + torch.where(num_rows > 0, first, 0).unsqueeze(-1)
+        index, num_rows = padded_index(self.client_rows, chosen)
         device = self.problem.rows[0].device
-        return ClientData(self.problem.rows, torch.cat(self.client_rows)[place].to(device), num_rows.to(device))
+        return ClientData(self.problem.rows, index.to(device), num_rows.to(device))
 
     def pooled_data(self) -> ClientData:
         """All rows as the data of one client: index (1, N), num_rows (1,)."""
@@ -242,45 +239,12 @@ class Federation:
         return membership.without(self, names)
 
     # -- to look at -----------------------------------------------------------------------------------------
-    def labels(self) -> np.ndarray | None:
-        """(N,) observed labels where the observations are categories, else None."""
-        return discrete_labels(self.problem.arguments)
-
     def summary(self) -> pd.DataFrame:
         """A table of the clients: rows, share of all rows, and how often each label occurs."""
-        counts = self.row_counts.numpy()
-        table = pd.DataFrame(
-            {"rows": counts, "share": counts / max(1, self.num_rows)},
-            index=pd.Index(self.client_names, name="client"),
-        )
-        labels = self.labels()
-        if labels is not None:
-            for value in np.unique(labels):
-                table[f"label {value:g}"] = [int((labels[index.numpy()] == value).sum()) for index in self.client_rows]
-        return table
+        return client_table(self.client_rows, self.client_names, discrete_labels(self.problem.arguments))
 
     def __repr__(self) -> str:
         return (
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
-
-
-def discrete_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last row-sharded argument, where it holds one of a few whole numbers a row."""
-    labels = _labels(arguments)
-    if labels is None or labels.ndim != 1:
-        return None
-    values = np.unique(labels)
-    return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
-
-
-def _labels(arguments: Arguments) -> np.ndarray | None:
-    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
-    return one_a_row[-1].cpu().numpy() if one_a_row else None
-
-
-def _client_count(partition: partitions.Partition, num_clients: int | None) -> int | None:
-    if num_clients is not None and num_clients < 1:
-        raise SettingError(f"num_clients must be at least 1, received {num_clients}")
-    return num_clients

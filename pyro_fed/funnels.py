@@ -6,13 +6,10 @@ fits. The non-centred form x = mu + tau x', x' ~ N(0, 1), has no neck (Papaspili
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.distributions import Independent
-
-from pyro_fed.trace_sites import Message
+from pyro_fed.dependence import derivatives, run_at_zero
+from pyro_fed.trace_sites import without_event_dims
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -20,30 +17,14 @@ if TYPE_CHECKING:
 
 def funnels(problem: Problem) -> dict[str, list[str]]:
     """Centred location-scale sites of the flat vector, and the latents that their scales depend on."""
-    places: dict[str, Tensor] = {}
-
-    def source(msg: Message, transform: Any) -> Tensor:
-        shape = transform.inverse_shape(msg["fn"].shape())
-        places[msg["name"]] = torch.zeros(shape, dtype=problem.dtype, requires_grad=True)
-        return places[msg["name"]]
-
-    with torch.enable_grad():
-        trace = problem.execute(source, problem.all_rows).trace
+    execution, places = run_at_zero(problem)
     found = {}
     for name in problem.sites:
-        fn = trace.nodes[name]["fn"]
-        while isinstance(fn, Independent):
-            fn = fn.base_dist
-        if {"loc", "scale"} <= set(fn.arg_constraints) and fn.scale.requires_grad:
-            scores = _scores(fn.scale, list(places.values()))
-            on = zip(places, scores, strict=True)  # a scale to the power of zero depends on it by name alone
-            found[name] = [other for other, score in on if score is not None and bool(score.any())]
+        fn = without_event_dims(execution.trace.nodes[name]["fn"])
+        if {"loc", "scale"} <= set(fn.arg_constraints):
+            # A scale to the power of zero depends on its base by name alone: its derivative is zero.
+            found[name] = [other for other, slope in derivatives(fn.scale, places).items() if bool(slope.any())]
     return {name: on for name, on in found.items() if on}
-
-
-def _scores(scale: Tensor, places: list[Tensor]) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        return torch.autograd.grad(scale.sum(), places, allow_unused=True, retain_graph=True)
 
 
 def funnel_hint(problem: Problem) -> list[str]:

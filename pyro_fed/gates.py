@@ -57,7 +57,7 @@ def natural(q: Gaussian, deltas: Gaussian) -> Objections:
 
     In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
     """
-    full = deltas.precision.dim() > deltas.eta.dim()
+    full = deltas.dense
     own, parts = (p.precision.diagonal(dim1=-2, dim2=-1) if full else p.precision for p in (q, deltas))
     scale = own + median_of_others(parts.abs())
     root = scale.sqrt()

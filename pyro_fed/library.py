@@ -17,24 +17,24 @@ from types import ModuleType
 
 from pyro_fed.errors import ModelError, SettingError
 
+#: What a model file defines: the Pyro model, the plate that is split, ``load_data() -> (train, test)``.
 MODEL_PARTS = ("model", "PLATE", "load_data")
-"""What a model file defines: the Pyro model, the plate that is split, ``load_data() -> (train, test)``."""
 
 
 def library_folder(kind: str) -> Path:
-    """Return the folder of the shipped ``"models"`` or ``"inference"`` files."""
+    """The folder of the shipped ``"models"`` or ``"inference"`` files."""
     package = Path(__file__).resolve().parent
     packaged = package / "_library"
     return (packaged if packaged.is_dir() else package.parent) / kind
 
 
 def list_models() -> dict[str, Path]:
-    """Return the shipped models, name to file, in alphabetical order."""
+    """The shipped models, name to file, in alphabetical order."""
     return _listed("models", ".py")
 
 
 def list_recipes() -> dict[str, Path]:
-    """Return the shipped recipes, name to file, in alphabetical order."""
+    """The shipped recipes, name to file, in alphabetical order."""
     return _listed("inference", ".toml")
 
 
@@ -44,7 +44,7 @@ def _listed(kind: str, suffix: str) -> dict[str, Path]:
 
 
 def closest(name: str, valid: list[str]) -> str:
-    """Return a clause for an error message: the likely meant names, or else all the valid ones."""
+    """A clause for an error message: the likely meant names, or else all the valid ones."""
     near = difflib.get_close_matches(name, valid, n=3, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
@@ -52,7 +52,7 @@ def closest(name: str, valid: list[str]) -> str:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """Return the file of a recipe.
+    """The file of a recipe.
 
     Args:
         name_or_path: a name in the library (``"dsvgd"``), or the path of a ``.toml`` file.
@@ -67,7 +67,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """Return the file of a model.
+    """The file of a model.
 
     Args:
         name_or_path: a name in the library (``"logistic_regression"``), or the path of a ``.py`` file.
@@ -82,7 +82,7 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Path | str:
-    """Return the file, or the clause that says why there is none."""
+    """The file, or the clause that says why there is none."""
     name = str(name_or_path)
     if name in listed:
         return listed[name]
@@ -129,11 +129,11 @@ def load_model(name_or_path: str | Path) -> ModuleType:
 
 
 def model_description(path: Path) -> str:
-    """Return the first line of a model file's docstring, read without executing the file."""
+    """The first line of a model file's docstring, read without executing the file."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return first_line(docstring)
 
 
 def first_line(text: str | None) -> str:
-    """Return the first non-empty line of a text, or ``""``."""
+    """The first non-empty line of a text, or ``""``."""
     return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")

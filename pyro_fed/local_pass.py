@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 MAX_COLLECTED = 100_000_000
 #: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
 #: error of the log-likelihood that is the same everywhere changes nothing.
-CHECK_DRAWS = 32
+CHECK_DRAWS, LARGEST_ERROR = 32, 0.1
 #: The finer rule of that check: more nodes a dimension, and how many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
-LARGEST_ERROR = 0.1
 
 
 def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:

@@ -22,8 +22,8 @@ from pyro_fed.errors import DataError
 from pyro_fed.observations import observation
 from pyro_fed.to_arviz import unconstrained_draws
 
+#: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64
-"""How many draws are evaluated in one batch: it bounds the memory, and changes no result."""
 
 
 class Predictions(NamedTuple):
@@ -109,7 +109,7 @@ def _mean_over_draws(chunks: list[dict[str, Tensor]], key: str) -> Tensor | None
 
 
 def log_predictive_density(log_prob: Tensor) -> float:
-    """Return the mean over rows of the log of the density averaged over draws.
+    """The mean over rows of the log of the density averaged over draws.
 
     Args:
         log_prob: (S, n), log-density of row i under draw s.
@@ -118,7 +118,7 @@ def log_predictive_density(log_prob: Tensor) -> float:
 
 
 def accuracy(probs: Tensor, value: Tensor) -> float:
-    """Return the share of rows whose most probable class is the observed one.
+    """The share of rows whose most probable class is the observed one.
 
     Args:
         probs: (n, C), averaged over the draws.
@@ -128,7 +128,7 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
 
 
 def rmse(mean: Tensor, value: Tensor) -> float:
-    """Return the root mean squared error of the posterior predictive mean.
+    """The root mean squared error of the posterior predictive mean.
 
     Args:
         mean: (n, ...), averaged over the draws.

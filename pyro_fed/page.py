@@ -17,6 +17,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.federation import Federation
 from pyro_fed.page_tables import TABLES, cell
 
+#: Where the page's template is, and the resolution of its figures.
 TEMPLATES = Path(__file__).parent / "templates"
 DPI = 110
 
@@ -29,6 +30,7 @@ class Picture(NamedTuple):
     note: str
 
 
+#: How to read the figures.
 WHO = """
 Rows of each client. The more the clients' labels differ, the more they must learn from each other.
 """

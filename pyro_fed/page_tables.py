@@ -41,6 +41,7 @@ def _bytes(value: float) -> str:
     return readable_bytes(int(value))
 
 
+#: How to read the tables.
 CLOSENESS = """
 Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below about
 0.2. SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyro_fed.dependence import derivatives, run_at_zero
 from pyro_fed.errors import ModelError
-from pyro_fed.trace_sites import Message, frame_of, is_deterministic, plate_of
+from pyro_fed.handlers import Execution
+from pyro_fed.trace_sites import frame_of, is_deterministic, plate_of
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -38,28 +40,15 @@ class _Branch:
         return out
 
 
-def dependences(problem: Problem) -> tuple[Any, dict[str, list[str]]]:
+def dependences(problem: Problem) -> tuple[Execution, dict[str, list[str]]]:
     """One run of the model on all rows, and the latent sites that each site's density depends on."""
-    places: dict[str, Tensor] = {}
-
-    def source(msg: Message, transform: Any) -> Tensor:
-        shape = transform.inverse_shape(msg["fn"].shape())
-        places[msg["name"]] = torch.zeros(shape, dtype=problem.dtype, requires_grad=True)
-        return places[msg["name"]]
-
+    execution, places = run_at_zero(problem)
     found = {}
-    with torch.enable_grad():
-        execution = problem.execute(source, problem.all_rows)
-        for name, msg in execution.trace.nodes.items():
-            if msg["type"] != "sample" or is_deterministic(msg):
-                continue
-            total = msg["fn"].log_prob(msg["value"]).sum()
-            inputs = list(places.values())
-            scores = (
-                torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True) if total.requires_grad else []
-            )
-            on = zip(places, scores, strict=False)
-            found[name] = [other for other, score in on if score is not None and other != name]
+    for name, msg in execution.trace.nodes.items():
+        if msg["type"] == "sample" and not is_deterministic(msg):
+            with torch.enable_grad():
+                log_prob = msg["fn"].log_prob(msg["value"])
+            found[name] = [other for other in derivatives(log_prob, places) if other != name]
     return execution, found
 
 

@@ -190,8 +190,7 @@ def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence
     unequal = [k for k, leaf in enumerate(leaves) if not _equal(leaf, leaves[0])]
     if unequal:
         raise DataError(
-            f"argument '{each[0].names[i]}' is not split by rows, so it is shared and must be "
-            "equal at all clients, "
+            f"argument '{each[0].names[i]}' is not split by rows, so it is shared and must be equal at all clients, "
             f"but clients {names[0]} and {names[unequal[0]]} differ"
         )
     return leaves[0]

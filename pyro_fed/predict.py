@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
@@ -29,8 +30,8 @@ from pyro_fed.loop import loop_map
 from pyro_fed.to_arviz import make_inference_data, name_dims
 from pyro_fed.trace_sites import is_deterministic
 
+#: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256
-"""Draws that are mapped in one call: it bounds the memory, and changes no distribution."""
 
 
 def predict(
@@ -161,7 +162,7 @@ class _Redraw(Messenger):
         name = msg["name"]
         if name in self.values and not is_deterministic(msg):
             msg["value"], msg["done"] = self.values[name], True
-        elif not is_deterministic(msg) and type(msg["fn"]).__name__ != "Unit":  # Unit: a `pyro.factor`
+        elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit):  # a `pyro.factor`
             if msg["is_observed"]:
                 self.given[name] = msg["value"]
             msg["value"], msg["done"], msg["is_observed"] = msg["fn"].sample(), True, False

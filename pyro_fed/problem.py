@@ -55,8 +55,8 @@ class Problem(BoundModel):
         held = sorted(name for name in self.constants if not self._is_centring(name))
         if held:
             warnings.warn(
-                f"pyro.param statements {held} are held constant at their present values: "
-                "give them priors to infer them",
+                f"pyro.param statements {held} are held constant at their present values: give them priors to infer "
+                "them",
                 UserWarning,
                 stacklevel=3,
             )
@@ -218,8 +218,7 @@ class Problem(BoundModel):
         """
         if self.layout.improper:
             raise ModelError(
-                f"sites {sorted(self.layout.improper)} have improper priors and cannot be sampled: "
-                "start from "
+                f"sites {sorted(self.layout.improper)} have improper priors and cannot be sampled: start from "
                 "`init(...)`, which draws them uniformly on the unconstrained scale"
             )
         return self.init(num_samples, generator)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
 from pyro_fed.settings import check_at_least, check_positive
@@ -202,8 +203,8 @@ class Quadrature:
         trial = place + share.unsqueeze(-1) * self._newton(here)[0]
         there = self._look(problem, theta, rows, trial)
         better = there.value >= here.value
-        chosen = Look(*(_choose(better, new, old) for new, old in zip(there, here, strict=True)))
-        return Ascent(_choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
+        chosen = Look(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
+        return Ascent(choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
 
     def _summit(self, state: Ascent) -> Centre:
         step, factor = self._newton(state.here)
@@ -244,7 +245,3 @@ def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
     """Standardised Sobol points (count, dim) and log weights, float64."""
     points = standardised_sobol(count, dim)
     return points, points.new_full((count,), -math.log(count))
-
-
-def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(which.reshape(-1, *(1,) * (new.dim() - 1)), new, old)

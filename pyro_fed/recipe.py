@@ -33,6 +33,7 @@ from pyro_fed._convert import Mismatch, convert, describe
 from pyro_fed.errors import SettingError
 from pyro_fed.library import closest, find_recipe
 
+#: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {
     "algorithm": str,
     "description": str,
@@ -71,7 +72,7 @@ class Recipe:
     source: Mapping[str, str]
 
     def build(self, overrides: Mapping[str, Any] | None = None, where: str = "overrides") -> Any:
-        """Return the algorithm with the recipe's settings.
+        """The algorithm with the recipe's settings.
 
         Args:
             overrides: settings that replace the recipe's, e.g. from the command line.
@@ -84,7 +85,7 @@ class Recipe:
         return self.algorithm(**{**self.settings, **changed})
 
     def run_options(self, num_clients: int) -> dict[str, Any]:
-        """Return the ``[run]`` table as keyword arguments of `pyro_fed.run`.
+        """The ``[run]`` table as keyword arguments of `pyro_fed.run`.
 
         Args:
             num_clients: how many clients there are; a graph is built over as many.
@@ -131,7 +132,7 @@ def load(name_or_path: str | Path) -> Recipe:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file.
+    """The content of a TOML file.
 
     Raises:
         SettingError: the file is not TOML in UTF-8; the message has the line and column.
@@ -143,7 +144,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def setting_hints(algorithm: type) -> dict[str, Any]:
-    """Return an algorithm's settings, field name to type hint."""
+    """An algorithm's settings, field name to type hint."""
     hints = typing.get_type_hints(algorithm)
     return {field.name: hints[field.name] for field in dataclasses.fields(algorithm) if field.init}
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import DivergenceError, QuorumError
 from pyro_fed.executors import Reply, Work
-from pyro_fed.executors.base import select
 from pyro_fed.record import Failure
+from pyro_fed.states import select
 
 if TYPE_CHECKING:
     from pyro_fed.context import Context
@@ -158,7 +158,9 @@ def _check_quorum(algorithm: Algorithm, context: Context, work: Work, found: Gat
     where = "this error's `result`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
-    cure = f"; {type(algorithm).__name__} needs every client: leave out those that are gone" * algorithm.needs_all
+    cure = (
+        f"; {type(algorithm).__name__} needs every client: leave out those that are gone" if algorithm.needs_all else ""
+    )
     error = QuorumError(
         f"{replied} of {asked} replied, need {need}; {kept}{last}{cure}",
         round=work.round,

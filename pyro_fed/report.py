@@ -9,20 +9,20 @@ from typing import Any, Literal
 import arviz as az
 import click
 
+#: Column at which the values of a block begin.
 NAME_WIDTH = 24
-"""Column at which the values of a block begin."""
 
+#: Longer values of a block go on in the next line.
 LINE_WIDTH = 110
-"""Longer values of a block go on in the next line."""
 
 
 def heading(text: str) -> str:
-    """Return a block's title, bold on a terminal."""
+    """A block's title, bold on a terminal."""
     return "\n" + click.style(text, bold=True)
 
 
 def field(name: str, value: str) -> str:
-    """Return one entry of a block: a name and its value in their columns."""
+    """One entry of a block: a name and its value in their columns."""
     indent = " " * (NAME_WIDTH + 2)
     return textwrap.fill(
         value,
@@ -35,14 +35,14 @@ def field(name: str, value: str) -> str:
 
 
 def listing(title: str, entries: Mapping[str, str]) -> str:
-    """Return a titled block of names and one-line descriptions."""
+    """A titled block of names and one-line descriptions."""
     width = max([NAME_WIDTH, *(len(name) + 2 for name in entries)])
     lines = [f"  {click.style(name.ljust(width), fg='cyan')}{text}" for name, text in entries.items()]
     return "\n".join([heading(title), *(lines or ["  (none)"])])
 
 
 def posterior_table(idata: Any, max_rows: int) -> str:
-    """Return mean, SD and 94 % interval of the posterior, one row a scalar.
+    """Mean, SD and 94 % interval of the posterior, one row a scalar.
 
     R-hat and ESS describe Markov chains and are shown for them alone: of particles or independent draws they
     would say nothing.
@@ -62,7 +62,7 @@ def posterior_table(idata: Any, max_rows: int) -> str:
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:
-    """Return the metrics of `pyro_fed.metrics.test_metrics` as a block; none, the model has no test data."""
+    """The metrics of `pyro_fed.metrics.test_metrics` as a block; none, the model has no test data."""
     if not metrics:
         return "\n".join([heading("Test data"), "  none: this model has nothing to predict"])
     lines = [field("rows", f"{metrics['num_rows']:.0f}")]
@@ -75,7 +75,7 @@ def prediction_block(metrics: Mapping[str, float]) -> str:
 
 
 def cost_block(idata: Any) -> str:
-    """Return rounds, traffic and time of a run, read from the group ``federation``."""
+    """Rounds, traffic and time of a run, read from the group ``federation``."""
     federation = idata["federation"]
     up, down = (int(federation[name].sum()) for name in ("bytes_up", "bytes_down"))
     lines = [
@@ -88,7 +88,7 @@ def cost_block(idata: Any) -> str:
 
 
 def readable_bytes(count: int) -> str:
-    """Return a byte count in the unit a person would choose: 950 B, 12.3 kB, 4.0 MB."""
+    """A byte count in the unit a person would choose: 950 B, 12.3 kB, 4.0 MB."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -98,7 +98,7 @@ def readable_bytes(count: int) -> str:
 
 
 def readable_seconds(seconds: float) -> str:
-    """Return a duration in the unit a person would choose: 0.84 s, 12.3 s, 3 min 20 s."""
+    """A duration in the unit a person would choose: 0.84 s, 12.3 s, 3 min 20 s."""
     if seconds < 60:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -106,7 +106,7 @@ def readable_seconds(seconds: float) -> str:
 
 
 def client_line(sizes: Sequence[int]) -> str:
-    """Return how many clients there are and how many rows they hold."""
+    """How many clients there are and how many rows they hold."""
     if min(sizes) == max(sizes):
         return f"{len(sizes)}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
     return f"{len(sizes)}, {min(sizes)} to {max(sizes)} rows each"

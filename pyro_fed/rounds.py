@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from tqdm.auto import tqdm
@@ -94,29 +96,12 @@ def _loop(phase: Phase, context: Context) -> None:
         return
     if not phase.done and not record.interrupted:
         _save(phase, context)  # who is killed in the first round has something to resume from
-    num_clients = _num_clients(algorithm, context)
-    schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
-    network = connect(algorithm, context.graph, phase.given, num_clients, context.seed)
-    before = len(record.rounds) - phase.done
-    bar = tqdm(
-        range(phase.done, phase.rounds),
-        initial=phase.done,
-        total=phase.rounds,
-        desc=type(algorithm).__name__,
-        disable=not context.progress,
-        unit="round",
-    )
+    network = connect(algorithm, context.graph, phase.given, _num_clients(algorithm, context), context.seed)
+    before, bar = len(record.rounds) - phase.done, _progress(phase, context)
     try:
         for index in bar:
-            clients, asked = _select(phase, context, schedule, index)
-            clients = network.awake(len(record.rounds), clients)
-            after = one_round(phase, context, network, data, clients)
-            record.rounds[-1].asked = asked
-            record.figures.append(_figures(phase, context, network, after))
-            phase.shared, phase.done = after, index + 1
+            _round(phase, context, network, data, index)
             bar.set_postfix_str(_postfix(context))
-            record.converged = _state_of(phase, record)
-            _save(phase, context)
             if record.converged:
                 break
     except KeyboardInterrupt:
@@ -126,6 +111,30 @@ def _loop(phase: Phase, context: Context) -> None:
     finally:
         bar.close()
     record.notes += network.notes()
+
+
+def _progress(phase: Phase, context: Context) -> Any:
+    return tqdm(
+        range(phase.done, phase.rounds),
+        initial=phase.done,
+        total=phase.rounds,
+        desc=type(phase.algorithm).__name__,
+        disable=not context.progress,
+        unit="round",
+    )
+
+
+def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
+    """A round of the phase: who works, the work, what the record keeps of it, and the state on disk."""
+    record = context.record
+    clients, asked = _select(phase, context, index)
+    clients = network.awake(len(record.rounds), clients)
+    after = one_round(phase, context, network, data, clients)
+    record.rounds[-1].asked = asked
+    record.figures.append(_figures(phase, context, network, after))
+    phase.shared, phase.done = after, index + 1
+    record.converged = _state_of(phase, record)
+    _save(phase, context)
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
@@ -168,12 +177,13 @@ def _save(phase: Phase, context: Context) -> None:
         context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, context.executor.collect(), record))
 
 
-def _select(phase: Phase, context: Context, schedule: Schedule, index: int) -> tuple[list[int], Asked | None]:
+def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
     """The clients of a round, and the bytes that every client received and sent for the choice.
 
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
+    schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
     drawn = index // schedule.period(num_clients)
     rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
     if isinstance(schedule, Informed):

@@ -105,15 +105,10 @@ def run(
         QuorumError: too few clients replied; its `result` holds the state before that round.
     """
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
-    if rounds < 1:
-        raise SettingError(f"num_rounds must be at least 1, received {rounds}")
-    if seed < 0:
-        raise SettingError(f"seed must not be negative, received {seed}")
-    if num_draws < 1:
-        raise SettingError(f"num_draws must be at least 1, received {num_draws}")
-    if min_clients is not None and not 0 <= min_clients <= federation.num_clients:
-        raise SettingError(f"min_clients must lie in 0..{federation.num_clients}, received {min_clients}")
+    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
+    if resume and checkpoint is None:
+        raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if algorithm.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad():
@@ -122,18 +117,17 @@ def run(
         record = Record(federation.client_names)
         connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None else algorithm.on_graph(graph)
-        context = Context(federation, problem, graph, resolve(executor), seed, progress, record)
-        context.min_clients, context.combination = min_clients, combination
+        context = Context(
+            federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
+        )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
         if checkpoint is not None:
             marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
-        elif resume:
-            raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local)
         if start is not None:
             context.start = hand_over(algorithm, federation, Path(start))
+        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local)
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
@@ -142,6 +136,17 @@ def run(
         finally:
             context.executor.close()
         return finish(shared)
+
+
+def _check_numbers(rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int) -> None:
+    if rounds < 1:
+        raise SettingError(f"num_rounds must be at least 1, received {rounds}")
+    if seed < 0:
+        raise SettingError(f"seed must not be negative, received {seed}")
+    if num_draws < 1:
+        raise SettingError(f"num_draws must be at least 1, received {num_draws}")
+    if min_clients is not None and not 0 <= min_clients <= num_clients:
+        raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")
 
 
 def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:

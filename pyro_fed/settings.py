@@ -37,15 +37,24 @@ def check_at_least(owner: Any, least: int, *names: str, allow_none: bool = False
             )
 
 
-def check_between(owner: Any, name: str, low: float, high: float) -> None:
-    """A setting that must lie in (low, high].
+def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(]") -> None:
+    """A setting that must lie in an interval.
+
+    Args:
+        owner: whose setting it is.
+        name: the setting.
+        low: lower end.
+        high: upper end.
+        ends: "(]", "[)" or "[]": which ends belong to the interval.
 
     Raises:
         SettingError: names the setting and its value.
     """
     value = getattr(owner, name)
-    if not low < value <= high:
-        raise SettingError(f"{type(owner).__name__}: {name} must lie in ({low}, {high}], received {value}")
+    inside = low < value < high or (value == low and ends[0] == "[") or (value == high and ends[1] == "]")
+    if not inside:
+        interval = f"{ends[0]}{low}, {high}{ends[1]}"
+        raise SettingError(f"{type(owner).__name__}: {name} must lie in {interval}, received {value}")
 
 
 def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:

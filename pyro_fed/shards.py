@@ -47,10 +47,9 @@ def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bo
         return False
     if list(leaf.shape).count(num_rows) > 1:
         raise ModelError(
-            f"argument '{arguments.names[i]}' has shape {tuple(leaf.shape)}: more than one "
-            "dimension equals the "
-            f"plate's size {num_rows}, so it is ambiguous whether it is split by rows. Name the arguments to "
-            "split, such as shard=('x', 'y')."
+            f"argument '{arguments.names[i]}' has shape {tuple(leaf.shape)}: more than one dimension equals the "
+            f"plate's size {num_rows}, so it is ambiguous whether it is split by rows. Name the arguments to split, "
+            "such as shard=('x', 'y')."
         )
     return True
 

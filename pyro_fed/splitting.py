@@ -26,6 +26,7 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
 CHECK_SCALE = 0.1
 
 Terms = dict[str, Tensor]
+#: What every row that does not factorise is told.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
     "summarise the data before the model, or partition over an outer plate"
@@ -61,11 +62,9 @@ def _check(problem: Problem) -> None:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
         raise ModelError(
-            f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments "
-            "split by rows "
-            f"are {[name for name, _, _ in problem.arguments.columns]}, and plate '{problem.plate}' and every "
-            "latent must take their "
-            f"sizes from them or be independent of them. Say which arguments are split with shard=(...). "
+            f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments split by rows are "
+            f"{[name for name, _, _ in problem.arguments.columns]}, and plate '{problem.plate}' and every latent must "
+            "take their sizes from them or be independent of them. Say which arguments are split with shard=(...). "
             f"{_nested_cure(problem)}The model said: {str(error).splitlines()[0]}"
         ) from error
     _check_outside(problem, outside, part_outside, len(picks), half)
@@ -81,18 +80,14 @@ def _check_outside(problem: Problem, whole: Terms, part: Terms, many: int, few: 
         figures += f", {float(part[name]):.6g} with {few}" if name in part else f", none with {few}"
         if name and name not in problem.sites:
             raise ModelError(
-                f"observed site '{name}' is outside plate '{plate}', but its density changes with "
-                "the rows of data "
-                f"({figures}): it cannot be split over the clients. Move it inside `with "
-                f"pyro.plate('{plate}', ...)`, "
+                f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
+                f"({figures}): it cannot be split over the clients. Move it inside `with pyro.plate('{plate}', ...)`, "
                 "or say with shard=(...) which arguments are split by rows"
             )
         what = f"the prior of site '{name}'" if name else "the support of a latent site"
         raise ModelError(
-            f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). Compute "
-            "summaries of the "
-            "data once, before the model, and pass them as shared arguments; or exclude an "
-            "argument that is not "
+            f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). Compute summaries of the "
+            "data once, before the model, and pass them as shared arguments; or exclude an argument that is not "
             "split by rows with shard=(...)"
         )
 
@@ -139,8 +134,7 @@ def _check_imputed(problem: Problem, together: Terms, imputed: Terms) -> None:
     for name in together:
         if not _close(imputed[name], together[name]):
             raise ModelError(
-                f"imputed entries (obs_mask) in plate '{problem.plate}' are used again by site "
-                f"'{name}', so they are "
+                f"imputed entries (obs_mask) in plate '{problem.plate}' are used again by site '{name}', so they are "
                 "latents inside the plate: mask the likelihood instead, or impute outside the model"
             )
 

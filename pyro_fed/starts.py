@@ -73,8 +73,7 @@ def _first_finite(problem: Problem, source: Callable[[Message, Any], Tensor]) ->
         if bool(z.isfinite().all()) and all(bool(part.isfinite().all()) for part in problem.log_parts(z, rows)):
             return z
     raise ModelError(
-        f"no starting point with a finite log density was found in {MAX_TRIES} draws: narrow the "
-        "priors, widen the "
+        f"no starting point with a finite log density was found in {MAX_TRIES} draws: narrow the priors, widen the "
         "likelihood's support, or give a start, such as "
         "`init_strategy=pyro.infer.autoguide.init_to_value(values=...)`"
     )

@@ -31,10 +31,16 @@ def unconstraining(msg: Message) -> Any:
         return biject_to(fn.support)
     except NotImplementedError as error:
         raise ModelError(
-            f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform "
-            "to an unconstrained "
+            f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
             "space: write it as a function of a latent that has one"
         ) from error
+
+
+def without_event_dims(fn: Any) -> Any:
+    """The distribution inside `to_event`."""
+    while isinstance(fn, dist.Independent):
+        fn = fn.base_dist
+    return fn
 
 
 def _innermost(fn: Any) -> Any:
@@ -56,9 +62,7 @@ def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
 
 def is_deterministic(msg: Message) -> bool:
     """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
-    fn = msg["fn"]
-    while isinstance(fn, dist.Independent):
-        fn = fn.base_dist
+    fn = without_event_dims(msg["fn"])
     masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
 

@@ -37,20 +37,22 @@ from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
 
+#: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20
-"""Blocks of draws that are left out in turn for standard errors."""
+#: Equations whose noise is below this share of the largest weigh no more than if it were that: it may be none at all.
+LEAST_NOISE = 1e-3
+#: A prior counted more than this too often or too seldom is flagged...
 WRONG_BY = 0.5
-"""A prior counted more than this too often or too seldom is flagged..."""
+#: ...where it is also this many standard errors away from one.
 STANDARD_ERRORS = 4.0
-"""...where it is also this many standard errors away from one."""
+#: SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged.
 SD_RANGE = (0.5, 2.0)
-"""SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged."""
+#: Means further away from the reference's than this many of its SDs are flagged.
 LARGEST_MEAN_ERROR = 0.5
-"""Means further away from the reference's than this many of its SDs are flagged."""
+#: Draws for the tail of an approximation.
 FEWEST_DRAWS, MOST_DRAWS = 100, 1000
-"""Draws for the tail of an approximation."""
+#: How many of the largest ratios say where that tail is.
 FARTHEST = 5
-"""How many of the largest ratios say where that tail is."""
 
 
 class PriorCount(NamedTuple):
@@ -80,7 +82,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
     terms = np.stack([np.concatenate([score, score * u], 1) for score in scaled])  # (2, S, 2D)
     right = np.concatenate([np.zeros(z.shape[1]), -np.ones(z.shape[1])])
     noise = (terms.sum(0)).std(0)
-    weight = 1 / np.maximum(noise, 1e-3 * noise.max())
+    weight = 1 / np.maximum(noise, LEAST_NOISE * noise.max())
     blocks = np.array_split(np.arange(len(z)), min(BLOCKS, len(z)))
     sums, sizes = np.stack([terms[:, block].sum(1) for block in blocks]), np.array([len(b) for b in blocks])
 

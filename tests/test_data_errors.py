@@ -6,7 +6,8 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from zoo import BINARY, N, X, Y, linear, normal
+from zoo_data import BINARY, N, X, Y, normal
+from zoo_sites import linear
 
 import pyro_fed as pf
 

@@ -14,9 +14,17 @@ import pyro_fed as pf
 from pyro_fed.assignments import assign
 
 GENERATOR = torch.Generator().manual_seed(3)
+
+
 Y = 3 * torch.randn(29, generator=GENERATOR, dtype=torch.float64)
+
+
 TABLE = torch.randn(29, 4, generator=GENERATOR, dtype=torch.float64)
+
+
 DRAWS = 4000
+
+
 EVENTS = torch.randint(0, 2, (29, 5), generator=GENERATOR).double()
 
 
@@ -191,57 +199,6 @@ def test_assignments_stand_in_the_posterior_under_the_plate_in_the_original_orde
     means = 20.0 * (expected - 1) + posterior["shift"].values[0][:, None]
     np.testing.assert_allclose(posterior["mean"].values[0], means)
     assert idata["log_likelihood"]["y"].shape == (1, 50, 36)
-
-
-def discrete_outside(y):
-    k = pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
-    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(loc + k, 1.0), obs=y)
-
-
-def infinite(y):
-    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(y)):
-        k = pyro.sample("k", dist.Poisson(2.0), infer={"enumerate": "parallel"})
-        pyro.sample("y", dist.Normal(loc + k, 1.0), obs=y)
-
-
-def leaks(y):
-    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(y)):
-        k = pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
-        pyro.sample("y", dist.Normal(loc + k, 1.0), obs=y)
-    pyro.factor("outside", k.sum(-1, keepdim=True))
-
-
-def misshapen(y):
-    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-    with pyro.plate("data", len(y)):
-        k = pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
-        pyro.sample("y", dist.Normal(loc + k + torch.zeros(3, 1, 1), 1.0), obs=y)
-
-
-def unmarked(y):
-    weights, loc = weights_and_means()
-    with pyro.plate("data", len(y)):
-        k = pyro.sample("k", dist.Categorical(weights))
-        pyro.sample("y", dist.Normal(loc[k], 1.0), obs=y)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (discrete_outside, r"'k' \(Bernoulli\) is discrete and outside the partitioned plate: all clients would share"),
-        (infinite, r"'k' \(Poisson\) cannot be summed out: its support is not a finite list"),
-        (leaks, r"'outside', outside plate 'data', depends on a discrete latent inside it"),
-        (misshapen, r"site 'y' has dimensions that belong to no plate and no discrete latent.*Invalid tensor shape"),
-        (unmarked, r"'k' \(Categorical\) is discrete.*config_enumerate\(model\)"),
-    ],
-)
-def test_what_cannot_be_summed_out_is_refused_by_name(model, message):
-    with pytest.raises(pf.ModelError, match=message):
-        federation(model, (Y,))
 
 
 def ordered_by_hand(y):

@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from zoo import GROUP, N, X, Y, closure, keywords, linear, named_as_plate, sized, star, tables
+from zoo_data import GROUP, N, X, Y
+from zoo_rows import closure, keywords, named_as_plate, sized, star, tables
+from zoo_sites import linear
 
 import pyro_fed as pf
 

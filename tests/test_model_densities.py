@@ -1,26 +1,14 @@
 """The models' densities against scipy, and their exact posteriors against quadrature."""
 
-import importlib
-
 import numpy as np
 import pyro
 import pytest
 import torch
 from scipy import integrate, special, stats
+from shipped_models import FLAT, imported
 from torch.fx.experimental.proxy_tensor import make_fx
 
-NAMES = (
-    "gaussian_mean",
-    "linear_regression",
-    "logistic_regression",
-    "bnn_regression",
-    "bnn_classification",
-    "mlp_classification",
-    "metric_learning",
-    "gaussian_mixture_1d",
-    "gaussian_mixture_2d",
-)
-MODELS = {name: importlib.import_module(f"models.{name}") for name in NAMES}
+MODELS = imported(FLAT)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +33,7 @@ def log_joint(name, args, latents, **kwargs):
     return pyro.poutine.trace(model).get_trace(*args, **kwargs).log_prob_sum()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FLAT)
 def test_the_gradient_is_the_same_one_by_one_vectorised_and_traced(name):
     """vmap(grad), and make_fx of it, against a loop over particles."""
     train, _ = MODELS[name].load_data()

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from zoo import SEEN, N, X, Y, normal
+from zoo_data import SEEN, N, X, Y, normal
 
 import pyro_fed as pf
 

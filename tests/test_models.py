@@ -1,6 +1,5 @@
 """The models' contract: they trace, predict without labels, and load the data that they promise."""
 
-import importlib
 import os
 import re
 from pathlib import Path
@@ -11,20 +10,10 @@ import pyro
 import pytest
 import torch
 from pyro.infer import Predictive
+from shipped_models import FLAT, imported
 
-NAMES = (
-    "gaussian_mean",
-    "linear_regression",
-    "logistic_regression",
-    "bnn_regression",
-    "bnn_classification",
-    "mlp_classification",
-    "metric_learning",
-    "gaussian_mixture_1d",
-    "gaussian_mixture_2d",
-    "eight_schools",
-)
-MODELS = {name: importlib.import_module(f"models.{name}") for name in NAMES}
+NAMES = (*FLAT, "eight_schools")
+MODELS = imported(NAMES)
 MIXTURES = ("gaussian_mixture_1d", "gaussian_mixture_2d")
 WITHOUT_TEST = (*MIXTURES, "eight_schools")
 WITH_LABELS = tuple(name for name in NAMES if name not in WITHOUT_TEST)

@@ -1,7 +1,5 @@
 """log_prior and log_lik against Pyro's own trace of the pooled model, feature by feature."""
 
-import warnings
-
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -11,7 +9,9 @@ from pyro import poutine
 from torch.autograd.functional import jacobian
 from torch.distributions import biject_to
 from torch.func import grad
-from zoo import CASES, GROUP, N, X, Y, linear, normal
+from zoo import CASES, case_named, federation, point
+from zoo_data import GROUP, N, X, Y, normal
+from zoo_sites import linear
 
 import pyro_fed as pf
 from pyro_fed.compile import Compiler
@@ -19,26 +19,6 @@ from pyro_fed.data import Batch
 from pyro_fed.observations import observation
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-
-
-def federation(case, num_clients=1, **options):
-    with warnings.catch_warnings():
-        if case.warns:
-            warnings.filterwarnings("ignore", message=case.warns)
-        return pf.Federation(
-            case.model,
-            case.args,
-            case.kwargs,
-            plate="data",
-            num_clients=num_clients,
-            shard=case.shard,
-            dtype=torch.float64,
-            **options,
-        )
-
-
-def point(problem, seed=1):
-    return 0.4 * torch.randn(problem.dim, generator=torch.Generator().manual_seed(seed), dtype=problem.dtype)
 
 
 def pooled_log_joint(case, problem, z):
@@ -203,71 +183,8 @@ def test_constrained_values_go_back_and_forth(case):
         torch.testing.assert_close(many[name][1], value)
 
 
-@ALL
-def test_starts_have_a_finite_density_and_depend_on_the_generator_alone(case):
-    problem = federation(case).problem
-    draws = [problem.init(3, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
-    assert draws[0].shape == (3, problem.dim)
-    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
-    assert bool((problem.log_prior(draws[0]) + problem.log_lik(draws[0])).isfinite().all())
-
-
-def test_prior_draws_have_the_priors_moments():
-    problem = federation(CASES[0]).problem
-    draws = problem.sample_prior(4000, torch.Generator().manual_seed(0))
-    # Six standard errors: w ~ N(0, 1), so a false alarm in 1e8.
-    assert float(draws[:, :3].mean(0).abs().max()) < 6 / 4000**0.5
-    assert float((draws[:, :3].var(0) - 1).abs().max()) < 6 * (2 / 4000) ** 0.5
-    assert float(draws[:, 3].exp().mean()) == pytest.approx((2 / np.pi) ** 0.5, abs=6 * 0.603 / 4000**0.5)
-
-
-def test_an_improper_prior_is_not_sampled_but_started_from():
-    case = next(case for case in CASES if case.name == "improper")
-    problem = federation(case).problem
-    with pytest.raises(pf.ModelError, match=r"\['s', 'w'\] have improper priors.*init"):
-        problem.sample_prior(2, torch.Generator())
-    z = problem.init(200, torch.Generator().manual_seed(0), radius=3.0)
-    assert 2 < float(z.abs().max()) < 3
-
-
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        (pyro.infer.autoguide.init_to_feasible, 0.0),
-        (
-            pyro.infer.autoguide.init_to_value(values={"w": torch.full((3,), 2.0), "s": torch.tensor(1.0)}),
-            2.0,
-        ),
-    ],
-)
-def test_pyros_init_strategies_start_improper_sites(strategy, expected):
-    case = next(case for case in CASES if case.name == "improper")
-    problem = federation(case).problem
-    z = problem.init(2, torch.Generator().manual_seed(0), strategy)
-    torch.testing.assert_close(z[:, :3], torch.full((2, 3), expected, dtype=z.dtype))
-    torch.testing.assert_close(z[:, 3], torch.zeros(2, dtype=z.dtype))
-
-
-def test_init_to_uniform_stays_within_its_radius():
-    case = next(case for case in CASES if case.name == "improper")
-    strategy = pyro.infer.autoguide.init_to_uniform(radius=0.5)
-    z = federation(case).problem.init(50, torch.Generator().manual_seed(0), strategy)
-    assert 0.4 < float(z.abs().max()) < 0.5
-
-
-def test_no_start_with_a_finite_density_says_so():
-    def impossible(y):
-        a = pyro.sample("a", dist.Uniform(0.0, 1.0))
-        with pyro.plate("data", len(y)):
-            pyro.factor("f", torch.where(a > 2, y, -torch.inf))
-
-    problem = pf.Federation(impossible, (Y,), plate="data", num_clients=1).problem
-    with pytest.raises(pf.ModelError, match="no starting point with a finite log density"):
-        problem.init(1, torch.Generator().manual_seed(0))
-
-
 def test_params_are_constant_and_warned_about():
-    case = next(case for case in CASES if case.name == "param")
+    case = case_named("param")
     with pytest.warns(UserWarning, match=r"pyro.param statements \['scale'\] are held constant"):
         problem = pf.Federation(case.model, case.args, plate="data", num_clients=1).problem
     assert list(problem.sites) == ["w"]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from pyro_fed import library, recipe
 from pyro_fed._components import public_callables, snake_case
-from pyro_fed._convert import Mismatch, convert, describe, parse_assignment, to_toml
-from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.errors import SettingError
 
 ALGORITHM = '''
 from __future__ import annotations
@@ -35,6 +32,7 @@ class Tiny:
 
 not_an_algorithm = 3
 '''
+
 
 SCHEDULES = """
 class RoundRobin:
@@ -136,19 +134,6 @@ def test_overrides_are_checked_as_settings_are(write):
         loaded.build({"num_particles": 1})
 
 
-@pytest.mark.parametrize("find", [library.find_recipe, library.find_model])
-@pytest.mark.parametrize(("name", "part"), [("absent_x", "no .* 'absent_x'"), ("a/absent.{}", "does not exist")])
-def test_absent_files(find, name, part):
-    suffix = "toml" if find is library.find_recipe else "py"
-    with pytest.raises((SettingError, ModelError), match=part):
-        find(name.format(suffix))
-
-
-def test_a_near_name_is_suggested():
-    with pytest.raises(SettingError, match=r"did you mean .*'dsvgd'"):
-        library.find_recipe("dsvdg")
-
-
 def test_components_by_name(write):
     path = write("")
     build = recipe.resolve_component
@@ -192,71 +177,6 @@ def test_snake_case(name, snake):
     assert snake_case(name) == snake
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
-        ("num_particles=50", "num_particles", 50),
-        ("rate=1e-3", "rate", 1e-3),
-        (" flag = true ", "flag", True),
-        ('name="x y"', "name", "x y"),
-        ("mode=fast", "mode", "fast"),
-        ("sizes=[1, 2]", "sizes", [1, 2]),
-        ("path=a=b", "path", "a=b"),
-    ],
-)
-def test_assignments(text, key, value):
-    parsed = parse_assignment(text)
-    assert parsed == (key, value)
-    assert type(parsed[1]) is type(value)
-
-
-@pytest.mark.parametrize("text", ["num_particles", "=3", "num_particles=", ""])
-def test_mistakes_in_assignments(text):
-    with pytest.raises(SettingError, match="expected key=value"):
-        parse_assignment(text)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        (1, float, 1.0),
-        ([1, 2], tuple[int, ...], (1, 2)),
-        ([1, "a"], tuple[int, str], (1, "a")),
-        ([1, 2], list[float], [1.0, 2.0]),
-        ([1, "a"], tuple, (1, "a")),
-        ("none", float | None, None),
-        ("none", str, "none"),
-        (2, Literal[1, 2], 2),
-    ],
-)
-def test_convert(value, hint, expected):
-    converted = convert(value, hint)
-    assert converted == expected
-    assert type(converted) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (True, Literal[1]),
-        ([1], tuple[int, int]),
-        (["a"], tuple[int, ...]),
-        ("x", int | None),
-        (3, str),
-        (1, Path),
-    ],
-)
-def test_convert_refuses(value, hint):
-    with pytest.raises(Mismatch):
-        convert(value, hint)
-    assert describe(hint)
-
-
-@pytest.mark.parametrize("value", [True, 3, -2.5, 1e-9, float("inf"), 'a "b" ü\n', [1, 2], [[1.0], ["x"]]])
-def test_to_toml_round_trip(value):
-    assert tomllib.loads(f"v = {to_toml(value)}")["v"] == value
-
-
 @pytest.mark.parametrize("name", sorted(library.list_recipes()))
 def test_every_shipped_recipe_builds(name):
     loaded = recipe.load(name)
@@ -275,54 +195,3 @@ def test_every_shipped_setting_cites_its_source(name):
     assignments = [line for line in lines if "=" in line.split("#")[0]]
     assert assignments
     assert all(len(line.partition("#")[2].strip()) > 10 for line in assignments)
-
-
-MODEL_FILE = '''"""A model of nothing.
-
-More text.
-"""
-
-PLATE = "data"
-
-def model(x):
-    return x
-
-def load_data():
-    return (1,), (2,)
-'''
-
-
-@pytest.mark.parametrize("packaged", [True, False])
-def test_library_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch, packaged):
-    package = tmp_path / "pyro_fed"
-    (package / "_library" if packaged else package).mkdir(parents=True)
-    monkeypatch.setattr(library, "__file__", str(package / "library.py"))
-    expected = package / "_library" / "models" if packaged else tmp_path / "models"
-    assert library.library_folder("models") == expected
-
-
-def test_load_model_by_path(tmp_path):
-    first, second = tmp_path / "a" / "torch.py", tmp_path / "b" / "torch.py"
-    for path, number in ((first, 1), (second, 5)):
-        path.parent.mkdir()
-        path.write_text(MODEL_FILE.replace("(1,)", f"({number},)"))
-    loaded = [library.load_model(path) for path in (first, second)]
-    assert [module.load_data()[0] for module in loaded] == [(1,), (5,)]
-    assert library.model_description(first) == "A model of nothing."
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("PLATE = 'data'\ndef model(x): pass\n", "does not define load_data"),
-        ("def model(:\n", "SyntaxError"),
-        ("import no_such_package_x\n", "ModuleNotFoundError: .*no_such_package_x"),
-        ("x = undefined_name\n", "NameError"),
-    ],
-)
-def test_mistakes_in_a_model_file(tmp_path, text, part):
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    with pytest.raises(ModelError, match=part) as caught:
-        library.load_model(path)
-    assert str(path) in str(caught.value)

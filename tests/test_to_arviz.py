@@ -9,20 +9,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 import xarray as xr
-from zoo import (
-    CASES,
-    COUNTS,
-    GROUP,
-    N,
-    X,
-    Y,
-    deterministic,
-    factors,
-    linear,
-    named_as_plate,
-    schools,
-    several,
-)
+from zoo import CASES
+from zoo_data import COUNTS, GROUP, N, X, Y
+from zoo_rows import named_as_plate, schools, several
+from zoo_sites import deterministic, factors, linear
 
 import pyro_fed as pf
 from pyro_fed import to_arviz

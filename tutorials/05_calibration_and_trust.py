@@ -63,9 +63,10 @@ assert table["ksd"]["DSVGD as published"] > 2 * abs(table["ksd"]["FedEP"])
 # %% [markdown]
 # ## Right at the end, and which model?
 #
-# `FedAIS` takes FedEP's sites, gives the server the exact prior in place of its Gaussian, and asks every client once more,
-# for its log-likelihood at the server's draws. Weights then make up for what the sites lack. They say themselves how
-# well that works (Pareto's k below 0.7), and their mean is the evidence p(y): Bayes factors without pooling the data.
+# `FedAIS` takes FedEP's sites, gives the server the exact prior in place of its Gaussian, and asks every client once
+# more, for its log-likelihood at the server's draws. Weights then make up for what the sites lack. They say themselves
+# how well that works (Pareto's k below 0.7), and their mean is the evidence p(y): Bayes factors without pooling the
+# data.
 
 
 # %%

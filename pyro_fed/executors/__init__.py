@@ -10,6 +10,7 @@ from pyro_fed.executors.faulty import Faulty
 from pyro_fed.executors.local import Sequential, Vectorised
 from pyro_fed.executors.ray import Ray
 
+#: Executors that `run` takes by name.
 NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
 
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.data import ClientData
+from pyro_fed.states import contiguous, select
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -148,29 +149,3 @@ class Executor(ABC):
             generator = seeding.torch_generator(work.seed, seeding.CLIENT, work.round, client, repeat)
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
         return pytree.tree_map(lambda *parts: torch.stack(parts, dim=1), *drawn)
-
-
-def select(state: State, index: Tensor | slice) -> State:
-    """Rows `index` of the leading axis."""
-    return {name: value[index] for name, value in state.items()}
-
-
-def contiguous(state: State) -> State:
-    """The same values in one memory layout: a sum over another may round differently."""
-    return {name: value.contiguous() for name, value in state.items()}
-
-
-def concatenate(parts: Sequence[State]) -> State:
-    """States one after the other on the leading axis."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def write(local: State, at: Tensor, new: State) -> None:
-    """Store clients' new states; a state that has grown makes room for all clients."""
-    for name, value in new.items():
-        kept = local[name]
-        if value.shape[1:] != kept.shape[1:]:
-            room = kept.new_zeros((len(kept), *value.shape[1:]))
-            room[tuple(slice(size) for size in kept.shape)] = kept
-            kept = local[name] = room
-        kept[at] = value

@@ -35,14 +35,13 @@ from pyro_fed.flower.wire import (
     Order,
     bytes_of,
     pack,
-    prefixed,
     record_of,
     reply_tensors,
-    within,
 )
 from pyro_fed.library import load_model
 from pyro_fed.messages import answer, decode
 from pyro_fed.rounds import chain_of
+from pyro_fed.states import prefixed, within
 
 #: Most bytes that a client takes from its server in one message.
 MAX_BYTES = 2**30

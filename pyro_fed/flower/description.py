@@ -117,7 +117,7 @@ class Elsewhere(Federation):
         arguments = choose_shards(arguments, 1, list(first.rows))
         rows = [torch.zeros(client.num_rows, dtype=torch.int64) for client in clients]
         self.partition = Explicit([])
-        self._bind(model, arguments, plate, 1, rows, None, None, None, None, names)
+        self._bind(model, arguments, plate, 1, rows, names=names)
         self.problem.num_rows = sum(client.num_rows for client in clients)
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:

@@ -18,6 +18,7 @@ from pyro_fed.algorithm import State
 from pyro_fed.errors import ProtocolError
 from pyro_fed.executors.base import Reply
 from pyro_fed.messages import Header, Message, encode
+from pyro_fed.states import prefixed
 
 #: Names of the two records of a message.
 SETTINGS, MESSAGE = "settings", "message"
@@ -109,17 +110,6 @@ def bytes_of(content: Any) -> bytes:
     if not isinstance(data, bytes):
         raise ProtocolError(f"expected an encoded message, received {type(data).__name__}")
     return data
-
-
-def prefixed(prefix: str, state: State) -> State:
-    """The tensors of a state under their names in a message."""
-    return {f"{prefix}.{name}": value for name, value in state.items()}
-
-
-def within(tensors: State, prefix: str) -> State:
-    """The tensors of a message that belong to one state."""
-    head = f"{prefix}."
-    return {name.removeprefix(head): value for name, value in tensors.items() if name.startswith(head)}
 
 
 def reply_tensors(reply: Reply) -> State:

@@ -82,7 +82,7 @@ def max_degree(graph: nx.Graph) -> sparse.csr_array:
 
 
 def lazy(weights: Any, holding: float = 0.5) -> sparse.csr_array:
-    """H I + (1 - h) W: every agent keeps part of its own belief, so that W is aperiodic.
+    """h I + (1 - h) W: every agent keeps part of its own belief, so that W is aperiodic.
 
     Args:
         weights: W, (A, A).

@@ -59,7 +59,7 @@ class LinkFailures(Graph):
         return without_links(self.graph.matrix, (rng.random(count) < self.probability)[number])
 
     def expected(self, round: int) -> sparse.csr_array:
-        """P I + (1 - p) W: a failed link's weight stays at home."""
+        """p I + (1 - p) W: a failed link's weight stays at home."""
         p = self.probability
         return sparse.csr_array(p * sparse.eye_array(self.num_agents) + (1 - p) * self.graph.matrix)
 

@@ -11,6 +11,7 @@ from pyro_fed.errors import ModelError
 from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state
 from pyro_fed.infer.local_laplace import local_laplace
+from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 
@@ -44,15 +45,7 @@ def gaussian_prior(
 
 def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     """Entry by entry of a batch of Gaussians."""
-    wide = condition.reshape(condition.shape + (1,) * (yes.precision.dim() - 1))
-    return type(yes)(torch.where(wide, yes.precision, no.precision), torch.where(condition[:, None], yes.eta, no.eta))
-
-
-def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
-    """Means (A, D) and SDs (A, D); NaN where improper."""
-    mean, spread = q.moments()
-    variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
-    return mean, variance.sqrt()
+    return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
 def with_prior(
@@ -62,18 +55,13 @@ def with_prior(
     if not bool((share != 0).any()):
         return moments
     prior = algorithm.derivatives(problem).of_prior(problem, points)
-    return Moments(
-        *(
-            part + extra * share.reshape(-1, *(1,) * (part.dim() - 1))
-            for part, extra in zip(moments, prior, strict=True)
-        )
-    )
+    return Moments(*(part + extra * widened(share, part) for part, extra in zip(moments, prior, strict=True)))
 
 
 def unit_spread(q: Gaussian) -> Tensor:
     """Spread of a standard Gaussian of q's structure and batch."""
     one = torch.ones_like(q.eta)
-    return torch.diag_embed(one) if q.precision.dim() > q.eta.dim() else one
+    return torch.diag_embed(one) if q.dense else one
 
 
 def range_over_agents(values: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from torch.func import grad
 from pyro_fed.algorithm import State
 from pyro_fed.data import Batch
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
 from pyro_fed.problem import Problem
 
 
@@ -95,13 +96,3 @@ def conducive(z: Tensor, local: State) -> Tensor:
         distance = (offset * times(local["metric"], offset)).sum().sqrt()
         offset = offset * (local["trust_radius"] / distance).clamp_max(1.0)
     return local["pull"] - times(local["pull_slope"], offset)
-
-
-def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A dense (D, D) or diagonal (D,) matrix times a vector (D,)."""
-    return matrix @ vector if matrix.ndim == 2 else matrix * vector
-
-
-def times_transposed(matrix: Tensor, vector: Tensor) -> Tensor:
-    """The transposed matrix times a vector (D,)."""
-    return vector @ matrix if matrix.ndim == 2 else matrix * vector

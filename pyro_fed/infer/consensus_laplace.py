@@ -26,6 +26,7 @@ from pyro_fed.data import ClientData
 from pyro_fed.graph import Graph
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import flat_site, gaussian
+from pyro_fed.ops.entries import widened
 from pyro_fed.ops.mixing import mix
 from pyro_fed.problem import Problem
 
@@ -88,7 +89,7 @@ class ConsensusLaplace(Algorithm):
         message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
         v = shared["centrality"]
         message = {**message, "values": message["values"].clamp_min(LOWEST)}
-        put_in = {name: _divided(message[name].double(), v) for name in SUMS}
+        put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
         return {**put_in, "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:
@@ -96,8 +97,9 @@ class ConsensusLaplace(Algorithm):
         if float(sums["usable"]) == 0:
             return server
         total = {name: sums[name][None] for name in ("values", "precision", "eta")}
-        everyone = sums["usable"][None] > float(sums["usable"].round()) - 0.5
-        return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
+        # An agent whose derivatives were not finite has put in a flat site: what is sought is a start, no answer, and
+        # the next point may suit it.
+        return self.newton.combine(server, {**total, "usable": torch.ones(1, dtype=torch.bool)}, torch.ones(1))
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Messages far above the other agents'."""
@@ -122,7 +124,3 @@ class ConsensusLaplace(Algorithm):
 
 def _entry(state: State, i: int) -> State:
     return {name: value[i] for name, value in state.items()}
-
-
-def _divided(values: Tensor, v: Tensor) -> Tensor:
-    return values / v.reshape(-1, *(1,) * (values.dim() - 1))

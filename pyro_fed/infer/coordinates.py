@@ -25,10 +25,7 @@ class Coordinates(NamedTuple):
     def of(cls, q: Gaussian) -> Coordinates:
         """Coordinates that whiten a proper Gaussian, in float64."""
         q = q.to(torch.float64)
-        centred = type(q)(q.precision, torch.zeros_like(q.eta))
-        if q.precision.dim() == 1:
-            return cls(q.mean(), centred.transform(torch.ones_like(q.eta)[None])[0])
-        return cls(q.mean(), centred.transform(torch.eye(q.dim, dtype=torch.float64, device=q.eta.device)).T)
+        return cls(q.mean(), q.root())
 
     def to(self, dtype: torch.dtype) -> Coordinates:
         """The same in another dtype."""

@@ -16,7 +16,8 @@ from torch.func import grad, vjp
 from pyro_fed.algorithm import State
 from pyro_fed.data import BATCHES, Batch
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.conducive import full_score, times, times_transposed
+from pyro_fed.infer.conducive import full_score
+from pyro_fed.ops.matrices import times, times_transposed
 from pyro_fed.problem import Problem
 
 #: h λ from which on a Langevin step no longer contracts.

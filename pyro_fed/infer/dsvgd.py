@@ -5,20 +5,9 @@ Kassab & Simeone's Algorithm 1 moves the particles at one client a round towards
     ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_j,                                      (11), (14)
 
 with sites t_j that are ratios of kernel density estimates. Those are dead beyond a few dimensions and
-improper in their tails (see `dsvgd_paper`). Here, in coordinates z that whiten the Gaussian of
-`survey`, the site of client j at the n-th particle is its Gaussian surrogate with a gradient of its own,
-
-    ∇ log t_{j,n}(z) = η_j - Λ_j z + r_{j,n},    r_{j,n} = ∇ log p_j(z_n) - (η_j - Λ_j z_n)
-
-where z_n is where client j left the particle at its last turn. A turn of client k: L steps of SVGD towards
-log p_0 + log p_k + Σ_{j≠k} log t_{j,n}, with p_0 and p_k exact; then it sends the particles and Σ_j r_j with
-its own part renewed.
-
-Why: particles that have come to rest have r_{j,n} exact for every j, so the score at every particle is that
-    of the whole posterior. The fixed point is that of SVGD on the pooled data, whatever the surrogates and
-    whoever came last; with surrogates alone it depends on the last client. (The same argument as for SAGA and
-    for gradient-corrected local steps.) The surrogates only decide how fast, and how long local steps can
-    safely be.
+improper in their tails (see `dsvgd_paper`). Here they are the Gaussian surrogates of `survey`, corrected at each
+particle (see `corrected_sites`). A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
+with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
 Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a
 start as standardised points of the Gaussian of `survey`, or at each mode that it finds; and an end, after a pass
@@ -38,30 +27,28 @@ an incremental gradient. Its bias by the last client, of first order in the step
 particle's mean position over the last pass (an exponential one, of weight 1/K a round); what is left vanishes with the
 decaying step. The `apart` figure of every round says so.
 
-Letters: z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`, N `num_particles`, L
-    `local_steps`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j
-    η_j.
+Letters: N `num_particles`, L `local_steps`; the others as in `corrected_sites`. A client receives: particles, Σ_j r_j,
+AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
-from pyro_fed.data import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.data import BATCHES, ClientData, batch_of, with_batches
 from pyro_fed.infer.coordinates import Coordinates, site_scores
+from pyro_fed.infer.corrected_sites import CorrectedSites, own_site
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
-from pyro_fed.infer.particles import MEDIAN_RBF, ParticleAlgorithm, likelihood_scores
 from pyro_fed.infer.survey import BEGINNINGS, Begin, Survey
+from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import Balanced
-from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
+from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -75,7 +62,7 @@ BALANCED = Balanced()
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm):
+class DSVGD(CorrectedSites):
     """Accurate DSVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -155,7 +142,7 @@ class DSVGD(ParticleAlgorithm):
             **as_state(gaussian(found)),
         }
         shared = {name: value.to(problem.dtype) for name, value in tensors.items()}
-        seen = float((found["shares"] > 0.5 / self.num_particles).sum())
+        seen = float((found["shares"] > 0.5 / self.num_particles).sum())  # those that got a particle, rounded
         figures = {
             "ksd": torch.nan,
             "noise": torch.nan,
@@ -179,80 +166,26 @@ class DSVGD(ParticleAlgorithm):
         """L steps towards the client's own target, then its residual where the particles are now."""
         const, mover = self.others(problem, shared, local, data), self.mover(shared)
         full = data.full_batch()
-        figures = problem.mapped(mover._figures, (0, 0, BATCHES))(shared["white"], const, full)
+        figures = problem.mapped(mover.discrepancy, (0, 0, BATCHES))(shared["white"], const, full)
         rows, dims = with_batches(data, self.batch_size)
         carry = (shared["white"], AdaGradState(shared["history"], shared["steps"]))
         (white, optimiser), _ = problem.scan(
             mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
         )
-        residual = problem.mapped(self._residual, (0, 0, BATCHES))(white, {**const, **own_site(local)}, full)
+        residual = problem.mapped(self.residual, (0, 0, BATCHES))(white, {**const, **own_site(local)}, full)
         message = {
             "white": white,
             "residuals": const["tilt"] + residual,
             "history": optimiser.history,
             "steps": optimiser.steps,
-            "ksd": figures["ksd"],
-            "noise": figures["noise"],
+            **figures,
         }
         return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
-
-    def mover(self, shared: State) -> DSVGD:
-        """This algorithm with the kernel that fits the start: far apart, particles share no linear map."""
-        apart = bool(shared["apart"].any()) and isinstance(self.kernel, Balanced)
-        return replace(self, kernel=MEDIAN_RBF) if apart else self
-
-    def others(self, problem: Problem, shared: State, local: State, data: ClientData) -> State:
-        """The other clients' sites, or the weight with which the own rows stand for theirs, and the coordinates."""
-        apart = shared["apart"].to(problem.dtype)
-        share = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
-        return {
-            "mean": shared["mean"],
-            "factor": shared["factor"],
-            "own_weight": 1.0 + apart * (share - 1.0),
-            "tilt": (1.0 - apart)[:, None, None] * (shared["residuals"] - local["residual"]),
-            "precision": shared["precision"] - local["precision"],
-            "eta": shared["eta"] - local["eta"],
-        }
-
-    def report(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
-        """The KSD of the particles from the client's target, or the client's likelihood scores there."""
-        const, batch = self.others(problem, shared, local, data), data.full_batch()
-        if kind == "ksd":
-            found: State = problem.mapped(self.mover(shared)._figures, (0, 0, BATCHES))(shared["white"], const, batch)
-            return {"ksd": found["ksd"]}
-        return {"scores": problem.mapped(self._exact, (0, 0, BATCHES))(shared["white"], const, batch)}
-
-    def positions(self, shared: State) -> Tensor:
-        """In whitened coordinates."""
-        return shared["white"]
-
-    def _scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
-        coordinates = Coordinates(const["mean"], const["factor"])
-        batch = batch._replace(weight=const["own_weight"] * batch.weight)
-
-        def log_target(z: Tensor) -> Tensor:
-            return problem.log_joint(coordinates.model(z), batch, self.temperature)
-
-        others = site_scores(const["precision"], const["eta"], white) + const["tilt"]
-        return problem.vmap(grad(log_target))(white) + others
 
     def _step(self, problem: Problem, carry: Any, inputs: Any, picks: Any) -> tuple[Any, tuple[()]]:
         white, optimiser = carry
         const, rows = inputs
-        return self.move(white, self._scores(problem, white, const, batch_of(rows, picks)), optimiser), ()
-
-    def _exact(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
-        """The client's own likelihood score, (N, D)."""
-        coordinates = Coordinates(const["mean"], const["factor"])
-        return coordinates.pull(likelihood_scores(problem, coordinates.model(white), batch)) / self.temperature
-
-    def _residual(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
-        own = site_scores(const["own_precision"], const["own_eta"], white)
-        return self._exact(problem, white, const, batch) - own
-
-    def _figures(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> State:
-        found, noise = ksd_and_noise(white, self._scores(problem, white, const, batch), self.kernel)
-        return {"ksd": found, "noise": noise}
+        return self.move(white, self.target_scores(problem, white, const, batch_of(rows, picks)), optimiser), ()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and where the particles were on average over a pass."""
@@ -308,8 +241,3 @@ class DSVGD(ParticleAlgorithm):
         """The particles, (1, N, D); those that started apart at their mean positions over the last pass."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
-
-
-def own_site(local: State) -> State:
-    """A client's own site, beside those of the others."""
-    return {"own_precision": local["precision"], "own_eta": local["eta"]}

@@ -46,6 +46,8 @@ from pyro_fed.settings import check_at_least, check_positive
 
 #: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0
+#: The KDE is called dead where it is so for more than the rest of the particles.
+ALIVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,7 @@ class SiteParticles(ParticleAlgorithm):
     def warnings(self, record: Record) -> list[str]:
         """A dead KDE."""
         alive = record.last("kde_alive")
-        if len(alive) == 0 or np.mean(alive) >= 0.5:
+        if len(alive) == 0 or np.mean(alive) >= ALIVE:
             return []
         dead = 1 - float(np.mean(alive))
         return [

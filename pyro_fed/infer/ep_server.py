@@ -56,7 +56,7 @@ def held_back(settings: EPSettings, shared: State, move: Gaussian, clients: int)
     q = gaussian(shared)
     known = {name: shared[name] for name in ("caution", "shortest")}
     after = q.precision + move.precision
-    diagonal = after.dim() == q.eta.dim() and bool((after > 0).all())
+    diagonal = not q.dense and bool((after > 0).all())
     if settings.client != "newton" or not diagonal or clients == int(shared["num_clients"]):
         return 1.0, known
     score = move.score(q.mean())

@@ -16,10 +16,11 @@ from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, select
 from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER
 from pyro_fed.infer.prior_gaussian import fit_prior
-from pyro_fed.infer.server_optim import make_optim
+from pyro_fed.infer.server_optim import OPTIM, make_optim
 from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
+from pyro_fed.states import prefixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class EPStates(EPSettings):
         }
         server = make_optim(self, self.server_optimiser)
         if server is not None:
-            shared |= {f"optim.{name}": value for name, value in server.init(as_state(q)).items()}
+            shared |= prefixed(OPTIM, server.init(as_state(q)))
         return shared, self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
@@ -110,6 +111,6 @@ class EPStates(EPSettings):
         if optim is None:
             return state
         zero = optim.init({name: value[0] for name, value in state.items()})
-        return state | {
-            f"optim.{name}": value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()
-        }
+        return state | prefixed(
+            OPTIM, {name: value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()}
+        )

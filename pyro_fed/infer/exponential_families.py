@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch import distributions as dist
 
+from pyro_fed.ops.matrices import times
+
 
 class Family(ABC):
     """One family; `event_dim` trailing dimensions of a value belong to one member."""
@@ -90,7 +92,7 @@ class MultivariateNormalFamily(Family):
     def natural(self, fn: Any) -> Tensor:
         precision, mean = fn.precision_matrix.double(), fn.loc.double()
         rows, columns = torch.tril_indices(mean.shape[-1], mean.shape[-1])
-        return torch.cat([(precision @ mean.unsqueeze(-1)).squeeze(-1), precision[..., rows, columns]], -1)
+        return torch.cat([times(precision, mean), precision[..., rows, columns]], -1)
 
     def distribution(self, natural: Tensor) -> dist.Distribution:
         eta, precision = self._split(natural)

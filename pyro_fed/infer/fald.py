@@ -29,6 +29,7 @@ from pyro_fed.algorithm import Noise, State
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import LangevinAlgorithm
+from pyro_fed.ops.entries import widened
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
 
@@ -100,7 +101,7 @@ class FALD(LangevinAlgorithm):
 
         def average(value: Tensor) -> Tensor:
             grouped = value.reshape(*weight.shape, *value.shape[1:])
-            return (grouped * weight.reshape(*weight.shape, *[1] * (value.dim() - 1))).sum(1)
+            return (grouped * widened(weight, grouped)).sum(1)
 
         names = ("position", "draws", "gradient_norm", "step_size")
         averaged = {name: average(messages[name]) for name in names}

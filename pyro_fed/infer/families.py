@@ -14,6 +14,7 @@ from pyro.infer import autoguide
 
 from pyro_fed.errors import SettingError
 
+#: The structure of an automatic guide, by the name of its class.
 FAMILIES: dict[str, Literal["diag", "full"]] = {
     "AutoDiagonalNormal": "diag",
     "AutoNormal": "diag",

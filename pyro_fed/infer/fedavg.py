@@ -20,9 +20,10 @@ from torch.func import grad
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.infer.server_optim import KINDS, make_optim
+from pyro_fed.infer.server_optim import KINDS, OPTIM, make_optim
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.states import prefixed, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class FedAvg(Algorithm):
         check_at_least(self, 1, "chain_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "damping", "optimiser_fudge")
-        check_between(self, "momentum", -1e-12, 0.9999)
+        check_between(self, "momentum", 0, 1, "[)")
         check_choice(self, "server_optimiser", KINDS)
 
     def default_rounds(self, num_clients: int) -> int:
@@ -77,7 +78,7 @@ class FedAvg(Algorithm):
         flat = bool(problem.layout.improper)
         point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else problem.init(1, generator)[0]
         optim = make_optim(self, self.server_optimiser)
-        state = {} if optim is None else {f"optim.{n}": v for n, v in optim.init({"point": point}).items()}
+        state = {} if optim is None else prefixed(OPTIM, optim.init({"point": point}))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -123,9 +124,8 @@ class FedAvg(Algorithm):
         optim = make_optim(self, self.server_optimiser)
         if optim is None:
             return {**shared, "point": shared["point"] + self.damping * delta}
-        state = {name.removeprefix("optim."): value for name, value in shared.items() if name.startswith("optim.")}
-        step, after = optim.step({"point": shared["point"]}, {"point": delta}, state)
-        return {**shared, "point": shared["point"] + step["point"], **{f"optim.{n}": v for n, v in after.items()}}
+        step, after = optim.step({"point": shared["point"]}, {"point": delta}, within(shared, OPTIM))
+        return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the server's step."""

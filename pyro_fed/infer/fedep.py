@@ -77,8 +77,8 @@ class FedEP(EPStates):
 
     @property
     def stops_itself(self) -> bool:
-        """Whether the client's inference has no randomness."""
-        return self.client in ("newton", "laplace")
+        """Where nothing is random q comes to rest."""
+        return self.deterministic
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""

@@ -112,11 +112,21 @@ class EPSettings(GaussianAlgorithm):
         super().__post_init__()
         if self.guide is not None and not is_hand_written(self.guide):
             object.__setattr__(self, "covariance", covariance_of(self, self.guide))
+        self._check_choices()
+        self._check_numbers()
+        self._check_together()
+
+    def _check_choices(self) -> None:
         check_choice(self, "client", tuple(CLIENTS))
         check_choice(self, "start", ("auto", "laplace", "prior"))
         check_choice(self, "sampler", ("langevin", "sgd"))
         check_choice(self, "server_optimiser", KINDS)
         check_choice(self, "client_optimiser", KINDS)
+
+    def _check_numbers(self) -> None:
+        check_between(self, "momentum", 0, 1, "[)")
+        check_between(self, "margin", 0, 1, "[)")
+        check_between(self, "fisher_decay", 0, 1, "[]")
         check_at_least(self, 2, "memory", allow_none=True)
         check_positive(self, "damping", "scale", "longest_step", allow_none=True)
         check_positive(
@@ -136,13 +146,15 @@ class EPSettings(GaussianAlgorithm):
         )
         check_at_least(self, 0, "burn_in")
         check_at_least(self, 1, "batch_size", allow_none=True)
+        if self.fisher_samples < 2 or self.fisher_samples % 2:
+            raise SettingError(f"{type(self).__name__}: fisher_samples must be even, received {self.fisher_samples}")
+
+    def _check_together(self) -> None:
         if self.burn_in >= self.chain_steps:
             raise SettingError(
                 f"{type(self).__name__}: burn_in must be smaller than chain_steps={self.chain_steps}, received "
                 f"{self.burn_in}"
             )
-        if self.fisher_samples < 2 or self.fisher_samples % 2:
-            raise SettingError(f"{type(self).__name__}: fisher_samples must be even, received {self.fisher_samples}")
         if self.server_optimiser == "none" and self.damping is not None:
             check_between(self, "damping", 0, 1)
         if self.damping is None and {self.server_optimiser, self.client_optimiser} != {"none"}:
@@ -156,5 +168,5 @@ class EPSettings(GaussianAlgorithm):
 
     def accelerated(self, q: Gaussian) -> tuple[int, float]:
         """Rounds that the acceleration remembers, and its longest step."""
-        memory, longest = ACCELERATION["full" if q.precision.dim() > q.eta.dim() else "diag"]
+        memory, longest = ACCELERATION["full" if q.dense else "diag"]
         return self.memory or memory, self.longest_step or longest

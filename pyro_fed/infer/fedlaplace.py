@@ -31,7 +31,7 @@ from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.derivatives import Moments
-from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, site_of
+from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, select, site_of
 from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
@@ -130,8 +130,7 @@ class FedLaplace(GaussianAlgorithm):
         moments = self.derivatives(problem).of_likelihood(problem, points, batch)
         values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
         usable = _finite(moments)
-        site = site_of(moments, points[0])
-        site = type(site)(_where(usable, site.precision), _where(usable, site.eta))
+        site = select(usable, site_of(moments, points[0]))
         lowest = torch.finfo(values.dtype).min
         message = {
             "values": values.nan_to_num(nan=lowest, posinf=lowest, neginf=lowest),
@@ -227,7 +226,3 @@ def _finite(moments: Moments) -> Tensor:
     return torch.stack(
         [part.flatten(1).isfinite().all(1) if part.dim() > 1 else part.isfinite() for part in moments]
     ).all(0)
-
-
-def _where(usable: Tensor, value: Tensor) -> Tensor:
-    return torch.where(usable.reshape(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value))

@@ -103,8 +103,9 @@ class BCM(FedEP):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q and the prior."""
-        both = {**as_state(gaussian(shared)), **as_state(gaussian(shared, "prior_"), "prior_")}
-        return {name: value.expand(len(clients), *value.shape) for name, value in both.items()}
+        return Algorithm.download(
+            self, {**as_state(gaussian(shared)), **as_state(gaussian(shared, "prior_"), "prior_")}, clients
+        )
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
         """The prior."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
@@ -50,8 +50,7 @@ class FedSEP(FedEP):
         """The Gaussian q and the average site."""
         q = gaussian(shared)
         average = q.quotient(gaussian(shared, "prior_")).power(1.0 / int(shared["num_clients"]))
-        both = {**as_state(q), **as_state(average, "average_")}
-        return {name: value.expand(len(clients), *value.shape) for name, value in both.items()}
+        return Algorithm.download(self, {**as_state(q), **as_state(average, "average_")}, clients)
 
     def old_site(self, shared: State, local: State) -> Gaussian:
         """The average site."""

@@ -22,6 +22,7 @@ from torch.func import jacrev, vjp
 from pyro_fed.data import Batch
 from pyro_fed.observations import observation_distribution
 from pyro_fed.problem import Problem
+from pyro_fed.trace_sites import without_event_dims
 
 #: Three-point Gauss-Hermite rule for a standard normal, exact up to degree 5.
 NODES = (-(3.0**0.5), 0.0, 3.0**0.5)
@@ -34,7 +35,7 @@ def fisher_kind(problem: Problem) -> str:
         return "empirical"
     z = torch.zeros(problem.dim, dtype=problem.dtype)
     fn = observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
-    known = fn.has_enumerate_support or isinstance(_base(fn), dist.Normal)
+    known = fn.has_enumerate_support or isinstance(without_event_dims(fn), dist.Normal)
     return "expected" if known and not fn.event_shape else "empirical"
 
 
@@ -77,11 +78,5 @@ def _quadrature(fn: Any) -> tuple[list[Tensor], Tensor]:
     if fn.has_enumerate_support:
         values = list(fn.enumerate_support())
         return values, torch.stack([fn.log_prob(value).reshape(()) for value in values]).exp()
-    base = _base(fn)
+    base = without_event_dims(fn)
     return [base.loc + node * base.scale for node in NODES], base.loc.new_tensor(WEIGHTS)
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, dist.Independent):
-        fn = fn.base_dist
-    return fn

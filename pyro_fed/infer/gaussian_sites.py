@@ -28,13 +28,13 @@ from torch import Tensor
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.derivatives import Derivatives, Kind, Moments, Structure
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.matrices import times
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_choice, check_positive
-
-NAMES = {"full": "full", "diag": "diagonal"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,7 @@ class GaussianAlgorithm(Algorithm):
 
     def structure(self, problem: Problem) -> Structure:
         """Full or diagonal for this model: "full" or "diag"."""
-        if self.covariance == "auto":
-            return "full" if problem.dim <= self.full_dim else "diag"
-        return "full" if self.covariance == "full" else "diag"
+        return structure_of(self.covariance, problem.dim, self.full_dim)
 
     def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
         """How scores and curvatures are computed for this model."""
@@ -90,11 +88,7 @@ class GaussianAlgorithm(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a mean in SDs, or change of a log SD."""
-        old, new = gaussian(before), gaussian(after)
-        (mean, spread), (old_mean, old_spread) = new.moments(), old.moments()
-        sd, old_sd = (_variances(part).sqrt() for part in (spread, old_spread))
-        change = torch.maximum(((mean - old_mean) / sd).abs().amax(), (sd / old_sd).log().abs().amax())
-        return {"change": float(change)}
+        return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool:
         """Whether q has stopped moving."""
@@ -109,6 +103,13 @@ class GaussianAlgorithm(Algorithm):
         return gaussian(shared).log_factor(draws.transpose(0, 1)).T
 
 
+def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:
+    """The structure that a setting `covariance` stands for: "auto" is full up to `full_dim` parameters."""
+    if covariance == "auto":
+        return "full" if dim <= full_dim else "diag"
+    return covariance
+
+
 def gaussian(state: State, prefix: str = "") -> Gaussian:
     """The Gaussian, or the batch of them, that a state holds under `{prefix}precision` and `{prefix}eta`."""
     precision, eta = state[f"{prefix}precision"], state[f"{prefix}eta"]
@@ -118,6 +119,19 @@ def gaussian(state: State, prefix: str = "") -> Gaussian:
 def as_state(q: Gaussian, prefix: str = "") -> State:
     """A Gaussian's natural parameters as entries of a state."""
     return {f"{prefix}precision": q.precision, f"{prefix}eta": q.eta}
+
+
+def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
+    """Means (..., D) and SDs (..., D); NaN where improper."""
+    mean, spread = q.moments()
+    variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
+    return mean, variance.sqrt()
+
+
+def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    """Largest move of a mean in SDs, or change of a log SD, (), between two pairs of means and SDs."""
+    (old_mean, old_sd), (mean, sd) = before, after
+    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax()
 
 
 def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
@@ -138,8 +152,7 @@ def unbatched(q: Gaussian) -> Gaussian:
 def site_of(moments: Moments, mean: Tensor) -> Gaussian:
     """The factor exp(g'(θ-m) - (θ-m)'Λ(θ-m)/2) of an expected Newton step, as a site: η = g + Λ m."""
     full = moments.curvature.dim() > moments.score.dim()
-    product = (moments.curvature @ mean.unsqueeze(-1)).squeeze(-1) if full else moments.curvature * mean
-    return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + product)
+    return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + times(moments.curvature, mean))
 
 
 def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
@@ -155,11 +168,7 @@ def joined(first: Gaussian, others: Gaussian) -> Gaussian:
 
 def select(keep: Tensor, sites: Gaussian) -> Gaussian:
     """The sites where `keep` (C,), and one elsewhere."""
-
-    def chosen(value: Tensor) -> Tensor:
-        return torch.where(keep.reshape(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value))
-
-    return type(sites)(chosen(sites.precision), chosen(sites.eta))
+    return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
 
 
 def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
@@ -184,9 +193,8 @@ def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
     both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
     values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
     size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
-    fixed = size if q.precision.dim() > q.eta.dim() else size.diagonal(dim1=-2, dim2=-1)
-    keep = proper.reshape(*proper.shape, *[1] * (q.precision.dim() - proper.dim()))
-    return type(q)(torch.where(keep, q.precision, fixed), q.eta), ~proper
+    fixed = size if q.dense else size.diagonal(dim1=-2, dim2=-1)
+    return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
@@ -199,7 +207,3 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
 def sobol(count: int, dim: int) -> Tensor:
     """Standardised Sobol points, remembered."""
     return standardised_sobol(count, dim)
-
-
-def _variances(spread: Tensor) -> Tensor:
-    return spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > 1 else spread

@@ -29,9 +29,10 @@ from torch.func import grad
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.derivatives import in_blocks
 from pyro_fed.infer.fedep import FedEP
+from pyro_fed.infer.gaussian_sites import largest_move
 from pyro_fed.infer.hand_written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.particles import likelihood_scores
 from pyro_fed.infer.pvi import PVI
@@ -185,10 +186,9 @@ class GuidedFedEP(FedEP):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""
-        moved = ((after["mean"] - before["mean"]) / after["sd"]).abs().amax()
-        wider = (after["sd"] / before["sd"]).log().abs().amax()
+        move = largest_move(*((state["mean"], state["sd"]) for state in (before, after)))
         return {
-            "change": float(torch.maximum(moved, wider)),
+            "change": float(move),
             "fraction": float(after["fraction"]),
             "share": float(after["share"]),
         }
@@ -207,7 +207,7 @@ class GuidedFedEP(FedEP):
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
         if not bad:
             return []
-        return [f"in the last round the sites of clients {', '.join(bad[:10])} were not finite and were not used"]
+        return [f"in the last round the sites of clients {listed(bad)} were not finite and were not used"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.distributions import Independent
 
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.exponential_families import FAMILIES, Family
 from pyro_fed.infer.svi import own_params
 from pyro_fed.problem import Problem
+from pyro_fed.trace_sites import without_event_dims
 
 #: Draws of a site by which its support is compared with the model's.
 SUPPORT_DRAWS = 100
+#: What every refusal of a guide ends in.
 CURE = "use AutoMultivariateNormal, or SVI(guide=...) on the pooled data"
 
 
@@ -196,8 +197,7 @@ def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, An
 
 
 def _family(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
-    while isinstance(fn, Independent):
-        fn = fn.base_dist
+    fn = without_event_dims(fn)
     for family in FAMILIES:
         if isinstance(fn, family.kind):
             return family, family.natural(fn)

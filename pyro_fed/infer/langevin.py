@@ -39,13 +39,14 @@ from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chain_store import start_chains
-from pyro_fed.infer.conducive import anchor_score, linear_pull, score, times_transposed
+from pyro_fed.infer.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.curvature import check_step, largest_curvature
 from pyro_fed.infer.langevin_settings import LangevinSettings
 from pyro_fed.infer.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.langevin import factor_of_mass, langevin_step
+from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -70,8 +71,7 @@ class LangevinAlgorithm(LangevinSettings):
             sites, target = fitted(problem, self.surrogates, start)
             position = target.sample(self.num_chains, generator).to(problem.dtype)
             anchor = target.mean().to(problem.dtype)
-            mass = target.precision if self.precondition else torch.ones_like(target.eta)
-            factor = factor_of_mass(mass).to(problem.dtype)
+            factor = (target.root() if self.precondition else torch.ones_like(target.eta)).to(problem.dtype)
             local |= self._pull(sites, target, share, anchor)
         local |= {
             name: value.expand(num_clients, *value.shape)

@@ -61,8 +61,7 @@ class LangevinSettings(ChainAlgorithm):
         check_between(self, "largest_step", 0, 1)
         if isinstance(self.surrogates, str):
             check_choice(self, "surrogates", NAMES)
-        if not 0 <= self.decay <= 1:
-            raise SettingError(f"{self._name}: decay must lie in [0, 1], received {self.decay}")
+        check_between(self, "decay", 0, 1, "[]")
         if self.step_size is None and not (self.precondition and self.surrogates):
             raise SettingError(f"{self._name}: without preconditioner the step has no scale: give step_size")
         if self.surrogates is None and (self.precondition or self.control_variate or self.conducive_weight):

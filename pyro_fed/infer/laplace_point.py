@@ -17,6 +17,7 @@ from pyro_fed.ops.gaussian import Gaussian
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
 #: log scale.
 ESCAPING = 100.0
+#: What is said of such a mode.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
@@ -60,7 +61,7 @@ def _fall(shared: State, q: Gaussian, point: Tensor) -> Tensor:
 
 def semidefinite(site: Gaussian) -> Tensor:
     """Whether each client's curvature is not negative in any direction, up to rounding: (C,)."""
-    if site.precision.dim() == 2:
+    if not site.dense:
         return (site.precision >= 0).all(-1)
     size = site.precision.diagonal(dim1=-2, dim2=-1).abs()
     jitter = torch.diag_embed(size * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny)

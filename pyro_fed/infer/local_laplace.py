@@ -21,7 +21,9 @@ from pyro_fed.data import Batch
 from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import site_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import positive_part
 from pyro_fed.problem import Problem
 
 if TYPE_CHECKING:
@@ -53,8 +55,7 @@ def local_laplace(
     def at(points: Tensor) -> Moments:
         from_data = algorithm.derivatives(problem).of_likelihood(problem, points[None], batch)
         prior = algorithm.derivatives(problem).of_prior(problem, points[None])
-        wide = [share.reshape(-1, *(1,) * (part.dim() - 1)) for part in from_data]
-        return Moments(*(p + q * c for p, q, c in zip(from_data, prior, wide, strict=True)))
+        return Moments(*(p + q * widened(share, p) for p, q in zip(from_data, prior, strict=True)))
 
     place, here = start, at(start)
     damping = torch.full_like(share, LAMBDA_START)
@@ -62,8 +63,8 @@ def local_laplace(
         trial = place + _step(here, damping)
         there = at(trial)
         better = torch.isfinite(there.value) & (there.value > here.value)
-        place = torch.where(better[:, None], trial, place)
-        here = Moments(*(_pick(better, new, old) for new, old in zip(there, here, strict=True)))
+        place = choose(better, trial, place)
+        here = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
         damping = damping * torch.where(better, LAMBDA_FALL, LAMBDA_RISE)
     return site_of(here._replace(curvature=_positive_part(here.curvature)), place)
 
@@ -82,7 +83,7 @@ def _step(here: Moments, damping: Tensor) -> Tensor:
 def _scale(curvature: Tensor) -> Tensor:
     """S, (C, D): |diag Λ| with a floor."""
     diagonal = (curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)).abs()
-    return diagonal.clamp_min(1e-300).maximum(SCALE_FLOOR * diagonal.amax(-1, keepdim=True))
+    return diagonal.clamp_min(torch.finfo(diagonal.dtype).tiny).maximum(SCALE_FLOOR * diagonal.amax(-1, keepdim=True))
 
 
 def _positive_part(curvature: Tensor) -> Tensor:
@@ -90,10 +91,5 @@ def _positive_part(curvature: Tensor) -> Tensor:
     if curvature.dim() == 2:
         return curvature.clamp_min(0.0)
     root = _scale(curvature).sqrt()
-    values, vectors = torch.linalg.eigh(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
-    kept = (vectors * values.clamp_min(0.0).unsqueeze(-2)) @ vectors.transpose(-1, -2)
+    kept = positive_part(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
     return kept * root.unsqueeze(-1) * root.unsqueeze(-2)
-
-
-def _pick(choose: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(choose.reshape(-1, *(1,) * (new.dim() - 1)), new, old)

@@ -17,7 +17,7 @@ Letters: h_s `step`, λ_s `curvature`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +25,16 @@ from torch.func import grad
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.errors import listed
+from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.curvature import STABLE, largest_likelihood_curvature
 from pyro_fed.infer.derivatives import Derivatives, Structure
-from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian
+from pyro_fed.infer.gaussian_sites import as_state, flat_site, gaussian, structure_of
+from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.matrices import positive_part, times
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
@@ -65,7 +69,7 @@ class LocalSGLD(Algorithm):
     step_size: float | None = None
     share_of_stable: float = 0.05
     confined: float = 0.1
-    covariance: str = "auto"
+    covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = 100
 
     def __post_init__(self) -> None:
@@ -83,9 +87,7 @@ class LocalSGLD(Algorithm):
 
     def structure(self, problem: Problem) -> Structure:
         """Full or diagonal for this model: "full" or "diag"."""
-        if self.covariance == "auto":
-            return "full" if problem.dim <= self.full_dim else "diag"
-        return "full" if self.covariance == "full" else "diag"
+        return structure_of(self.covariance, problem.dim, self.full_dim)
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""
@@ -145,7 +147,7 @@ class LocalSGLD(Algorithm):
         (position, mean, squares, count), _ = problem.scan(self._step, carry, (step, rows), xs, steps, (0, dims))
         if not keep:
             return position, zeros
-        return mean, squares / (count - 1).reshape(-1, *[1] * (squares.dim() - 1))
+        return mean, squares / widened(count - 1, squares)
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:
@@ -172,15 +174,12 @@ class LocalSGLD(Algorithm):
         structure = STRUCTURES["full" if full else "diag"]
         site = structure.from_moments(mean, spread)
         usable = mean.isfinite().all(-1) & curvature.flatten(1).isfinite().all(-1)
-        curvature = torch.where(usable.reshape(-1, *[1] * (curvature.dim() - 1)), curvature, 0.0)
-        mean = torch.where(usable.unsqueeze(-1), mean, 0.0)
+        curvature = choose(usable, curvature, 0.0)
+        mean = choose(usable, mean, 0.0)
         least = site.relative_change(structure(curvature, site.eta)).amin(-1)
         tempered = ~(least >= self.confined)
-        soft = _positive_part(curvature) if full else curvature.clamp_min(0)
-        softened = structure(soft, (soft @ mean.unsqueeze(-1)).squeeze(-1) if full else soft * mean)
-        wide = tempered.reshape(-1, *[1] * (soft.dim() - 1))
-        precision = torch.where(wide, soft, site.precision)
-        return structure(precision, torch.where(tempered.unsqueeze(-1), softened.eta, site.eta)), tempered
+        soft = positive_part(curvature) if full else curvature.clamp_min(0)
+        return where(tempered, structure(soft, times(soft, mean)), site), tempered
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The product of the surrogates."""
@@ -208,12 +207,7 @@ def tempered_clients(record: Record) -> list[str]:
     if not names:
         return []
     return [
-        f"the likelihoods of clients {', '.join(names[:10])}{' ...' if len(names) > 10 else ''} are flat or improper "
+        f"the likelihoods of clients {listed(names)} are flat or improper "
         "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
         "variance between clients may be larger"
     ]
-
-
-def _positive_part(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh((matrix + matrix.transpose(-1, -2)) / 2)
-    return (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.transpose(-1, -2)

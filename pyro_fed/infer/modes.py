@@ -30,6 +30,8 @@ from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose
+from pyro_fed.ops.matrices import times
 from pyro_fed.problem import Problem
 from pyro_fed.settings import check_at_least, check_positive
 
@@ -119,10 +121,7 @@ class Modes(Algorithm):
         usable = torch.stack(
             [part.isfinite().flatten(2).all(-1) if part.dim() > 2 else part.isfinite() for part in found]
         ).all(0)
-        parts = {
-            name: torch.where(usable.reshape(usable.shape + (1,) * (part.dim() - 2)), part.double(), 0.0)
-            for name, part in found._asdict().items()
-        }
+        parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -132,8 +131,8 @@ class Modes(Algorithm):
             [part.flatten(1).isfinite().all(1) if part.dim() > 1 else part.isfinite() for part in seen.values()]
         ).all(0)
         rose = messages["usable"].all(0) & finite & (seen["value"] >= shared["value"])
-        kept = {name: _choose(rose, seen[name], shared[name]) for name in Look._fields}
-        points = _choose(rose, shared["trial"], shared["points"])
+        kept = {name: choose(rose, seen[name], shared[name]) for name in Look._fields}
+        points = choose(rose, shared["trial"], shared["points"])
         damping = torch.where(rose, shared["damping"] / self.growth, shared["damping"] * self.growth)
         step, length = newton_steps(kept["score"], kept["curvature"], damping, self.min_curvature)
         length = torch.where(kept["value"].isfinite(), length, torch.inf)
@@ -181,8 +180,8 @@ def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float
     scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
     size = values.abs().clamp_min(floor)
-    along = (vectors.mT @ (scale * score).unsqueeze(-1)).squeeze(-1)
-    step = scale * (vectors @ (along / (size + damping.unsqueeze(-1))).unsqueeze(-1)).squeeze(-1)
+    along = times(vectors.mT, scale * score)
+    step = scale * times(vectors, along / (size + damping.unsqueeze(-1)))
     return step, (along.square() / size).sum(-1).sqrt()
 
 
@@ -207,7 +206,3 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
 
 def _prefixed(prefix: str, look: Look) -> State:
     return {f"{prefix}{name}": value for name, value in look._asdict().items()}
-
-
-def _choose(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(which.reshape(-1, *(1,) * (new.dim() - 1)), new, old)

@@ -18,10 +18,8 @@ them. `energy` is H at the beginning of a trajectory, which is H at its end but 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-import arviz as az
-import numpy as np
 import pyro
 import torch
 from torch import Tensor
@@ -34,15 +32,13 @@ from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.infer.pyro_kernel import STATISTICS, CompiledNUTS, Density, Leaf, leapfrog
+from pyro_fed.infer.trajectories import struggled, trajectory_figures, trajectory_warnings
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
-#: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
-LARGEST_RHAT = 1.01
-SMALLEST_BFMI = 0.3
-#: Chains longer than this many draws are needed for R-hat, ESS and BFMI to mean something.
-FEWEST_DRAWS = 50
+#: Leapfrog steps of a tree of five doublings, a usual one.
+LEAPFROGS_A_DRAW = 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class NUTS(Algorithm):
     target_accept_prob: float = 0.8
     max_tree_depth: int = 10
     full_mass: bool = False
-    start: str = "uniform"
+    start: Literal["uniform", "prior", "laplace"] = "uniform"
     radius: float = 2.0
     overdispersion: float = 1.5
     temperature: float = 1.0
@@ -132,7 +128,7 @@ class NUTS(Algorithm):
                 torch.manual_seed(seed)
                 chains.append(self._chain(density, point, bar))
         message = {name: torch.stack([chain[name] for chain in chains])[None] for name in chains[0]}
-        return message, {}, self._figures(message)
+        return message, {}, trajectory_figures(message, self.max_tree_depth)
 
     def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
         kernel = CompiledNUTS(
@@ -173,24 +169,8 @@ class NUTS(Algorithm):
         return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
 
     def expected_gradients(self) -> int:
-        """Leapfrog steps that a run may need, for the choice of a compiler: trees of five doublings."""
-        return 31 * self.num_chains * (self.warmup_steps + self.num_samples)
-
-    def _figures(self, message: State) -> State:
-        """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,)."""
-        draws = message["draws"][0].double().numpy()
-        figures = {
-            "divergences": message["diverging"].sum().double(),
-            "deepest_trees": (message["tree_depth"] >= self.max_tree_depth).double().mean(),
-        }
-        if self.num_samples >= FEWEST_DRAWS:
-            by_parameter = {"z": draws}
-            energy = message["energy"][0].double().numpy()
-            figures["bfmi_min"] = torch.tensor(float(np.min(az.bfmi(energy))))
-            figures["ess_min"] = torch.tensor(float(az.ess(by_parameter)["z"].min()))
-            if self.num_chains > 1:
-                figures["rhat_max"] = torch.tensor(float(az.rhat(by_parameter)["z"].max()))
-        return {name: value.reshape(1) for name, value in figures.items()}
+        """Leapfrog steps that a run may need, for the choice of a compiler."""
+        return LEAPFROGS_A_DRAW * self.num_chains * (self.warmup_steps + self.num_samples)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt the chains."""
@@ -208,41 +188,8 @@ class NUTS(Algorithm):
 
     def struggled(self, record: Record) -> bool:
         """Whether trajectories diverged, chains disagree or energies are badly explored."""
-        divergences, _, rhat, bfmi = self._diagnosis(record)
-        return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
-
-    def _diagnosis(self, record: Record) -> tuple[float, float, float, float]:
-        """Divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
-
-        def last(name: str, default: float) -> float:
-            values = record.last(name)
-            return float(values[0]) if len(values) else default
-
-        return last("divergences", 0), last("deepest_trees", 0), last("rhat_max", 1.0), last("bfmi_min", 1.0)
+        return struggled(record)
 
     def warnings(self, record: Record) -> list[str]:
         """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
-        divergences, deepest, rhat, bfmi = self._diagnosis(record)
-        found = [
-            (
-                divergences > 0,
-                f"{divergences:.0f} trajectories diverged: the posterior has places that the chains did not "
-                "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form",
-            ),
-            (
-                deepest > 0.05,
-                f"{100 * deepest:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
-                "full_mass=True where parameters are correlated",
-            ),
-            (
-                rhat > LARGEST_RHAT,
-                f"the chains have not mixed: R-hat is {rhat:.3f} where {LARGEST_RHAT} is allowed; raise "
-                "warmup_steps and num_samples, or look for several modes",
-            ),
-            (
-                bfmi < SMALLEST_BFMI,
-                f"BFMI is {bfmi:.2f} where {SMALLEST_BFMI} is the least: the tails are badly explored; "
-                "reparameterise the model",
-            ),
-        ]
-        return [text for holds, text in found if holds]
+        return trajectory_warnings(record)

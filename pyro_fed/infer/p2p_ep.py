@@ -39,6 +39,7 @@ from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.p2p_vi import P2PVI
 from pyro_fed.infer.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peer_sites import public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -85,7 +86,7 @@ class P2PEP(PeerGaussian):
         matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
         change = where(usable, matched / q, type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta)))
-        message, fraction = self.public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper())
+        message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
         new_local = {**local, **as_state(old * change**fraction)}
         info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}
         return as_state(message), new_local, info
@@ -100,14 +101,14 @@ class P2PEP(PeerGaussian):
         w = torch.softmax(log_w.nan_to_num(nan=-torch.inf), 1)
         mean = torch.einsum("cs,csd->cd", w, points)
         away = points - mean.unsqueeze(1)
-        if q.precision.dim() > q.eta.dim():
+        if q.dense:
             spread = torch.einsum("cs,csd,cse->cde", w, away, away)
         else:
             spread = torch.einsum("cs,csd->cd", w, away.square())
         return type(q).from_moments(mean, spread), 1.0 / (w.square().sum(1) * self.tilted_points)
 
     def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
-        """Log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
+        """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
         clients, rows = batch.weight.shape
         size = max(1, MAX_BLOCK // (clients * rows * problem.num_nodes))
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
@@ -129,7 +130,6 @@ class P2PEP(PeerGaussian):
         worst = record.client_names[record.rounds[-1].clients[int(effective.argmin())]]
         return [
             *super().warnings(record),
-            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments "
-            "and keeps its site: "
+            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "
             "raise tilted_points, or lower damping",
         ]

@@ -7,8 +7,8 @@ Every round, agent i
 
 Update (3) is solved by `local_steps` expected Newton steps (natural gradients of the ELBO), in closed form
 where the model is conjugate: the site of a batch, t, is the quadratic with E_π[∇ log f] and E_π[∇² log f],
-and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of Adam on a Gaussian guide. Letters: W
-`graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
+and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of Adam on a Gaussian guide (`infer.guide_fit`).
+Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
 Weighting. As published, beliefs end near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once: about
 1/A of the data count; and agents that use their data again in every round, as in Section V, count them
@@ -41,11 +41,12 @@ from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.data import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.backprop import BayesByBackprop
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.guide_fit import GuideFit
 from pyro_fed.infer.look_ahead import look_ahead, nothing_known
 from pyro_fed.infer.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peer_sites import new_site, public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -142,7 +143,7 @@ class P2PVI(PeerGaussian):
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """None for Newton steps; the guide's draws and minibatches for "svi"."""
-        return () if self.update == "newton" else self._backprop.draw_noise(problem, num_rows, generator)
+        return () if self.update == "newton" else self._guide_fit.draw_noise(problem, num_rows, generator)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -171,9 +172,9 @@ class P2PVI(PeerGaussian):
         weight = self._weight(shared)
         at, news = look_ahead(q, local) if self._accelerates else (q, {})
         for _ in range(self.local_steps):
-            site, known = self.new_site(problem, at, batch, share, local)
+            site, known = new_site(self, problem, at, batch, share, local, self.start_steps)
             change = site / old if self._keeps_site else site
-            at, fraction = self.public_belief(q, change**weight, known & q.is_proper())
+            at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
         new = old * change**fraction if self._keeps_site else old
         return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
 
@@ -183,12 +184,12 @@ class P2PVI(PeerGaussian):
         """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         old = gaussian(local)
         cavity = q / old if self._keeps_site else q
-        guide = self._backprop.fit(problem, q, cavity, data, noise)
+        guide = self._guide_fit.fit(problem, q, cavity, data, noise)
         found = guide / cavity
         usable = guide.is_proper()
         flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
         change = where(usable, found / old if self._keeps_site else found, flat)
-        belief, fraction = self.public_belief(q, change ** self._weight(shared), q.is_proper())
+        belief, fraction = public_belief(q, change ** self._weight(shared), q.is_proper(), self.damping)
         site = old * change**fraction if self._keeps_site else old
         return belief, as_state(site), fraction * usable
 
@@ -209,8 +210,8 @@ class P2PVI(PeerGaussian):
         return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
 
     @property
-    def _backprop(self) -> BayesByBackprop:
-        return BayesByBackprop(
+    def _guide_fit(self) -> GuideFit:
+        return GuideFit(
             steps=self.svi_steps,
             step_size=self.svi_step_size,
             samples=self.svi_samples,

@@ -13,14 +13,11 @@ from pyro_fed.algorithm import Algorithm, Noise, State
 from pyro_fed.data import Batch, draw_minibatches
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import RBF
+from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 from pyro_fed.problem import Problem
-from pyro_fed.settings import check_at_least, check_positive
-
-#: One kernel object for all defaults, so that equal settings are equal.
-MEDIAN_RBF = RBF()
+from pyro_fed.settings import check_at_least, check_between, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +56,8 @@ class ParticleAlgorithm(Algorithm):
         check_at_least(self, 1, "local_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "fudge", "temperature", "decay_offset")
-        if not 0 <= self.decay <= 1:
-            raise SettingError(f"{type(self).__name__}: decay must lie in [0, 1], received {self.decay}")
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"{type(self).__name__}: momentum must lie in [0, 1), received {self.momentum}")
+        check_between(self, "decay", 0, 1, "[]")
+        check_between(self, "momentum", 0, 1, "[)")
 
     @property
     def optimiser(self) -> AdaGrad:

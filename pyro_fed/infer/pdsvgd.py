@@ -1,6 +1,6 @@
 """Accurate parallel DSVGD: scheduled clients renew their sites, and the server moves the particles.
 
-Kassab & Simeone's Algorithm 5 with the sites of `dsvgd`, Gaussian surrogates corrected at each particle, in
+Kassab & Simeone's Algorithm 5 with the sites of `corrected_sites`, Gaussian surrogates corrected at each particle, in
 place of kernel density estimates: a scheduled client sends its residual at the server's particles,
 
     r_{k,n} = ∇ log p_k(z_n) - (η_k - Λ_k z_n)
@@ -25,13 +25,15 @@ from pyro_fed.algorithm import Noise, Start, State, started
 from pyro_fed.data import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.coordinates import Coordinates, site_scores
-from pyro_fed.infer.dsvgd import DSVGD, own_site
+from pyro_fed.infer.corrected_sites import own_site
+from pyro_fed.infer.dsvgd import DSVGD
 from pyro_fed.infer.particles import prior_scores
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
 
+#: Why a start without surrogates is refused.
 NO_SURROGATES = (
     "the server moves the particles by the clients' Gaussian surrogates, and particles that start apart have none, as "
     "with neural networks; take DSVGD, or PaperParallelDSVGD"
@@ -98,8 +100,8 @@ class ParallelDSVGD(DSVGD):
     ) -> tuple[State, State, State]:
         """The change of the client's residual."""
         const, full = {**self.others(problem, shared, local, data), **own_site(local)}, data.full_batch()
-        figures = problem.mapped(self._figures, (0, 0, BATCHES))(shared["white"], const, full)
-        residual = problem.mapped(self._residual, (0, 0, BATCHES))(shared["white"], const, full)
+        figures = problem.mapped(self.discrepancy, (0, 0, BATCHES))(shared["white"], const, full)
+        residual = problem.mapped(self.residual, (0, 0, BATCHES))(shared["white"], const, full)
         return (
             {"change": residual - local["residual"]},
             {**local, "residual": residual},

@@ -18,8 +18,7 @@ which is dynamic average consensus. Beliefs start flat (zero), so that the sum i
 and the prior is shared out: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the
 agent's first round, Σ_i c_i = 1. No agent needs to know more than its own centrality.
 
-An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
-Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
+Sites and the beliefs that follow from them are in `infer.peer_sites`.
 """
 
 from __future__ import annotations
@@ -32,32 +31,20 @@ from torch import Tensor
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Start, State
-from pyro_fed.data import Batch
-from pyro_fed.errors import GraphError
+from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph import Graph
-from pyro_fed.infer.beliefs import (
-    gaussian_prior,
-    moments_of,
-    or_infinity,
-    range_over_agents,
-    unit_spread,
-    where,
-    with_prior,
-)
+from pyro_fed.infer.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian, site_of
-from pyro_fed.infer.local_laplace import local_laplace
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian, largest_move, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_at_least, check_between, check_choice
 
-#: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
-#: precision relative to its old one, see `ops.backtrack`.
-MIN_FRACTION, MARGIN = 1e-6, 0.05
+#: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
+DISAGREEMENT = 0.1
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
 
@@ -123,8 +110,7 @@ class PeerGaussian(GaussianAlgorithm):
         """As set; exactness needs centrality that sleepers and failures do not change."""
         if (sleepers or graph.random) and not graph.keeps_centrality and self.needs_centrality:
             raise GraphError(
-                f"{type(self).__name__}: agents that are asleep change the centrality of a graph "
-                "whose W is not "
+                f"{type(self).__name__}: agents that are asleep change the centrality of a graph whose W is not "
                 "reversible, and data would no longer count once; build it with mixing='metropolis'"
             )
         grouped = graph.active(0) is not None
@@ -181,50 +167,6 @@ class PeerGaussian(GaussianAlgorithm):
             return torch.zeros_like(share)
         return torch.where(share > 0, share, shared["centrality"])
 
-    def expected_site(self, problem: Problem, q: Gaussian, batch: Batch, share: Tensor) -> Gaussian:
-        """Sites of C agents' log-likelihoods and prior shares, by an expected Newton step at q."""
-        points = self.points(q)
-        moments = self.derivatives(problem).of_likelihood(problem, points, batch)
-        return site_of(with_prior(self, problem, points, moments, share), q.mean())
-
-    def new_site(
-        self, problem: Problem, q: Gaussian, batch: Batch, share: Tensor, local: State
-    ) -> tuple[Gaussian, Tensor]:
-        """Sites under the belief, or else the anchor; an agent's own Laplace where both are improper.
-
-        Returns:
-            sites, and (C,) whether the belief was proper.
-        """
-        known = q.is_proper()
-        if bool(known.all()):
-            return self.expected_site(problem, q, batch, share), known
-        anchor = gaussian(local, "anchor_")
-        anchored = anchor.is_proper()
-        under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
-        if bool((known | anchored).all()):
-            return self.expected_site(problem, under, batch, share), known
-        own = local_laplace(self, problem, batch, share, local["start"], self.start_steps)
-        if not bool((known | anchored).any()):
-            return own, known
-        return where(known | anchored, self.expected_site(problem, under, batch, share), own), known
-
-    def public_belief(self, q: Gaussian, delta: Gaussian, known: Tensor) -> tuple[Gaussian, Tensor]:
-        """B = q δ^s, with the largest share s up to the damping that leaves a proper belief proper.
-
-        Returns:
-            b, and s (C,): one for a belief that was flat, zero where the change would undo the belief.
-        """
-        safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-        step = backtrack(
-            safe,
-            delta,
-            max_fraction=self.damping,
-            min_fraction=min(MIN_FRACTION, self.damping),
-            margin=MARGIN,
-        )
-        fraction = torch.where(known, step.fraction, 1.0)
-        return q * delta**fraction, fraction
-
     # -- what the record shows ------------------------------------------------------------------------------
     def traces(self, q: Gaussian) -> State:
         """Means and SDs at the beginning of the round, where they are kept."""
@@ -235,8 +177,8 @@ class PeerGaussian(GaussianAlgorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
-        (old_mean, old_sd), (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
-        change = torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax()
+        old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
+        change = largest_move(old, (mean, sd))
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
         return {"change": or_infinity(change), "disagreement": or_infinity(apart)}
 
@@ -255,12 +197,12 @@ class PeerGaussian(GaussianAlgorithm):
         """Agents that disagree at the end, and sites that could not move."""
         notes = []
         apart = record.latest.get("disagreement", 0.0)
-        if apart > 0.1:
+        if apart > DISAGREEMENT:
             notes.append(
                 f"agents disagree by up to {apart:.2g} SD after the last round: run more rounds or consensus steps"
             )
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:
-            names = ", ".join(record.client_names[record.rounds[-1].clients[i]] for i in stalled[:8])
+            names = listed(record.client_names[record.rounds[-1].clients[i]] for i in stalled)
             notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
         return notes

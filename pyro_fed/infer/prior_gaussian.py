@@ -42,7 +42,7 @@ def fit_prior(algorithm: GaussianAlgorithm, problem: Problem, generator: torch.G
     q = q.to_full() if algorithm.structure(problem) == "full" else q
     for _ in range(MAX_STEPS):
         delta = algorithm.prior_site(problem, q).quotient(q)
-        new = q.product(delta.power(backtrack(q, delta).fraction))
+        new = q.product(delta.power(backtrack(q, delta)))
         if float(new.kl(q)) < SMALLEST_KL:
             return new
         q = new

@@ -20,7 +20,11 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.site_updates import Limits
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.states import prefixed, within
 
+#: Under which prefix a state holds an optimiser's.
+OPTIM = "optim"
+#: The optimisers by the settings `server_optimiser` and `client_optimiser`.
 KINDS = ("none", "sgd", "adagrad", "adam")
 
 
@@ -110,23 +114,22 @@ def optimised(
         the new q, the fraction of the optimiser's step that it took (0 where none keeps q positive definite), and
         the optimiser's state under `optim.`.
     """
-    state = {name.removeprefix("optim."): value for name, value in shared.items() if name.startswith("optim.")}
-    step, after = optim.step(_params(q), _params(delta), state)
+    step, after = optim.step(_params(q), _params(delta), within(shared, OPTIM))
     move = type(q)(step["precision"], step["eta"])
-    taken = backtrack(q, move, min_fraction=limits.min_fraction, margin=limits.margin).fraction
-    return q.product(move.power(taken)), float(taken), {f"optim.{name}": value for name, value in after.items()}
+    taken = backtrack(q, move, min_fraction=limits.min_fraction, margin=limits.margin)
+    return q.product(move.power(taken)), float(taken), prefixed(OPTIM, after)
 
 
 def client_steps(optim: TorchOptim, local: State, delta: Gaussian) -> tuple[Gaussian, State]:
     """The steps of C clients' sites, each by its own optimiser, and the optimisers' states."""
     steps, states = [], []
     for k in range(len(delta.eta)):
-        own = {name.removeprefix("optim."): value[k] for name, value in local.items() if name.startswith("optim.")}
+        own = {name: value[k] for name, value in within(local, OPTIM).items()}
         site = {name: local[name][k] for name in ("precision", "eta")}
         step, state = optim.step(site, {"precision": delta.precision[k], "eta": delta.eta[k]}, own)
         steps.append(step)
         states.append(state)
-    stacked = {f"optim.{name}": torch.stack([state[name] for state in states]) for name in states[0]}
+    stacked = prefixed(OPTIM, {name: torch.stack([state[name] for state in states]) for name in states[0]})
     return type(delta)(*(torch.stack([step[name] for step in steps]) for name in ("precision", "eta"))), stacked
 
 

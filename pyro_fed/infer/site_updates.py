@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Start
+from pyro_fed.errors import listed
 from pyro_fed.infer.clients import Tilted
 from pyro_fed.infer.gaussian_sites import absolute, at_mean, gaussian, select
 from pyro_fed.ops.backtrack import backtrack
@@ -66,7 +67,7 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
             max_fraction=limits.damping,
             min_fraction=min(limits.min_fraction, limits.damping),
             margin=limits.margin,
-        ).fraction
+        )
     )
 
 
@@ -82,7 +83,7 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
     ]
     if skipped:
         notes.append(
-            f"in the last round the messages of clients {', '.join(skipped[:10])} ({len(skipped)} of {len(clients)}) "
+            f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
             "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
             "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
         )

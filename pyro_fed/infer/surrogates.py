@@ -6,7 +6,8 @@ FSGLD stays unbiased whatever they are, so a surrogate need not be proper; the b
 variance between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client
 (the format of `infer.gaussian_sites`), run as a phase of its own and sent once:
 
-    FedLaplace()            curvature at the joint mode (the default)
+    FedEP()                 expected curvature under q (the default as far as its covariance is full)
+    FedLaplace()            curvature at the joint mode (the default beyond)
     LocalSGLD()             mean and covariance of local draws, the paper's way
     Given(precision, eta)   analytic: no phase
 
@@ -23,10 +24,10 @@ from torch.func import grad, jacrev
 
 from pyro_fed.algorithm import Start
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.conducive import times
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.matrices import positive_part, times
 from pyro_fed.problem import Problem
 
 #: Newton steps to the mode of p(θ) Π q_s(θ), and the step, in its SDs, at which they stop.
@@ -183,7 +184,6 @@ def _finite_mean(product: Gaussian) -> Tensor:
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
     curvature = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
-    if product.precision.ndim == 1:
+    if not product.dense:
         return curvature.diagonal().clamp_min(0)
-    values, vectors = torch.linalg.eigh((curvature + curvature.T) / 2)
-    return (vectors * values.clamp_min(0)) @ vectors.T
+    return positive_part(curvature)

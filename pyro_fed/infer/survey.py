@@ -109,20 +109,12 @@ class Survey(Algorithm):
         q = sites.product_over(0).product(prior).require_proper(f"{type(self).__name__}: the warm start's Gaussian")
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
-        shares, seed = torch.ones(1, dtype=torch.float64), int(torch.randint(2**31, (), generator=generator))
+        seed = int(torch.randint(2**31, (), generator=generator))
         drawn = self.num_particles if self.begin in ("prior", "apart", "checked") else 0
         draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
         if self.begin == "apart":
             coordinates = unit_coordinates(coordinates, draws)
-        if self.begin in ("prior", "apart"):
-            points = coordinates.white(draws)
-        elif self.begin == "modes":
-            modes, precisions, shares = modes_of(start.shared, Modes.tolerance, Modes.same_mode)
-            points = coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed))
-        else:
-            points = gaussian_points(self.num_particles, problem.dim, seed).to(coordinates.mean)
-        if self.begin == "checked":
-            points = self.probe * points
+        points, shares = self._points(coordinates, draws, start.shared, seed)
         shared = {
             "white": points,
             "draws": draws,
@@ -134,6 +126,17 @@ class Survey(Algorithm):
             **coordinates._asdict(),
         }
         return shared, as_state(white) | {"scores": torch.zeros_like(points).expand(num_clients, -1, -1).clone()}
+
+    def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
+        """Whitened starting points (N, D), and the modes' shares of them, one where there is one mode."""
+        whole = torch.ones(1, dtype=torch.float64)
+        if self.begin in ("prior", "apart"):
+            return coordinates.white(draws), whole
+        if self.begin == "modes":
+            modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
+            return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+        points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
+        return (self.probe * points if self.begin == "checked" else points), whole
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points and the coordinates."""

@@ -31,6 +31,7 @@ from pyro_fed.messages.header import DTYPES, MAX_HEADER, PREFIX, Entry, read_hea
 
 #: The format and its version.
 FORMAT = "pyro_fed-1"
+#: Kinds of messages, and the width to which their names are filled up.
 KINDS = ("work", "reply", "ask", "report")
 KIND_WIDTH = 6
 #: Longest client id.

@@ -1,7 +1,10 @@
 """Pure tensor functions behind the algorithms: no Pyro, no state, no data-dependent Python branch.
 
 Everything here takes and returns tensors (or frozen dataclasses of tensors), so that ``torch.func.vmap``
-runs it over clients and ``make_fx`` traces it. Modules: ``kernels`` and ``stein`` (SVGD, KSD), ``kde``,
-``gaussian`` and ``gaussian_structures``, ``backtrack`` and ``points`` (natural parameters), ``langevin``,
-``step_sizes``.
+runs it over clients and ``make_fx`` traces it.
+
+    pairwise, kernel_base, kernels, balanced, stein, kde                    SVGD and its discrepancies
+    natural, gaussian, gaussian_structures, backtrack, anderson, mixing     natural parameters
+    points, langevin, visits, step_sizes, annealing, importance             expectations, chains, weights
+    cholesky, tiny, matrices, entries                                       linear algebra
 """

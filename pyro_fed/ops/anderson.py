@@ -24,11 +24,14 @@ forgotten. What is added to the undamped step is bounded by `longest` of its len
 precision would not be positive definite.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Smallest share of what is added that is worth adding, and the eigenvalues of the precision that it leaves.
@@ -49,7 +52,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
         A factor (...), flat where nothing is known beside the last point, or where x + δ f is not proper.
     """
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
-    if points.precision.dim() == points.eta.dim():
+    if not points.dense:
         further = _mean_steps(points, moves, damping, longest)
         return type(plain)(torch.zeros_like(plain.precision), plain.precision * further)
     last = _item(points, slice(-1, None))
@@ -61,7 +64,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
     length = _whitened(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
-    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN).fraction)
+    return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN))
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
@@ -94,9 +97,8 @@ def _remembered(lengths: Tensor, growth: float) -> Tensor:
 
 def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
     """Differences between neighbouring rounds, zero where one is not remembered: (M - 1, ...)."""
-    eta = torch.where(known[:-1].unsqueeze(-1), factors.eta.diff(dim=0), 0.0)
-    wide = known[:-1].reshape(known[:-1].shape + (1,) * (factors.precision.dim() - known.dim()))
-    return type(factors)(torch.where(wide, factors.precision.diff(dim=0), 0.0), eta)
+    parts = (factors.precision, factors.eta)
+    return type(factors)(*(choose(known[:-1], part.diff(dim=0), 0.0) for part in parts))
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
 def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:
     """Changes (M, ...) as vectors whose Euclidean norm is the Fisher metric's at a Gaussian (1, ...): (M, ..., V)."""
     shift = changes.score(at.mean())
-    if at.precision.dim() == at.eta.dim():
+    if not at.dense:
         return torch.cat([shift * at.precision.rsqrt(), changes.precision / at.precision / 2**0.5], -1)
     factor = equilibrated_cholesky(at.precision)
     turned = factor.half_solve(factor.half_solve(changes.precision).mT).flatten(-2) / 2**0.5

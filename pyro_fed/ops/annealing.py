@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.ops.entries import choose
+
 #: Steps lie within this share of the one that was asked for.
 JITTER = 0.2
 
@@ -66,7 +68,7 @@ def anneal(
         log_weights = log_weights + state.value.double() / levels
         proposed, gain = _trajectory(difference, state, level / levels, generator, leapfrog_steps, step_size)
         taken = torch.rand(len(white), generator=generator).to(white.device).log() < gain  # NaN is refused
-        state = _State(*(_where(taken, new, old) for new, old in zip(proposed, state, strict=True)))
+        state = _State(*(choose(taken, new, old) for new, old in zip(proposed, state, strict=True)))
         accepted = accepted + taken.double().mean() / levels
     return Annealed(state.white, log_weights, accepted)
 
@@ -96,7 +98,3 @@ def _force(state: _State, beta: float) -> Tensor:
 def _energy(state: _State, momentum: Tensor, beta: float) -> Tensor:
     quadratic = state.white.double().square().sum(-1) + momentum.double().square().sum(-1)
     return quadratic / 2 - beta * state.value.double()
-
-
-def _where(taken: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(taken.reshape(-1, *[1] * (new.dim() - 1)), new, old)

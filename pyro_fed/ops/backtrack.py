@@ -6,27 +6,15 @@ eigenvalue of P^(-1/2) D P^(-1/2). The eigenvalues of P + s D relative to P are 
 them at least at ``margin``, so that no direction of q becomes wider than margin^(-1/2) of what it was.
 
 Computed in float64 with an equilibrated factor: no coordinate's scale matters. Where q is not proper, the
-change not finite, or the step too small to go on, the fraction is zero and ``stalled`` says so.
+change not finite, or the step too small to go on, the fraction is zero.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
-
-
-class Backtrack(NamedTuple):
-    """Result of ``backtrack``, one entry for each of the batch.
-
-    Fields: ``fraction``, how much of the change to apply, in the dtype of q (0 where stalled); ``limit``, the
-    first fraction at which q would be improper, float64 (infinite if none, 0 if q already is); ``stalled``.
-    """
-
-    fraction: Tensor
-    limit: Tensor
-    stalled: Tensor
 
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
@@ -72,20 +60,20 @@ def backtrack(
     max_fraction: float = 1.0,
     min_fraction: float = 1e-6,
     margin: float = 0.05,
-) -> Backtrack:
+) -> Tensor:
     """The largest fraction of a change that leaves q positive definite, with a margin.
 
-    Use it as ``move(q, delta, backtrack(q, delta).fraction)``.
+    Use it as ``move(q, delta, backtrack(q, delta))``.
 
     Args:
         q: what is changed.
         delta: the change, of the same structure, its batch broadcasting with that of q.
         max_fraction: the fraction taken where nothing stands against it (the damping).
-        min_fraction: below this the step is not worth making: stalled.
+        min_fraction: below this the step is not worth making.
         margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
 
     Returns:
-        Fraction, limit and the flag. Where not stalled, q δ^fraction has been checked to be proper.
+        (...), in the dtype of q: 0 where there is no step to make; else q δ^fraction has been checked to be proper.
 
     Raises:
         ValueError: if a setting is outside its range.
@@ -99,4 +87,4 @@ def backtrack(
     fraction = ((1.0 - margin) * limit).clamp_max(max_fraction).to(q.eta.dtype)
     proper = move(q, delta, fraction).is_proper()  # in the fields' own dtype, after its rounding
     stalled = (fraction < min_fraction) | ~proper
-    return Backtrack(torch.where(stalled, 0.0, fraction), limit, stalled)
+    return torch.where(stalled, 0.0, fraction)

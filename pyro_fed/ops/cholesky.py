@@ -7,6 +7,8 @@ cost no digits: to within a factor d no diagonal scaling has a smaller condition
 An argument that is not positive definite is never repaired: ``proper`` is False and every result is NaN.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch

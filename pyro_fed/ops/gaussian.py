@@ -4,24 +4,24 @@ Source: Guo et al., *Federated learning as variational inference*, Section 2 and
 and changes in natural parameters); Wang et al., *Peer-to-peer variational federated learning over
 arbitrary graphs*, Eq. (3), (4) and (8).
 
-    N(x | m, P⁻¹) = exp(-x'Px / 2 + eta'x - A(P, eta)),   eta = P m
-    A(P, eta) = (eta'P⁻¹eta - log |P| + d log 2 pi) / 2
+    N(x | m, P⁻¹) = exp(-x'Px / 2 + eta'x - A),   eta = P m
     q = p_0 Π_k t_k:   P = P_0 + Σ_k P_k,   eta = eta_0 + Σ_k eta_k
 
 Letters: P ``precision`` (Lambda in Guo et al., Sigma⁻¹ in Wang et al.), eta ``eta``, m and P⁻¹ ``moments``
-(mu and Sigma), A ``log_normaliser``.
+(mu and Sigma), A the logarithm of the factor's integral.
 
 One class a structure, the same methods on each; leading axes (clients, say) are a batch.
 
     FullGaussian        precision (..., D, D)   moments (..., D), covariance (..., D, D)
     DiagGaussian        precision (..., D)      moments (..., D), variances (..., D)
-    IsotropicGaussian   precision (...)         moments (..., D), variance (...)
 
 A site need not be proper: products, quotients, powers and scores never ask. What needs P⁻¹ is computed
 in float64, whatever the dtype of the fields, and comes back in that dtype; where P is not positive definite
 it is NaN: a precision is never repaired. ``is_proper`` is the flag, ``require_proper`` the exception. Sums
 of natural parameters of very different size lose digits: keep the fields in float64.
 """
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
@@ -80,7 +80,7 @@ class Gaussian(NaturalParameters, ABC):
         return self
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean (..., D) and covariance, variances or variance, by structure."""
+        """Mean (..., D) and covariance or variances, by structure."""
         double = self.to(torch.float64)
         return double._mean().to(self.eta.dtype), double._spread().to(self.eta.dtype)
 
@@ -91,13 +91,6 @@ class Gaussian(NaturalParameters, ABC):
     @abstractmethod
     def log_det(self) -> Tensor:
         """log |P|: (...)."""
-
-    def log_normaliser(self) -> Tensor:
-        """A(P, eta), the log of ∫ exp(-x'Px / 2 + eta'x) dx: (...)."""
-        double = self.to(torch.float64)
-        quadratic = (double.eta * double._mean()).sum(-1)
-        value = 0.5 * (quadratic - double.log_det() + self.dim * math.log(2.0 * math.pi))
-        return value.to(self.eta.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log density.
@@ -125,7 +118,7 @@ class Gaussian(NaturalParameters, ABC):
         double = self.to(torch.float64)
         return (double.eta - double._multiply(x.to(torch.float64))).to(self.eta.dtype)
 
-    def kl(self, other: "Gaussian") -> Tensor:
+    def kl(self, other: Gaussian) -> Tensor:
         """KL(self || other), both proper.
 
         Args:
@@ -141,6 +134,10 @@ class Gaussian(NaturalParameters, ABC):
         value = 0.5 * (q._trace_ratio(p) + quadratic - self.dim + q.log_det() - p.log_det())
         return value.to(self.eta.dtype)
 
+    @abstractmethod
+    def root(self) -> Tensor:
+        """A with A A' = P⁻¹: upper triangular (..., D, D), or the diagonal (..., D); NaN where P is not proper."""
+
     def transform(self, noise: Tensor) -> Tensor:
         """m + P^(-1/2) z for standard normal z: (S, ..., D) -> (S, ..., D)."""
         double = self.to(torch.float64)
@@ -153,27 +150,23 @@ class Gaussian(NaturalParameters, ABC):
         return self.transform(noise.to(self.eta.device))
 
     @abstractmethod
-    def relative_change(self, delta: "Gaussian") -> Tensor:
+    def relative_change(self, delta: Gaussian) -> Tensor:
         """Eigenvalues of P^(-1/2) D P^(-1/2), D the precision of ``delta``: they have no units.
 
         Args:
             delta: a change, of the same structure.
 
         Returns:
-            (..., D), or (..., 1) for isotropic ones, float64, in no particular order; NaN where undefined.
+            (..., D), float64, in no particular order; NaN where undefined.
         """
 
     @abstractmethod
-    def to_full(self) -> "Gaussian":
+    def to_full(self) -> Gaussian:
         """The same factor with a full precision, proper or not."""
 
     @abstractmethod
-    def to_diag(self) -> "Gaussian":
+    def to_diag(self) -> Gaussian:
         """The diagonal Gaussian of the same mean and variances, exact where the structure is no richer."""
-
-    @abstractmethod
-    def to_isotropic(self) -> "Gaussian":
-        """The isotropic Gaussian of the same mean and mean variance."""
 
     @abstractmethod
     def _mean(self) -> Tensor:

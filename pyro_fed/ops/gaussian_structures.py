@@ -1,9 +1,10 @@
-"""The three structures of a Gaussian's precision: full, diagonal, and a multiple of the identity.
+"""The two structures of a Gaussian's precision: full and diagonal.
 
-See ``gaussian`` for the conventions. The projections to a poorer structure keep the mean and the variances
-(of each coordinate, or their mean): of all Gaussians of that structure the result minimises KL(self || ·).
-They need a proper Gaussian; the embeddings into a richer structure are exact for every one.
+See ``gaussian`` for the conventions. The projection to the diagonal keeps the mean and the variances: of all diagonal
+Gaussians the result minimises KL(self || ·). It needs a proper Gaussian; the embedding is exact for every one.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -51,19 +52,19 @@ class FullGaussian(Gaussian):
         values = torch.linalg.eigvalsh(torch.where(finite.unsqueeze(-1).unsqueeze(-1), ratio, 0.0))
         return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
-    def to_full(self) -> "FullGaussian":
+    def to_full(self) -> FullGaussian:
         """Itself."""
         return self
 
-    def to_diag(self) -> "DiagGaussian":
+    def to_diag(self) -> DiagGaussian:
         """The diagonal Gaussian of the same mean and variances."""
         double = self.to(torch.float64)
         variances = torch.diagonal(double._spread(), dim1=-2, dim2=-1)
         return DiagGaussian.from_moments(double._mean(), variances).to(self.eta.dtype)
 
-    def to_isotropic(self) -> "IsotropicGaussian":
-        """The isotropic Gaussian of the same mean and mean variance."""
-        return self.to_diag().to_isotropic()
+    def root(self) -> Tensor:
+        identity = torch.eye(self.dim, dtype=torch.float64, device=self.eta.device).expand(self.precision.shape)
+        return self._factor().half_solve_transposed(identity).to(self.eta.dtype)
 
     def _mean(self) -> Tensor:
         return self._factor().solve(self.eta.unsqueeze(-1)).squeeze(-1)
@@ -110,14 +111,12 @@ class DiagGaussian(Gaussian):
         """The same factor as a FullGaussian."""
         return FullGaussian(torch.diag_embed(self.precision), self.eta)
 
-    def to_diag(self) -> "DiagGaussian":
+    def to_diag(self) -> DiagGaussian:
         """Itself."""
         return self
 
-    def to_isotropic(self) -> "IsotropicGaussian":
-        """The isotropic Gaussian of the same mean and mean variance."""
-        double = self.to(torch.float64)
-        return IsotropicGaussian.from_moments(double._mean(), double._spread().mean(-1)).to(self.eta.dtype)
+    def root(self) -> Tensor:
+        return _positive_or_nan(self.precision).rsqrt()
 
     def _mean(self) -> Tensor:
         return self.eta / _positive_or_nan(self.precision)
@@ -135,61 +134,10 @@ class DiagGaussian(Gaussian):
         return (other.precision / _positive_or_nan(self.precision)).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class IsotropicGaussian(Gaussian):
-    """Precision (...), the factor of the identity; moments (..., D) and variance (...)."""
-
-    _matrix_dims: ClassVar[int] = 0
-
-    @classmethod
-    def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
-        cls._check_moments(mean, spread)
-        precision = 1.0 / _positive_or_nan(spread)
-        return cls(precision, precision.unsqueeze(-1) * mean)
-
-    def is_proper(self) -> Tensor:
-        return torch.isfinite(self.precision) & (self.precision > 0) & torch.isfinite(self.eta).all(-1)
-
-    def log_det(self) -> Tensor:
-        return self.dim * _positive_or_nan(self.precision).log()
-
-    def relative_change(self, delta: Gaussian) -> Tensor:
-        self._check_partner(delta)
-        ratio = delta.precision.to(torch.float64) / _positive_or_nan(self.precision.to(torch.float64))
-        return torch.where(torch.isfinite(ratio), ratio, torch.nan).unsqueeze(-1)
-
-    def to_full(self) -> FullGaussian:
-        """The same factor as a FullGaussian."""
-        return self.to_diag().to_full()
-
-    def to_diag(self) -> DiagGaussian:
-        """The same factor as a DiagGaussian."""
-        return DiagGaussian(self.precision.unsqueeze(-1).expand(self.eta.shape).clone(), self.eta)
-
-    def to_isotropic(self) -> "IsotropicGaussian":
-        """Itself."""
-        return self
-
-    def _mean(self) -> Tensor:
-        return self.eta / _positive_or_nan(self.precision).unsqueeze(-1)
-
-    def _spread(self) -> Tensor:
-        return 1.0 / _positive_or_nan(self.precision)
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        return self.precision.unsqueeze(-1) * x
-
-    def _half_solve(self, noise: Tensor) -> Tensor:
-        return noise * _positive_or_nan(self.precision).rsqrt().unsqueeze(-1)
-
-    def _trace_ratio(self, other: Self) -> Tensor:
-        return self.dim * other.precision / _positive_or_nan(self.precision)
-
-
+#: The classes by the name of their structure.
 STRUCTURES: dict[str, type[Gaussian]] = {
     "full": FullGaussian,
     "diag": DiagGaussian,
-    "scaled_identity": IsotropicGaussian,
 }
 
 # vmap, make_fx and tree_map see through these classes, as through a tuple of two tensors.

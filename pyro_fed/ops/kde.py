@@ -1,11 +1,11 @@
-"""Gaussian kernel density estimates in log space, and the ratios of them that are DSVGD's sites.
+"""Scores of Gaussian kernel density estimates, and of the ratios of them that are DSVGD's sites, in log space.
 
 Source: Kassab & Simeone, *Federated generalized Bayesian learning via distributed Stein variational
 gradient descent*, Section 7 (Gaussian kernel, bandwidth 0.55), Eq. (10), (14)-(15) and Appendix A.2.
 
     q(theta) = 1/N Σ_n N(theta | theta_n, lambda² I)                                                (A.2)
     ∇ log q(theta) = Σ_n w_n (theta_n - theta) / lambda²,   w = softmax_n(-||theta - theta_n||² / 2 lambda²)
-    log t(theta) = Σ_j [log q_j(theta) - log q_{j-1}(theta)]                                         (10)
+    ∇ log t(theta) = Σ_j [∇ log q_j(theta) - ∇ log q_{j-1}(theta)]                                   (10), (15)
 
 Letters: theta ``x`` (M, D), theta_n ``centres`` (N, D), lambda ``bandwidth`` (a standard deviation), w
 ``kde_weights``, j the rounds in a client's buffer.
@@ -15,6 +15,8 @@ tail and a score of zero away from its centres. Without a floor log-sum-exp stay
 from the centres the score points to the nearest one, as Eq. (14) says. How much of a mixture is left in it is for
 ``effective_neighbours`` to tell.
 """
+
+from __future__ import annotations
 
 import math
 
@@ -28,26 +30,6 @@ def _log_kernels(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tenso
     if isinstance(bandwidth, float | int) and bandwidth <= 0:
         raise ValueError(f"kde: expected bandwidth > 0 (a standard deviation), received {bandwidth}")
     return -0.5 * squared_distances(x, centres) / bandwidth**2
-
-
-def kde_log_prob(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """Log density of the Gaussian KDE.
-
-    Args:
-        x: points, (M, D).
-        centres: (..., N, D); leading dimensions hold several estimates.
-        bandwidth: lambda, the standard deviation of each kernel.
-
-    Returns:
-        (..., M).
-
-    Raises:
-        ValueError: if the bandwidth is not positive.
-    """
-    num_centres, dim = centres.shape[-2:]
-    log_sum = torch.logsumexp(_log_kernels(x, centres, bandwidth), -1)
-    log_scale = bandwidth.log() if isinstance(bandwidth, Tensor) else math.log(bandwidth)
-    return log_sum - math.log(num_centres) - dim * (0.5 * math.log(2.0 * math.pi) + log_scale)
 
 
 def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
@@ -117,14 +99,10 @@ def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) 
     return 1.0 / kde_weights(x, centres, bandwidth).square().sum(-1)
 
 
-def _masked_difference(after: Tensor, before: Tensor, mask: Tensor) -> Tensor:
-    shape = (-1,) + (1,) * (after.ndim - 1)
-    # Chosen, not multiplied: an unused slot may hold anything, NaN included.
-    return torch.where(mask.reshape(shape), after - before, 0.0).sum(0)
-
-
-def buffer_log_ratio(x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """Log of U-DSVGD's site, Eq. (10): Σ_j [log q_j(x) - log q_{j-1}(x)] over a client's buffer.
+def buffer_score_ratio(
+    x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor, floor: float = 0.0
+) -> Tensor:
+    """Score of U-DSVGD's site, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
 
     Args:
         x: points, (M, D).
@@ -132,15 +110,11 @@ def buffer_log_ratio(x: Tensor, after: Tensor, before: Tensor, mask: Tensor, ban
         before: particles that it had received in those turns, (J, N, D).
         mask: which slots are in use, (J,) of bool.
         bandwidth: lambda.
+        floor: under each KDE, as in ``kde_score``.
 
     Returns:
-        (M,); zero (a flat site) for an empty buffer.
+        (M, D); zero (a flat site) for an empty buffer.
     """
-    return _masked_difference(kde_log_prob(x, after, bandwidth), kde_log_prob(x, before, bandwidth), mask)
-
-
-def buffer_score_ratio(
-    x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor, floor: float = 0.0
-) -> Tensor:
-    """Gradient of ``buffer_log_ratio`` (with ``floor`` under each KDE), Eq. (15): the same arguments, (M, D)."""
-    return _masked_difference(kde_score(x, after, bandwidth, floor), kde_score(x, before, bandwidth, floor), mask)
+    difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
+    # Chosen, not multiplied: an unused slot may hold anything, NaN included.
+    return torch.where(mask[:, None, None], difference, 0.0).sum(0)

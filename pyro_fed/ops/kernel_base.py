@@ -9,6 +9,8 @@ under which both are those of k in z = A⁻¹x, where the scores are A's; the ve
 A scalar kernel gives its value and three contractions of its derivatives, without an (N, N, D) tensor.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
@@ -22,7 +24,7 @@ class Kernel(ABC):
     """A kernel of Stein's method, scalar or matrix-valued; ``fit`` comes before the other two methods."""
 
     @abstractmethod
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Kernel":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Kernel:
         """The kernel with everything that depends on the particles (N, D), and on the scores there, found and fixed."""
 
     @abstractmethod
@@ -51,10 +53,10 @@ class Kernel(ABC):
             (N, N), entry (i, j) for the pair of particles i, j.
         """
 
-    def __add__(self, other: "Kernel") -> "Sum":
+    def __add__(self, other: Kernel) -> Sum:
         return Sum(self, other)
 
-    def __rmul__(self, weight: float) -> "Scaled":
+    def __rmul__(self, weight: float) -> Scaled:
         return Scaled(self, weight)
 
 
@@ -122,7 +124,7 @@ class Sum(Kernel):
     first: Kernel
     second: Kernel
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Sum":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Sum:
         return Sum(self.first.fit(particles, scores), self.second.fit(particles, scores))
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ class Scaled(Kernel):
         if self.weight <= 0:
             raise ValueError(f"Scaled: expected weight > 0 (a kernel is positive definite), received {self.weight}")
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Scaled":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Scaled:
         return replace(self, kernel=self.kernel.fit(particles, scores))
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
@@ -182,7 +184,7 @@ class Preconditioned(Kernel):
     def _pull_back(self, scores: Tensor) -> Tensor:
         return scores * self.factor if self.factor.ndim == 1 else scores @ self.factor
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Preconditioned":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Preconditioned:
         pulled = None if scores is None else self._pull_back(scores)
         return replace(self, kernel=self.kernel.fit(self._whiten(particles), pulled))
 

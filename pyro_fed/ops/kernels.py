@@ -1,19 +1,15 @@
-"""Positive definite kernels of Stein's method.
+"""Scalar kernels of Stein's method.
 
 Source: Kassab & Simeone, *Federated generalized Bayesian learning via distributed Stein variational
 gradient descent*, Eq. (8) and Section 7; Liu & Wang (2016) for SVGD; Liu, Lee & Jordan (2016) for the KSD;
-Gorham & Mackey (2017) for the inverse multiquadric; Wang et al. (2019) for matrix-valued kernels.
+Gorham & Mackey (2017) for the inverse multiquadric.
 
     RBF      k(x, y) = exp(-||x - y||² / h),   h = med² / log n                                 (Section 7)
     IMQ      k(x, y) = (c² + ||x - y||²)^beta,   beta in (-1, 0)
     Linear   k(x, y) = 1 + (x - m)'(y - m) / d,   m the mean of the particles
-    k1 + k2, w * k   sums and positive multiples
-    Marginal   K(x, y) = diag_i exp(-(x_i - y_i)² / h_i)
-    Balanced   w RBF + (1 - w) Marginal + Linear,   w = min(1, shrinkage n / d)
-    Preconditioned   K(x, y) = A A' k(A⁻¹x, A⁻¹y): the kernel k in the coordinates z = A⁻¹x
 
 Letters: n particles, d dimension, h ``bandwidth``, med median distance, c ``scale``, beta ``exponent``,
-m ``centre``, A ``factor``.
+m ``centre``. Sums, multiples and changes of coordinates: ``kernel_base``; many dimensions: ``balanced``.
 
 The paper's "median of the pairwise distances between the particles" is read as the median over the
 n (n - 1) / 2 pairs of *different* particles. The public codes differ from it: the original SVGD code and
@@ -31,27 +27,16 @@ particles that all coincide, whose kernel is then one everywhere and not exp(-0 
 formula has no meaning and Eq. (8) does not depend on h.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.kernel_base import Kernel, Preconditioned, RadialKernel, ScalarKernel, Scaled, Sum
+from pyro_fed.ops.kernel_base import RadialKernel, ScalarKernel
 from pyro_fed.ops.pairwise import median_distance, squared_distances
-
-__all__ = [
-    "IMQ",
-    "RBF",
-    "Balanced",
-    "Kernel",
-    "Linear",
-    "Marginal",
-    "Preconditioned",
-    "Scaled",
-    "Sum",
-    "median_bandwidth",
-]
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
@@ -103,7 +88,7 @@ class RBF(RadialKernel):
                 f"received {self.min_bandwidth} and {self.min_relative_bandwidth}"
             )
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "RBF":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> RBF:
         if not isinstance(self.bandwidth, str):
             return self
         median = median_bandwidth(particles, self.min_bandwidth, self.min_relative_bandwidth)
@@ -132,6 +117,10 @@ class RBF(RadialKernel):
         return value, slope, -slope / self.bandwidth
 
 
+#: One kernel object for all defaults, so that equal settings are equal.
+MEDIAN_RBF = RBF()
+
+
 @dataclass(frozen=True, eq=False)
 class IMQ(RadialKernel):
     """(c² + ||x - y||²)^beta, the inverse multiquadric.
@@ -153,7 +142,7 @@ class IMQ(RadialKernel):
         if not -1 < self.exponent < 0:
             raise ValueError(f"IMQ: expected exponent in (-1, 0), received {self.exponent}; -0.5 is usual")
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "IMQ":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> IMQ:
         return self
 
     def profile(self, squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,7 +166,7 @@ class Linear(ScalarKernel):
 
     centre: Tensor | None = None
 
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Linear":
+    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Linear:
         return self if self.centre is not None else replace(self, centre=particles.mean(-2))
 
     def _offset(self, x: Tensor) -> Tensor:
@@ -197,86 +186,3 @@ class Linear(ScalarKernel):
 
     def trace(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.ones_like(self.gram(x, y))
-
-
-@dataclass(frozen=True, eq=False)
-class Marginal(Kernel):
-    """diag_i exp(-(x_i - y_i)² / h_i): each coordinate sees the distances along itself alone.
-
-    As a matrix-valued kernel it asks Stein's identity of every function of one coordinate, so that the marginals
-    are right given how coordinates depend on each other, and it is as sharp in many dimensions as in one. It does
-    not see dependence: add `Linear` to it. Its (N, M, D) differences are written out: D of `RBF`'s Gram matrices.
-
-    Args:
-        bandwidth: h, (D,); None takes the mean of (x_i - y_i)² over pairs, 2 var(x_i), over log N.
-        min_bandwidth: smallest h.
-    """
-
-    bandwidth: Tensor | None = None
-    min_bandwidth: float = 1e-18
-
-    def __post_init__(self) -> None:
-        if self.min_bandwidth <= 0:
-            raise ValueError(f"Marginal: expected min_bandwidth > 0, received {self.min_bandwidth}")
-
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> "Marginal":
-        if self.bandwidth is not None:
-            return self
-        squares = 2.0 * particles.var(-2, correction=0) / math.log(max(particles.shape[-2], 2))
-        return replace(self, bandwidth=squares.clamp_min(self.min_bandwidth))
-
-    def _grams(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k_i and (y_i - x_i) 2 / h_i, (N, M, D), and h, (D,)."""
-        if self.bandwidth is None:
-            raise ValueError("Marginal: the bandwidth is not known yet; call kernel.fit(particles) first")
-        apart = y.unsqueeze(-3) - x.unsqueeze(-2)
-        return torch.exp(-apart.square() / self.bandwidth), 2.0 * apart / self.bandwidth, self.bandwidth
-
-    def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
-        gram, slope, _ = self._grams(particles, points)
-        return (gram * (scores.unsqueeze(-2) + slope)).mean(-3)
-
-    def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        # With g = 2 (x_j - x_i) / h: ∇_{x_i} k = g k, ∇_{x_j} k = -g k, and the mixed derivative is (2 / h - g²) k.
-        gram, slope, bandwidth = self._grams(particles, particles)
-        return (gram * ((left.unsqueeze(-2) + slope) * (right.unsqueeze(-3) - slope) + 2.0 / bandwidth)).sum(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Balanced(Kernel):
-    """w RBF + (1 - w) Marginal + Linear, with as large a share w of RBF as N particles in d dimensions allow.
-
-    Off the diagonal the RBF kernel is near 1 / N at the median bandwidth (that is what log N is for), so in
-    many dimensions it sees a particle alone, pulls it to the mode, and takes w d / N off each variance of a
-    whitened target (exp(-med² / h) = 1 / N in the balance of attraction and repulsion). Hence
-
-        w = min(1, shrinkage N / d)
-
-    With w near 1 in few dimensions the kernel sees more than two moments. With w small in many, the linear part
-    keeps the variances right; but alone it can only map the cloud affinely, and with D coefficients a coordinate
-    it fits chance relations among N particles, which then drift out along a skewed parameter. The marginal
-    kernel has no such freedom and sees the shape of each coordinate.
-
-    Args:
-        shrinkage: largest share of a variance that may be lost.
-        rbf: the RBF kernel.
-    """
-
-    shrinkage: float = 0.02
-    rbf: Kernel = RBF()
-
-    def __post_init__(self) -> None:
-        if self.shrinkage <= 0:
-            raise ValueError(f"Balanced: expected shrinkage > 0, received {self.shrinkage}")
-
-    def fit(self, particles: Tensor, scores: Tensor | None = None) -> Kernel:
-        count, dim = particles.shape[-2:]
-        share = min(1.0, self.shrinkage * count / dim)
-        kernel = share * self.rbf + Linear()
-        return (kernel if share == 1.0 else kernel + (1.0 - share) * Marginal()).fit(particles, scores)
-
-    def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
-        return self.fit(particles, scores).velocity(points, particles, scores)
-
-    def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        return self.fit(particles, left).stein_matrix(particles, left, right)

@@ -5,6 +5,8 @@ Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary
     new_i = Σ_j W_ij value_j
 """
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from scipy import sparse

@@ -3,6 +3,8 @@
 See ``gaussian`` for the conventions and the sources.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -43,16 +45,21 @@ class NaturalParameters:
         return self.eta.shape[-1]
 
     @property
+    def dense(self) -> bool:
+        """Whether the precision is a matrix."""
+        return self._matrix_dims == 2
+
+    @property
     def batch_shape(self) -> torch.Size:
         """The leading axes."""
         return self.eta.shape[:-1]
 
-    def product(self, other: "NaturalParameters") -> Self:
+    def product(self, other: NaturalParameters) -> Self:
         """Product of the densities, up to a constant: natural parameters add."""
         self._check_partner(other)
         return type(self)(self.precision + other.precision, self.eta + other.eta)
 
-    def quotient(self, other: "NaturalParameters") -> Self:
+    def quotient(self, other: NaturalParameters) -> Self:
         """Quotient of the densities, up to a constant: a cavity, proper or not."""
         self._check_partner(other)
         return type(self)(self.precision - other.precision, self.eta - other.eta)
@@ -78,7 +85,7 @@ class NaturalParameters:
     __truediv__ = quotient
     __pow__ = power
 
-    def _check_partner(self, other: "NaturalParameters") -> None:
+    def _check_partner(self, other: NaturalParameters) -> None:
         if type(self) is not type(other) or self.dim != other.dim:
             raise TypeError(
                 f"Gaussian: expected {type(self).__name__} of dimension {self.dim}, received "

@@ -1,5 +1,7 @@
 """Squared distances between two sets of points, weighted sums of their differences, the median distance in one."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

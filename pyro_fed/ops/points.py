@@ -19,13 +19,15 @@ independent draws) are stratified twice: over all of them, and over each block o
 dimension that is a Latin hypercube based on an orthogonal array (Tang 1993, JASA 88), whose other axis is v's rank.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-# Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
+#: Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
 SOBOL_HALF_CELL = 2.0**-31
 
 

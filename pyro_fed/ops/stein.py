@@ -16,6 +16,8 @@ The sum over all pairs (V-statistic) is the squared norm of phi and so never neg
 with a fixed kernel, and may be negative. Both are squared discrepancies.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
@@ -123,19 +125,6 @@ def spread(particles: Tensor) -> Tensor:
         (D,).
     """
     return (particles - particles.mean(-2, keepdim=True)).square().mean(-2).sqrt()
-
-
-def spread_ratio(particles: Tensor, reference_sd: Tensor) -> Tensor:
-    """Spread of the cloud over the standard deviation expected there; far below 1 means a collapsed cloud.
-
-    Args:
-        particles: (N, D).
-        reference_sd: expected standard deviation of each coordinate, (D,).
-
-    Returns:
-        (D,).
-    """
-    return spread(particles) / reference_sd
 
 
 def effective_number(particles: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ the steps do not shrink and the particles keep trembling. ``power`` > 0 adds the
 not have, epsilon_t = rate (1 + t / offset)^-power; the default is the papers' constant rate.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,16 +86,12 @@ class AdaGrad:
                 f"received momentum={self.momentum}, power={self.power}"
             )
 
-    def init(self, like: Tensor) -> AdaGradState:
-        """The state before the first step, for directions of the shape of ``like``."""
-        return AdaGradState(torch.zeros_like(like), torch.zeros((), dtype=like.dtype, device=like.device))
-
     def step(self, direction: Tensor, state: AdaGradState) -> tuple[Tensor, AdaGradState]:
         """What to add to the particles, and the new state.
 
         Args:
             direction: g, of any shape.
-            state: from ``init`` or the step before.
+            state: zeros, or from the step before.
 
         Returns:
             The increment, of the shape of ``direction``, and the state for the next step.

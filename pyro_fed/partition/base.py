@@ -6,6 +6,8 @@ a list of row-index arrays, one a client, that are sorted, disjoint and together
 a partition written by a user is held to the same contract as those in this package.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +17,8 @@ import torch
 
 from pyro_fed.errors import SettingError
 
+#: Distinct values beyond which floating-point labels are taken for a continuous target.
 MAX_FLOAT_LABELS = 50
-"""Distinct values beyond which floating-point labels are taken for a continuous target."""
 
 
 class Partition(ABC):

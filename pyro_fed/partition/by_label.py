@@ -1,5 +1,7 @@
 """Partitions that skew the mix of labels: `Dirichlet`, `LabelShards`, `MajorityShare`."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
 from numbers import Real

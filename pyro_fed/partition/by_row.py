@@ -1,5 +1,7 @@
 """Partitions that need no classes: `IID`, `QuantitySkew`, `ByGroup`, `SortedBy`, `Explicit`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,5 +1,7 @@
 """The arithmetic of dealing rows out in given shares."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from numbers import Real

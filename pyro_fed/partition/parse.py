@@ -1,5 +1,7 @@
 """From a word on the command line to a partition."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +12,16 @@ from pyro_fed.partition.base import Partition
 from pyro_fed.partition.by_label import Dirichlet, LabelShards, MajorityShare
 from pyro_fed.partition.by_row import IID, ByGroup, QuantitySkew, SortedBy
 
+#: Partitions written NAME:NUMBER, with the number's type.
 NUMBERED: dict[str, tuple[Callable[[Any], Partition], type]] = {
     "dirichlet": (Dirichlet, float),
     "quantity": (QuantitySkew, float),
     "shards": (LabelShards, int),
     "majority": (MajorityShare, float),
 }
-"""Partitions written NAME:NUMBER, with the number's type."""
 
+#: Partitions written NAME (by the labels) or NAME:COLUMN.
 BY_COLUMN: dict[str, Callable[[Any], Partition]] = {"sorted": SortedBy, "group": ByGroup}
-"""Partitions written NAME (by the labels) or NAME:COLUMN."""
 
 USAGE = (
     "write iid, dirichlet:ALPHA, quantity:ALPHA, shards:CLASSES, majority:SHARE, "

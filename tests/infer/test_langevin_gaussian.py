@@ -5,9 +5,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from gaussian_case import analytic_surrogates, exact, federation, moments, shards
+from stationary import stationary_variance
 
 import pyro_fed as pf
-from pyro_fed.ops.langevin import stationary_variance
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 PLAIN = {

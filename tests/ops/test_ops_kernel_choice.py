@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from pyro_fed.ops.kernels import RBF, Balanced, Linear, Marginal, Preconditioned, median_bandwidth
+from pyro_fed.ops.balanced import Balanced, Marginal
+from pyro_fed.ops.kernel_base import Preconditioned
+from pyro_fed.ops.kernels import RBF, Linear, median_bandwidth
 from pyro_fed.ops.stein import effective_number, ksd, ksd_and_noise, svgd_direction
 
 

@@ -7,6 +7,7 @@ from pyro_fed.infer.clients.newton import Newton
 from pyro_fed.infer.clients.ngvi import NGVI
 from pyro_fed.infer.clients.svi import SVIClient
 
+#: The classes by the setting `client`.
 CLIENTS: dict[str, type[Client]] = {
     "newton": Newton,
     "identity": Identity,

@@ -38,8 +38,7 @@ from torch.func import grad
 from pyro_fed.algorithm import Noise
 from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
-from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times, times_transposed
 from pyro_fed.problem import Problem
 
 
@@ -79,7 +78,7 @@ class Chain(Client):
         """Samples (n, C, D) and the factor A of G, (C, D) or (C, D, D)."""
         factor = torch.ones_like(received.q.eta)
         if self.preconditioned:
-            factor = factor_of(tilted_scale(self, problem, received, data))
+            factor = tilted_scale(self, problem, received, data).root()
         batch, dims = with_batches(data, self.batch_size)
         cavity = received.cavity
         const = ((cavity.precision, cavity.eta, factor, data.num_rows), batch)
@@ -94,8 +93,7 @@ class Chain(Client):
         if self.sampler != "langevin" or not self.preconditioned:
             return samples.mean(0)
         path = torch.einsum("n,ncd->cd", self._noise_weights().to(samples), noise[0])
-        moved = (factor @ path.unsqueeze(-1)).squeeze(-1) if factor.dim() > path.dim() else factor * path
-        return samples.mean(0) - moved
+        return samples.mean(0) - times(factor, path)
 
     def _noise_weights(self) -> Tensor:
         """How much each step's noise is worth in the mean ū of the kept samples, (chain_steps,)."""
@@ -112,10 +110,10 @@ class Chain(Client):
         likelihood = grad(lambda t: problem.log_lik(t, batch))(z.to(problem.dtype)).double()
         score = likelihood + eta - times(precision, z)
         if self.sampler == "langevin":
-            half = _times_transposed(factor, score)
+            half = times_transposed(factor, score)
             z = z + times(factor, 0.5 * self.step_size * half + self.step_size**0.5 * xi)
         else:
-            direction = times(factor, _times_transposed(factor, score))
+            direction = times(factor, times_transposed(factor, score))
             scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1)
             velocity = self.momentum * velocity + direction * scale
             z = z + self.step_size * velocity
@@ -140,7 +138,7 @@ class MCMC(Chain):
         mean, count = self.mean(samples, factor, noise), len(samples)
         weight = 1.0 / (1.0 + (count - 1) * self.shrinkage)
         offset = samples - samples.mean(0)
-        full = received.q.precision.dim() > received.q.eta.dim()
+        full = received.q.dense
         if not full:
             spread = weight * _diagonal(factor) + (1 - weight) * offset.square().mean(0)
         else:
@@ -176,27 +174,10 @@ class Identity(Chain):
         spread = samples.var(0, correction=0).mean(-1)
         variance = spread if self.scale is None else self.scale / data.num_rows.double()
         variances = variance.unsqueeze(-1).expand_as(mean)
-        full = received.q.precision.dim() > received.q.eta.dim()
+        full = received.q.dense
         matrix = torch.diag_embed(variances) if full else variances
         return site_from(type(received.q).from_moments(mean, matrix), received.cavity)
 
 
-def factor_of(q: Gaussian) -> Tensor:
-    """A (C, D) or (C, D, D) with A A' = P⁻¹."""
-    if q.precision.dim() == q.eta.dim():
-        return torch.where(q.precision > 0, q.precision, torch.nan).rsqrt()
-    identity = torch.eye(q.dim, dtype=torch.float64, device=q.eta.device).expand(q.precision.shape)
-    return equilibrated_cholesky(q.precision).half_solve_transposed(identity)
-
-
 def _diagonal(factor: Tensor) -> Tensor:
     return factor.square() if factor.dim() == 2 else factor.square().sum(-1)
-
-
-def times(matrix: Tensor, x: Tensor) -> Tensor:
-    """A x for a diagonal or a dense A."""
-    return matrix @ x if matrix.dim() == 2 else matrix * x
-
-
-def _times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
-    return matrix.mT @ x if matrix.dim() == 2 else matrix * x

@@ -47,7 +47,7 @@ class Laplace(Client):
             )
         tilted = self._tilted(problem, point, inner, batch)
         left = (point - tilted.mean()).square() * tilted.to_diag().precision
-        found = site_from(tilted if cavity.precision.dim() > 2 else tilted.to_diag(), cavity)
+        found = site_from(tilted if cavity.dense else tilted.to_diag(), cavity)
         return Tilted(found.site, found.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
 
     def _tilted(self, problem: Problem, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:

@@ -45,9 +45,8 @@ class Newton(Client):
             site = site_of(moments, q_hat.mean())
             if self.local_steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)
-                q_hat = q_hat.product(
-                    delta.power(backtrack(q_hat, delta, min_fraction=self.min_fraction, margin=self.margin).fraction)
-                )
+                taken = backtrack(q_hat, delta, min_fraction=self.min_fraction, margin=self.margin)
+                q_hat = q_hat.product(delta.power(taken))
         if self.local_steps > 1:
             site = q_hat.quotient(received.cavity)
         finite = site.precision.flatten(1).isfinite().all(1) & site.eta.isfinite().all(1)

@@ -20,6 +20,7 @@ from pyro_fed.infer.clients.base import Received, Tilted, site_from
 from pyro_fed.infer.clients.chain import Chain
 from pyro_fed.infer.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
 from pyro_fed.problem import Problem
 
 
@@ -56,5 +57,4 @@ class NGVI(Chain):
 def _tilted(fisher: Tensor, mean: Tensor, cavity: Gaussian) -> Gaussian:
     """N(mean, (fisher + Λ_-k)⁻¹)."""
     q = type(cavity)(fisher + cavity.precision, cavity.eta)
-    product = (q.precision @ mean.unsqueeze(-1)).squeeze(-1) if q.precision.dim() > 2 else q.precision * mean
-    return type(q)(q.precision, product)
+    return type(q)(q.precision, times(q.precision, mean))

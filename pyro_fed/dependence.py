@@ -1,0 +1,36 @@
+"""Which latents a quantity of the model depends on: one run with all of them at zero, and derivatives there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.handlers import Execution
+from pyro_fed.trace_sites import Message
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
+
+
+def run_at_zero(problem: Problem) -> tuple[Execution, dict[str, Tensor]]:
+    """A run on all rows that can be differentiated, and the latents' unconstrained values by name."""
+    places: dict[str, Tensor] = {}
+
+    def source(msg: Message, transform: Any) -> Tensor:
+        shape = transform.inverse_shape(msg["fn"].shape())
+        places[msg["name"]] = torch.zeros(shape, dtype=problem.dtype, requires_grad=True)
+        return places[msg["name"]]
+
+    with torch.enable_grad():
+        return problem.execute(source, problem.all_rows), places
+
+
+def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Derivatives of a value's sum in the latents that it was computed from; those may be zero."""
+    if not value.requires_grad:
+        return {}
+    with torch.enable_grad():
+        found = torch.autograd.grad(value.sum(), list(places.values()), allow_unused=True, retain_graph=True)
+    return {name: part for name, part in zip(places, found, strict=True) if part is not None}

@@ -1,0 +1,137 @@
+"""A Gaussian guide fitted to a likelihood times a Gaussian cavity by Adam: the "svi" of FedEP, PVI and P2PVI.
+
+    max_{a, B}  E_{z ~ N(0, I)}[log p_k(θ) + log c(θ)] + log |det B|,    θ = m + A (a + B z)
+
+with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO` and an automatic Gaussian guide, or Bayes by
+backprop for a network, for all clients of a round in one compiled step. The guide begins at a Gaussian of mean m and
+covariance A A', so that Adam's rate is in its SDs. Adam starts afresh in every round.
+
+Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
+
+Letters: c `cavity`, a `loc`; B lower triangular, or diagonal with the structure "diag", held as `raw` with the
+logarithm of its diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm import Noise
+from pyro_fed.data import Batch, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
+from pyro_fed.problem import Problem
+
+#: Precision and eta of the cavity, and the coordinates: A and m.
+Frame = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuideFit:
+    """Settings of the fit.
+
+    Args:
+        steps: Adam's steps in a round.
+        step_size: Adam's rate, in SDs of the Gaussian at which the guide begins.
+        samples: draws of the guide a step.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        adam: β_1, β_2 and ε; the defaults are those of Kingma & Ba.
+        falling: whether the rate falls linearly to zero.
+    """
+
+    steps: int
+    step_size: float
+    samples: int
+    batch_size: int | None
+    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)
+    falling: bool = False
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Draws of z, the step's number (for Adam's bias correction) and minibatches."""
+        z = torch.randn(self.steps, self.samples, problem.dim, generator=generator, dtype=torch.float64)
+        count = torch.arange(1, self.steps + 1, dtype=torch.float64)
+        if self.batch_size is None:
+            return z, count, ()
+        return z, count, draw_minibatches(num_rows, self.batch_size, self.steps, generator, problem.dtype)
+
+    def fit(self, problem: Problem, start: Gaussian, cavity: Gaussian, data: ClientData, noise: Noise) -> Gaussian:
+        """The guides of C clients.
+
+        Args:
+            problem: the model.
+            start: where the guides begin, (C,), proper.
+            cavity: c, (C,), proper or not.
+            data: the clients' rows.
+            noise: of `draw_noise`, (steps, C, ...).
+
+        Returns:
+            (C,) Gaussians of the structure of `start`.
+        """
+        mean, factor = start.mean(), start.root()
+        rows, dims = with_batches(data, self.batch_size)
+        zero = (torch.zeros_like(mean), torch.zeros_like(factor))
+        const = ((cavity.precision, cavity.eta, factor, mean), rows)
+        axes = ((0, 0, 0, 0), dims)
+        ((loc, raw), _, _), _ = problem.scan(self._step, (zero, zero, zero), const, noise, self.steps, axes)
+        middle = mean + times(factor, loc)
+        if raw.dim() == 2:
+            return type(start).from_moments(middle, (factor * raw.exp()).square())
+        spread = factor @ lower(raw)
+        return type(start).from_moments(middle, spread @ spread.mT)
+
+    def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
+        """One step of Adam on the negative ELBO of one client."""
+        guide, first, second = carry
+        frame, rows = const
+        draws, count, picks = x
+        batch = batch_of(rows, picks)
+
+        def objective(guide: tuple[Tensor, Tensor]) -> Tensor:
+            return negative_elbo(problem, guide, frame, batch, draws)
+
+        slope = grad(objective)(guide)
+        b1, b2, eps = self.adam
+        rate = self.step_size * (1 - (count - 1) / self.steps) if self.falling else self.step_size
+        first = tuple(b1 * m + (1 - b1) * g for m, g in zip(first, slope, strict=True))
+        second = tuple(b2 * v + (1 - b2) * g.square() for v, g in zip(second, slope, strict=True))
+        guide = tuple(
+            part - rate * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
+            for part, m, v in zip(guide, first, second, strict=True)
+        )
+        return (guide, first, second), ()
+
+
+def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, batch: Batch, draws: Tensor) -> Tensor:
+    """The negative evidence lower bound up to a constant, for one client.
+
+    Args:
+        problem: the model's densities.
+        guide: a, (D,), and `raw`, (D,) or (D, D).
+        frame: precision and eta of the cavity, A, m.
+        batch: the client's rows.
+        draws: z, (S, D).
+
+    Returns:
+        A 0-d tensor.
+    """
+    loc, raw = guide
+    precision, eta, factor, mean = frame
+
+    def log_tilted(z: Tensor) -> Tensor:
+        white = loc + (lower(raw) @ z if raw.dim() == 2 else raw.exp() * z)
+        theta = mean + times(factor, white)
+        log_cavity = (theta * (eta - 0.5 * times(precision, theta))).sum()
+        return problem.log_lik(theta.to(problem.dtype), batch).double() + log_cavity
+
+    entropy = (raw.diagonal() if raw.dim() == 2 else raw).sum()
+    return -(problem.vmap(log_tilted)(draws).mean() + entropy)
+
+
+def lower(raw: Tensor) -> Tensor:
+    """Lower triangular, with the exponential of the diagonal: (..., D, D)."""
+    return torch.tril(raw, -1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())

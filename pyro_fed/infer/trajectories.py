@@ -1,0 +1,84 @@
+"""What trajectories of NUTS say of themselves: divergences, deep trees, mixing, and how energies are explored."""
+
+from __future__ import annotations
+
+import arviz as az
+import numpy as np
+import torch
+
+from pyro_fed.algorithm import State
+from pyro_fed.record import Record
+
+#: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
+LARGEST_RHAT = 1.01
+SMALLEST_BFMI = 0.3
+#: More draws than this share with the deepest tree are worth a warning.
+OFTEN_DEEPEST = 0.05
+#: Chains longer than this many draws are needed for R-hat, ESS and BFMI to mean something.
+FEWEST_DRAWS = 50
+
+
+def trajectory_figures(message: State, max_tree_depth: int) -> State:
+    """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,).
+
+    Args:
+        message: `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
+        max_tree_depth: the deepest tree.
+    """
+    figures = {
+        "divergences": message["diverging"].sum().double(),
+        "deepest_trees": (message["tree_depth"] >= max_tree_depth).double().mean(),
+    }
+    by_parameter = {"z": message["draws"][0].double().numpy()}
+    num_chains, num_samples = by_parameter["z"].shape[:2]
+    if num_samples >= FEWEST_DRAWS:
+        energy = message["energy"][0].double().numpy()
+        figures["bfmi_min"] = torch.tensor(float(np.min(az.bfmi(energy))))
+        figures["ess_min"] = torch.tensor(float(az.ess(by_parameter)["z"].min()))
+        if num_chains > 1:
+            figures["rhat_max"] = torch.tensor(float(az.rhat(by_parameter)["z"].max()))
+    return {name: value.reshape(1) for name, value in figures.items()}
+
+
+def struggled(record: Record) -> bool:
+    """Whether trajectories diverged, chains disagree or energies are badly explored."""
+    divergences, _, rhat, bfmi = _diagnosis(record)
+    return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
+
+
+def trajectory_warnings(record: Record) -> list[str]:
+    """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+    divergences, deepest, rhat, bfmi = _diagnosis(record)
+    found = [
+        (
+            divergences > 0,
+            f"{divergences:.0f} trajectories diverged: the posterior has places that the chains did not "
+            "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form",
+        ),
+        (
+            deepest > OFTEN_DEEPEST,
+            f"{100 * deepest:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
+            "full_mass=True where parameters are correlated",
+        ),
+        (
+            rhat > LARGEST_RHAT,
+            f"the chains have not mixed: R-hat is {rhat:.3f} where {LARGEST_RHAT} is allowed; raise "
+            "warmup_steps and num_samples, or look for several modes",
+        ),
+        (
+            bfmi < SMALLEST_BFMI,
+            f"BFMI is {bfmi:.2f} where {SMALLEST_BFMI} is the least: the tails are badly explored; "
+            "reparameterise the model",
+        ),
+    ]
+    return [text for holds, text in found if holds]
+
+
+def _diagnosis(record: Record) -> tuple[float, float, float, float]:
+    """Divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
+
+    def last(name: str, default: float) -> float:
+        values = record.last(name)
+        return float(values[0]) if len(values) else default
+
+    return last("divergences", 0), last("deepest_trees", 0), last("rhat_max", 1.0), last("bfmi_min", 1.0)

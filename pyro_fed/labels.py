@@ -1,0 +1,45 @@
+"""What the rows are called by: labels for partitions that skew them, and for tables of who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from pyro_fed.arguments import Arguments
+
+#: Whole numbers with more different values than this are no labels.
+MAX_LABELS = 20
+
+
+def row_labels(arguments: Arguments) -> np.ndarray | None:
+    """The last argument with one number a row, (N,); None where there is none."""
+    one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
+    return one_a_row[-1].cpu().numpy() if one_a_row else None
+
+
+def discrete_labels(arguments: Arguments) -> np.ndarray | None:
+    """The same where it holds a few different whole numbers, else None."""
+    labels = row_labels(arguments)
+    if labels is None:
+        return None
+    values = np.unique(labels)
+    return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
+
+
+def client_table(client_rows: Sequence[Tensor], names: Sequence[str], labels: np.ndarray | None) -> pd.DataFrame:
+    """A row a client: its number of rows, their share of all, and how often each label occurs among them.
+
+    Args:
+        client_rows: each client's row positions, (N_k,).
+        names: the clients' names.
+        labels: (N,), or None for a table without.
+    """
+    counts = np.array([len(index) for index in client_rows])
+    table = pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=pd.Index(names, name="client"))
+    if labels is not None:
+        for value in np.unique(labels):
+            table[f"label {value:g}"] = [int((labels[index.numpy()] == value).sum()) for index in client_rows]
+    return table

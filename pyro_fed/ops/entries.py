@@ -1,0 +1,16 @@
+"""Numbers or flags, one an entry of the leading axes, against tensors with more axes behind them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def widened(values: Tensor, like: Tensor) -> Tensor:
+    """Values (*batch) with as many trailing axes of one as `like` (*batch, ...) has more."""
+    return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
+
+
+def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
+    """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the others hold."""
+    return torch.where(widened(which, new), new, old)

@@ -1,0 +1,131 @@
+"""How a run ends: by its own criterion, by Ctrl-C, or by an update that leaves the finite numbers."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from algorithms import SMALL, unequal_lines
+from short_runs import QUIET, quiet, values
+
+import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
+from pyro_fed.schedule import Schedule
+
+#: Five particles leave no KDE worth the name.
+SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
+
+
+@dataclass(frozen=True)
+class Interrupting(Schedule):
+    """The user presses Ctrl-C in round `at`."""
+
+    at: int
+
+    def select(self, round, num_clients, rng):
+        if round == self.at:
+            raise KeyboardInterrupt
+        return [round % num_clients]
+
+
+@SHORT
+@pytest.mark.parametrize("name", ["PaperDSVGD", "UDSVGD"])
+def test_ctrl_c_returns_what_is_done(name):
+    algorithm = getattr(pf, name)(**SMALL)
+    with pytest.warns(UserWarning, match=f"{name} was interrupted after 3 of 10 rounds"):
+        partial = pf.run(algorithm, unequal_lines(), num_rounds=10, schedule=Interrupting(3), **QUIET)
+    whole = quiet(algorithm, unequal_lines(), num_rounds=3)
+    assert np.array_equal(values(partial), values(whole))
+    assert partial.federation.sizes["round"] == 3
+    assert partial.attrs["interrupted"] == "True"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterruptedMonitor(pf.PaperDSVGD):
+    """Ctrl-C after the work of round 2 is done, before the round is."""
+
+    def monitor(self, before, after):
+        if int(after["round"]) == 2:
+            raise KeyboardInterrupt
+        return {"change": float(after["round"])}
+
+    def start_shared(self, problem, generator):
+        return super().start_shared(problem, generator) | {"round": torch.tensor(-1)}
+
+    def combine(self, shared, messages, weights):
+        return super().combine(shared, messages, weights) | {"round": shared["round"] + 1}
+
+
+@SHORT
+def test_a_round_cut_short_does_not_count():
+    with pytest.warns(UserWarning, match="interrupted after 2 of 5"):
+        result = pf.run(InterruptedMonitor(**SMALL), unequal_lines(), num_rounds=5, **QUIET)
+    assert result.federation.sizes["round"] == 2
+    assert result.federation["change"].values.tolist() == [0.0, 1.0]
+
+
+FIRST = pf.PaperDSVGD(**SMALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(pf.PaperDSVGD):
+    """DSVGD from the particles of another run of it."""
+
+    first: Algorithm = field(default=FIRST)
+
+    def warm_start(self, problem):
+        return self.first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupted(pf.PaperDSVGD):
+    """Ctrl-C in the first round's combine."""
+
+    def combine(self, shared, messages, weights):
+        raise KeyboardInterrupt
+
+
+@SHORT
+def test_ctrl_c_in_a_warm_start_ends_the_run():
+    with pytest.warns(UserWarning, match="Interrupted was interrupted after 0 of 20 rounds"):
+        result = pf.run(Started(**SMALL, first=Interrupted(**SMALL)), unequal_lines(), num_rounds=2, **QUIET)
+    assert result.federation.sizes.get("round", 0) == 0
+
+
+@pytest.mark.parametrize("factory", [pf.PaperDSVGD, pf.UDSVGD, pf.PaperSVGD])
+def test_too_large_a_step_says_which_client_and_round_and_keeps_the_last_state(factory):
+    algorithm = factory(**SMALL, step_size=1e200)
+    with pytest.raises(pf.DivergenceError, match=r"client 0, round 0: 'particles' left the finite numbers") as caught:
+        quiet(algorithm, unequal_lines())
+    error = caught.value
+    assert (error.client, error.round) == (0, 0)
+    assert "reduce the step size" in str(error)
+    assert np.isfinite(values(error.result)).all()
+    assert error.result.posterior.sizes["draw"] == 5
+
+
+def test_a_warm_start_that_diverges_keeps_its_own_result():
+    algorithm = Started(**SMALL, first=pf.PaperSVGD(**SMALL, step_size=1e200))
+    with pytest.raises(pf.DivergenceError) as caught:
+        quiet(algorithm, unequal_lines())
+    assert caught.value.result.attrs["algorithm"] == "PaperSVGD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion(pf.PaperDSVGD):
+    """Stops after `enough` rounds."""
+
+    enough: int = 2
+
+    def converged(self, figures):
+        return len(figures) >= self.enough
+
+
+@SHORT
+def test_converged_is_told_and_its_absence_warned_of():
+    done = quiet(Criterion(**SMALL), unequal_lines())
+    assert (done.attrs["converged"], done.federation.sizes["round"]) == ("True", 2)
+    with pytest.warns(UserWarning, match=r"not converged after 3 rounds: the last change was \d"):
+        late = pf.run(Criterion(**SMALL, enough=9), unequal_lines(), num_rounds=3, **QUIET)
+    assert late.attrs["converged"] == "False"
+    assert quiet(pf.PaperDSVGD(**SMALL), unequal_lines()).attrs["converged"] == "unknown"

@@ -1,0 +1,76 @@
+"""Draws of the prior, and points where inference may start."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from zoo import CASES, case_named, federation
+from zoo_data import Y
+
+import pyro_fed as pf
+
+ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+@ALL
+def test_starts_have_a_finite_density_and_depend_on_the_generator_alone(case):
+    problem = federation(case).problem
+    draws = [problem.init(3, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
+    assert draws[0].shape == (3, problem.dim)
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+    assert bool((problem.log_prior(draws[0]) + problem.log_lik(draws[0])).isfinite().all())
+
+
+def test_prior_draws_have_the_priors_moments():
+    problem = federation(CASES[0]).problem
+    draws = problem.sample_prior(4000, torch.Generator().manual_seed(0))
+    # Six standard errors: w ~ N(0, 1), so a false alarm in 1e8.
+    assert float(draws[:, :3].mean(0).abs().max()) < 6 / 4000**0.5
+    assert float((draws[:, :3].var(0) - 1).abs().max()) < 6 * (2 / 4000) ** 0.5
+    assert float(draws[:, 3].exp().mean()) == pytest.approx((2 / np.pi) ** 0.5, abs=6 * 0.603 / 4000**0.5)
+
+
+def test_an_improper_prior_is_not_sampled_but_started_from():
+    case = case_named("improper")
+    problem = federation(case).problem
+    with pytest.raises(pf.ModelError, match=r"\['s', 'w'\] have improper priors.*init"):
+        problem.sample_prior(2, torch.Generator())
+    z = problem.init(200, torch.Generator().manual_seed(0), radius=3.0)
+    assert 2 < float(z.abs().max()) < 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (pyro.infer.autoguide.init_to_feasible, 0.0),
+        (
+            pyro.infer.autoguide.init_to_value(values={"w": torch.full((3,), 2.0), "s": torch.tensor(1.0)}),
+            2.0,
+        ),
+    ],
+)
+def test_pyros_init_strategies_start_improper_sites(strategy, expected):
+    case = case_named("improper")
+    problem = federation(case).problem
+    z = problem.init(2, torch.Generator().manual_seed(0), strategy)
+    torch.testing.assert_close(z[:, :3], torch.full((2, 3), expected, dtype=z.dtype))
+    torch.testing.assert_close(z[:, 3], torch.zeros(2, dtype=z.dtype))
+
+
+def test_init_to_uniform_stays_within_its_radius():
+    case = case_named("improper")
+    strategy = pyro.infer.autoguide.init_to_uniform(radius=0.5)
+    z = federation(case).problem.init(50, torch.Generator().manual_seed(0), strategy)
+    assert 0.4 < float(z.abs().max()) < 0.5
+
+
+def test_no_start_with_a_finite_density_says_so():
+    def impossible(y):
+        a = pyro.sample("a", dist.Uniform(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.factor("f", torch.where(a > 2, y, -torch.inf))
+
+    problem = pf.Federation(impossible, (Y,), plate="data", num_clients=1).problem
+    with pytest.raises(pf.ModelError, match="no starting point with a finite log density"):
+        problem.init(1, torch.Generator().manual_seed(0))
