@@ -9,8 +9,8 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
-	$(BIN)/pyro-fed compare logistic_regression dsvgd fedep p2p_vi fsgld --reference nuts \
-		--set nuts.num_chains=2 --set nuts.num_samples=500 --set nuts.warmup_steps=500 \
+	$(BIN)/pyro-fed compare logistic_regression dsvgd fedep fedais p2p_vi fsgld --reference nuts \
+		--set nuts.num_samples=1000 --set nuts.warmup_steps=500 \
 		--set fsgld.local_steps=5 \
 		--clients 10 --partition dirichlet:0.3 --seed 0 --out out/report.html
 

@@ -26,9 +26,9 @@ def evidence_of_line(x, y):
 
 
 @pytest.mark.parametrize("surrogates", ["auto", "laplace"])
-@pytest.mark.parametrize("num_clients", [1, 5])
+@pytest.mark.parametrize("num_clients", [1, 5, 49])
 def test_a_conjugate_regression_has_equal_weights_and_the_exact_evidence(num_clients, surrogates):
-    data = line_data()
+    data = line_data(rows=49)
     fed = pf.Federation(line, data, plate="data", num_clients=num_clients)
     idata = pf.run(pf.FedAIS(surrogates=surrogates, num_proposals=500), fed, **QUIET)
     assert last(idata, "effective_draws") == pytest.approx(500, rel=1e-6)

@@ -110,7 +110,7 @@ class FedAIS(Algorithm):
             "log_weights": found.log_weights - product.log_factor(draws.double()),
             "accepted": found.accepted,
             "answered": found.accepted.new_zeros(()),
-            "share": found.accepted.new_tensor(1 / num_clients),
+            "num_clients": found.accepted.new_tensor(float(num_clients)),
             "proper": found.accepted.new_tensor(float(not problem.layout.improper)),
         }
         return shared, {"answered": found.accepted.new_zeros(num_clients)}
@@ -156,7 +156,7 @@ class FedAIS(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The shape of the weights, what they are worth and their mean, once all clients have answered."""
-        work = {"answered": float(after["answered"] * after["share"]), "accepted": float(after["accepted"])}
+        work = {"answered": float(after["answered"] / after["num_clients"]), "accepted": float(after["accepted"])}
         if work["answered"] < 1:
             return work
         found = smoothed(after["log_weights"])
