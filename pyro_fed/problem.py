@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.bound_model import BoundModel
-from pyro_fed.compile import Compiler
+from pyro_fed.compile import Compiler, failure
 from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
 from pyro_fed.errors import ModelError
@@ -52,6 +52,7 @@ class Problem(BoundModel):
         check_splits(self)
         if self.local_dim:
             self.quadrature = self.quadrature.fitted(self)
+        self.compiler = Compiler(self._eager_level())
         held = sorted(name for name in self.constants if not self._is_centring(name))
         if held:
             warnings.warn(
@@ -60,6 +61,16 @@ class Problem(BoundModel):
                 UserWarning,
                 stacklevel=3,
             )
+
+    def _eager_level(self) -> str:
+        """Whether the densities can be mapped over vectors, "off", if need be as those of a model that `writes`."""
+        rows = tuple(leaf[:2] for leaf in self.rows)
+        z = torch.zeros(2, self.dim, dtype=self.dtype)
+        for self.writes in (False, True):
+            if not failure(lambda: self.vmap(lambda one: self.log_parts(one, rows))(z)):
+                return "off"
+        self.writes = False
+        return "loop"
 
     def _is_centring(self, name: str) -> bool:
         """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
@@ -110,7 +121,7 @@ class Problem(BoundModel):
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
         """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
-        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
+        trace, filler, _ = self.execute_at(z, rows, local, densities=True, **options)
         nothing = torch.zeros((), dtype=self.dtype, device=z.device)
         outside = {"": nothing + filler.log_jacobian}
         inside = {}
@@ -206,7 +217,7 @@ class Problem(BoundModel):
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
         rows = self.all_rows if rows is None else rows
-        trace, filler, _ = self.execute(self.from_vector(z, rows), rows)
+        trace, filler, _ = self.execute_at(z, rows)
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
