@@ -24,12 +24,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import SettingError
 from pyro_fed.loop import loop_map
-from pyro_fed.tracing import Step, eager, inductor, trace
+from pyro_fed.tracing import Step, eager, inductor, to_graph, trace
 
 Mode = Literal["auto", "off", "trace", "inductor"]
 MODES = ("auto", "off", "trace", "inductor")
@@ -168,7 +167,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
     wanted = "trace" if mode == "auto" else mode
-    reason = "" if wanted == "off" else failure(lambda: make_fx(function)(*example))
+    reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted
     slower = failure(lambda: function(*example))

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.bound_model import BoundModel
-from pyro_fed.compile import Compiler, failure
+from pyro_fed.compile import Compiler
 from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
 from pyro_fed.errors import ModelError
 from pyro_fed.inspection import describe
+from pyro_fed.mapping import choose_mapping
 from pyro_fed.splitting import check_splits
 from pyro_fed.starts import draw_starts
 from pyro_fed.trace_sites import frame_of, is_deterministic, plate_of, sum_to_rows
@@ -52,7 +53,7 @@ class Problem(BoundModel):
         check_splits(self)
         if self.local_dim:
             self.quadrature = self.quadrature.fitted(self)
-        self.compiler = Compiler(self._eager_level())
+        choose_mapping(self)
         held = sorted(name for name in self.constants if not self._is_centring(name))
         if held:
             warnings.warn(
@@ -61,16 +62,6 @@ class Problem(BoundModel):
                 UserWarning,
                 stacklevel=3,
             )
-
-    def _eager_level(self) -> str:
-        """Whether the densities can be mapped over vectors, "off", if need be as those of a model that `writes`."""
-        rows = tuple(leaf[:2] for leaf in self.rows)
-        z = torch.zeros(2, self.dim, dtype=self.dtype)
-        for self.writes in (False, True):
-            if not failure(lambda: self.vmap(lambda one: self.log_parts(one, rows))(z)):
-                return "off"
-        self.writes = False
-        return "loop"
 
     def _is_centring(self, name: str) -> bool:
         """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""

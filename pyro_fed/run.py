@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils import _pytree as pytree
 
 from pyro_fed import seeding, trust
 from pyro_fed.algorithm import Algorithm, State
@@ -26,6 +25,7 @@ from pyro_fed.federation import Federation
 from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
+from pyro_fed.mapping import trial
 from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -200,10 +200,7 @@ class _Finish:
 
 def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
     """The problem with a compiler for this run; compiled steps are kept for the next run."""
-    generator = torch.Generator().manual_seed(0)
-    device = problem.rows[0].device
-    particles = 0.1 * torch.randn(2, problem.dim, generator=generator, dtype=problem.dtype).to(device)
-    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
+    particles, clients = trial(problem)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         log_prior, pointwise = problem.log_parts(z, rows)

@@ -245,6 +245,25 @@ def categorical(x, c):
         pyro.sample("c", dist.Categorical(logits=x @ w), obs=c)
 
 
+def ordinal(x, c):
+    w = pyro.sample("w", normal(0, 1, 3))
+    ordered = dist.TransformedDistribution(normal(0, 1, 2), [dist.transforms.OrderedTransform()])
+    cuts = pyro.sample("cuts", ordered)
+    with pyro.plate("data", len(x)):
+        pyro.sample("c", dist.OrderedLogistic(x @ w, cuts), obs=c)
+
+
+def written(x, y):
+    """Makes tensors, then writes into them: a walk of the weights, and the rows' means."""
+    steps = pyro.sample("steps", normal(0, 1, 3))
+    w, mean = torch.zeros(3), x.new_empty(len(x))
+    for i in range(3):
+        w[i] = steps[i] + (0.8 * w[i - 1] if i else 0.0)
+    mean[:] = x @ w
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
 def simplex(c):
     p = pyro.sample("p", dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])))
     with pyro.plate("data", len(c)):
@@ -377,6 +396,8 @@ CASES = [
     Case("student", student, (X, Y)),
     Case("binomial", binomial, (X, COUNTS.clamp(max=5))),
     Case("categorical", categorical, (X, CLASSES)),
+    Case("ordinal", ordinal, (X, CLASSES)),
+    Case("written", written, (X, Y)),
     Case("dirichlet", simplex, (CLASSES,), reference=None),
     Case("lkj", correlated, (X,)),
     Case("nested", nested, (Y, GROUP)),
