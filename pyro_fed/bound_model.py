@@ -19,8 +19,8 @@ from pyro_fed.errors import DataError
 from pyro_fed.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.layout import Layout, Site
 from pyro_fed.quadrature import Quadrature
+from pyro_fed.torch_modes import Writable
 from pyro_fed.trace_sites import Message
-from pyro_fed.writable import Writable
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class BoundModel:
         quadrature: how latent sites inside the plate are integrated out.
         constants: values of `pyro.param` statements.
         layout: the model's sites.
-        writes: whether the model writes into tensors that it has made, see `writable`.
+        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
     """
 
     model: Callable[..., Any]
