@@ -15,6 +15,9 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.nested_rows import NestedRows
 
+#: Densities of rows that are worked on at once, where draws are many: of draws × rows × quadrature nodes.
+CHUNK = 500_000
+
 
 class Batch(NamedTuple):
     """Rows with weights.

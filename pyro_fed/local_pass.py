@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed import seeding
+from pyro_fed.data import CHUNK
 from pyro_fed.joint import JointProblem
-from pyro_fed.local_draws import CHUNK, draw_locals
+from pyro_fed.local_draws import draw_locals
 from pyro_fed.problem import Problem
 from pyro_fed.quadrature import Quadrature
 

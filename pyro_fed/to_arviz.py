@@ -19,6 +19,7 @@ import pyro_fed
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.assignments import assign
+from pyro_fed.data import CHUNK
 from pyro_fed.observations import observed_values
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -27,8 +28,6 @@ from pyro_fed.record_dataset import federation_group
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation
 
-#: Draws × rows evaluated in one piece.
-CHUNK = 500_000
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
 

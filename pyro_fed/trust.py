@@ -24,14 +24,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import arviz as az
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_fed import seeding
+from pyro_fed.data import CHUNK
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem
@@ -46,12 +47,8 @@ SD_RANGE = (0.5, 2.0)
 """SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged."""
 LARGEST_MEAN_ERROR = 0.5
 """Means further away from the reference's than this many of its SDs are flagged."""
-LARGEST_PARETO_K = 0.7
-"""Ratios above this make importance sampling unreliable: PSIS-LOO's, an approximation's (Vehtari et al. 2024)."""
-CONSTANT_RATIO = 1e-6
-"""SD of log ratios that is rounding: q is the posterior."""
-FEWEST_DRAWS, MOST_DRAWS, CHUNK = 100, 1000, 500_000
-"""Draws for the tail of an approximation, and how many draws × rows × nodes are worked on at once."""
+FEWEST_DRAWS, MOST_DRAWS = 100, 1000
+"""Draws for the tail of an approximation."""
 FARTHEST = 5
 """How many of the largest ratios say where that tail is."""
 
@@ -128,13 +125,6 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
     return [f"variance collapse: SDs are {typical:.2g} of the Laplace approximation's (median over parameters)"]
 
 
-def pareto_k(log_ratios: Tensor) -> float:
-    """Shape of the tail of importance ratios, from their logarithms (S,); -inf where they are equal."""
-    if float(log_ratios.double().std()) < CONSTANT_RATIO:
-        return -float("inf")
-    return float(az.psislw(log_ratios.double().numpy())[1])
-
-
 def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[str]:
     """Tails that an approximation lacks, and the site where they are.
 
@@ -149,7 +139,7 @@ def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[
     z = draws[at].to(problem.dtype)
     pieces = z.split(max(1, CHUNK // problem.evaluations))
     ratios = torch.cat([problem.log_prior(piece) + problem.log_lik(piece) for piece in pieces]) - log_density[at]
-    k = pareto_k(ratios)
+    k = smoothed(ratios).pareto_k
     if k <= LARGEST_PARETO_K:
         return []
     away = ((z - z.mean(0)) / z.std(0))[ratios.argsort()[-FARTHEST:]].abs().mean(0)

@@ -73,6 +73,7 @@ ALGORITHMS = [
         "FedEP, SVI": lambda: pf.FedEP(client="svi", start="prior", svi_steps=5),
         "FedSEP": lambda: pf.FedSEP(),
         "PVI": lambda: pf.PVI(),
+        "FedAIS": lambda: pf.FedAIS(num_proposals=60, min_effective=10),
         "FedPA": lambda: pf.FedPA(**CHAIN),
         "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
         "BCM": lambda: pf.BCM(),

@@ -4,6 +4,7 @@ from pyro_fed.infer.dsgld import DSGLD
 from pyro_fed.infer.dsvgd import DSVGD
 from pyro_fed.infer.dsvgd_paper import PaperDSVGD
 from pyro_fed.infer.fald import FALD
+from pyro_fed.infer.fedais import FedAIS
 from pyro_fed.infer.fedavg import FedAvg
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
@@ -39,6 +40,7 @@ __all__ = [
     "SVGD",
     "SVI",
     "UDSVGD",
+    "FedAIS",
     "FedAvg",
     "FedEP",
     "FedLaplace",

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chains import ChainAlgorithm
-from pyro_fed.infer.fedep import FedEP
-from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.local_sgld import LocalSGLD
+from pyro_fed.infer.surrogate_phase import NAMES, Name, surrogate_phase
 from pyro_fed.infer.surrogates import Given
 from pyro_fed.problem import Problem
 from pyro_fed.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
-
-BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "local_sgld": LocalSGLD()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,7 @@ class LangevinSettings(ChainAlgorithm):
     decay_offset: float = 1.0
     probabilities: tuple[float, ...] | None = None
     sweeps: bool = True
-    surrogates: Algorithm | Given | Literal["auto", "laplace", "fedep", "local_sgld"] | None = "auto"
+    surrogates: Algorithm | Given | Name | None = "auto"
     precondition: bool = True
     control_variate: bool = True
     midpoint: bool = True
@@ -65,7 +60,7 @@ class LangevinSettings(ChainAlgorithm):
         check_positive(self, "decay_offset", "visit_time")
         check_between(self, "largest_step", 0, 1)
         if isinstance(self.surrogates, str):
-            check_choice(self, "surrogates", ("auto", *BY_NAME))
+            check_choice(self, "surrogates", NAMES)
         if not 0 <= self.decay <= 1:
             raise SettingError(f"{self._name}: decay must lie in [0, 1], received {self.decay}")
         if self.step_size is None and not (self.precondition and self.surrogates):
@@ -101,8 +96,4 @@ class LangevinSettings(ChainAlgorithm):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates."""
-        if self.surrogates == "auto":
-            return BY_NAME["fedep" if problem.dim <= FedEP.full_dim else "laplace"]
-        if isinstance(self.surrogates, str):
-            return BY_NAME[self.surrogates]
-        return self.surrogates if isinstance(self.surrogates, Algorithm) else None
+        return surrogate_phase(self.surrogates, problem)

@@ -1,0 +1,102 @@
+"""Annealed importance sampling from a Gaussian: draws of another density, with weights that are right whatever mixes.
+
+Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybrid Monte Carlo*.
+
+    log π_β(z) = -|z|²/2 + β d(z),   β = j / J,    d = log π_1 - log π_0 with π_0 = N(0, I)
+    z_0 ~ π_0;   log w += d(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is,   j = 1 .. J
+
+The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length. Steps are
+varied at random, so that no trajectory is a whole period.
+
+Letters: z `white`, d `difference`, J `levels`, w `log_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Steps lie within this share of the one that was asked for.
+JITTER = 0.2
+
+#: z (S, D) → d (S,) and ∇d (S, D).
+Difference = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Annealed(NamedTuple):
+    """Draws (S, D), their log weights (S,) in float64, and the share of transitions that were accepted, ()."""
+
+    white: Tensor
+    log_weights: Tensor
+    accepted: Tensor
+
+
+class _State(NamedTuple):
+    white: Tensor
+    value: Tensor
+    slope: Tensor
+
+
+def anneal(
+    difference: Difference,
+    white: Tensor,
+    generator: torch.Generator,
+    *,
+    levels: int,
+    leapfrog_steps: int,
+    step_size: float,
+) -> Annealed:
+    """From standard normal draws to weighted draws of exp(-|z|²/2 + d(z)).
+
+    Args:
+        difference: d and its gradient.
+        white: independent draws of N(0, I), (S, D).
+        generator: of momenta, steps and acceptances.
+        levels: J, at least 1.
+        leapfrog_steps: of a transition, at least 1.
+        step_size: of the leapfrog, in SDs of the Gaussian.
+    """
+    state = _State(white, *difference(white))
+    log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
+    accepted = log_weights.new_zeros(())
+    for level in range(1, levels + 1):
+        log_weights = log_weights + state.value.double() / levels
+        proposed, gain = _trajectory(difference, state, level / levels, generator, leapfrog_steps, step_size)
+        taken = torch.rand(len(white), generator=generator).to(white.device).log() < gain  # NaN is refused
+        state = _State(*(_where(taken, new, old) for new, old in zip(proposed, state, strict=True)))
+        accepted = accepted + taken.double().mean() / levels
+    return Annealed(state.white, log_weights, accepted)
+
+
+def _trajectory(
+    difference: Difference, start: _State, beta: float, generator: torch.Generator, length: int, step_size: float
+) -> tuple[_State, Tensor]:
+    """The end of a Hamiltonian trajectory, and the fall of its energy, (S,)."""
+    shape, like = start.white.shape, start.white
+    momentum = torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+    spread = 2 * torch.rand(len(like), 1, generator=generator, dtype=torch.float64).to(like) - 1
+    step = step_size * (1 + JITTER * spread)
+    before = _energy(start, momentum, beta)
+    state = start
+    momentum = momentum + step / 2 * _force(state, beta)
+    for i in range(length):
+        white = state.white + step * momentum
+        state = _State(white, *difference(white))
+        momentum = momentum + (step if i + 1 < length else step / 2) * _force(state, beta)
+    return state, before - _energy(state, momentum, beta)
+
+
+def _force(state: _State, beta: float) -> Tensor:
+    return beta * state.slope - state.white
+
+
+def _energy(state: _State, momentum: Tensor, beta: float) -> Tensor:
+    quadratic = state.white.double().square().sum(-1) + momentum.double().square().sum(-1)
+    return quadratic / 2 - beta * state.value.double()
+
+
+def _where(taken: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(taken.reshape(-1, *[1] * (new.dim() - 1)), new, old)

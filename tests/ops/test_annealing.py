@@ -1,0 +1,85 @@
+"""Annealed importance sampling and its weights against densities whose constants and moments are known."""
+
+import math
+
+import pytest
+import torch
+
+from pyro_fed.ops.annealing import anneal
+from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.importance import log_mean, smoothed, systematic
+
+DRAWS, DIM = 4000, 3
+SETTINGS = {"levels": 16, "leapfrog_steps": 5, "step_size": 0.4}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def standard():
+    return torch.randn(DRAWS, DIM, generator=generator(1), dtype=torch.float64)
+
+
+def to_gaussian(target):
+    """d = log target - log N(0, I), and its gradient."""
+    base = FullGaussian(torch.eye(DIM, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64))
+    return lambda z: (target.log_prob(z) - base.log_prob(z), target.score(z) - base.score(z))
+
+
+@pytest.fixture
+def target():
+    """One that is moved, correlated and wider."""
+    covariance = torch.tensor([[2.0, 0.6, 0.0], [0.6, 1.0, 0.3], [0.0, 0.3, 0.5]], dtype=torch.float64)
+    return FullGaussian.from_moments(torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64), covariance)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS | {"levels": 40}, SETTINGS | {"step_size": 2.5}])
+def test_the_mean_weight_is_the_constant_and_weighted_moments_are_right_however_chains_mix(target, settings):
+    """Two normalised densities: log of the mean weight 0. Five standard errors: one failure in 10^6."""
+    found = anneal(to_gaussian(target), standard(), generator(), **settings)
+    value, error = log_mean(found.log_weights)
+    assert abs(value) < 5 * error
+    weights = smoothed(found.log_weights)
+    mean, covariance = target.moments()
+    off = (weights.weights @ found.white - mean) / covariance.diagonal().sqrt()
+    assert off.abs().max() < 5 / weights.effective**0.5
+    if settings["step_size"] < 1:
+        assert found.accepted > 0.8
+        assert weights.effective > 0.5 * DRAWS  # far more than without annealing
+
+
+def test_a_constant_difference_leaves_equal_weights():
+    found = anneal(lambda z: (torch.full_like(z[:, 0], 2.5), torch.zeros_like(z)), standard(), generator(), **SETTINGS)
+    torch.testing.assert_close(found.log_weights, torch.full((DRAWS,), 2.5, dtype=torch.float64))
+    assert smoothed(found.log_weights).pareto_k == -math.inf
+    assert smoothed(found.log_weights).effective == pytest.approx(DRAWS)
+    assert log_mean(found.log_weights) == pytest.approx((2.5, 0.0))
+
+
+def test_moves_into_what_is_not_a_number_are_refused():
+    """Beyond a wall the density is NaN: every draw that starts inside stays there."""
+
+    def wall(z):
+        return torch.where(z[:, 0] < 2, 0.0, torch.nan), torch.zeros_like(z)
+
+    inside = standard()[standard()[:, 0] < 2]
+    found = anneal(wall, inside, generator(), **SETTINGS)
+    assert found.white[:, 0].max() < 2
+    assert found.log_weights.isfinite().all()
+
+
+def test_weights_of_a_student_t_have_its_tail_and_those_of_a_wider_gaussian_none():
+    """Ratios t_ν / N have a Pareto shape far above one; N(0, 1) / N(0, 1.5²) is bounded."""
+    x = standard().flatten()
+    student = torch.distributions.StudentT(torch.tensor(2.0, dtype=torch.float64)).log_prob(x) + x.square() / 2
+    assert smoothed(student).pareto_k > 0.7
+    assert smoothed(-0.5 * x.square() * (1.5**2 - 1)).pareto_k < 0.5
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000, 20_000])
+def test_systematic_resampling_takes_each_draw_as_often_as_its_weight_says(count):
+    weights = smoothed(0.5 * standard()[:, 0]).weights
+    times = torch.bincount(systematic(weights, count, generator()), minlength=DRAWS)
+    assert times.sum() == count
+    assert ((times - count * weights).abs() < 1 + 1e-9).all()

@@ -1,0 +1,170 @@
+"""FedAIS against exact posteriors and evidences: conjugate models, and a precision shared by many effects."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from algorithms import line, line_data
+
+import pyro_fed as pf
+from pyro_fed.ops.importance import LARGEST_PARETO_K
+
+QUIET = {"progress": False, "log_likelihood": False}
+
+
+def last(idata, name):
+    return float(idata["federation"][name].values[-1])
+
+
+def evidence_of_line(x, y):
+    """log N(y; 0, I + x x')."""
+    covariance = torch.eye(len(y), dtype=y.dtype) + x @ x.T
+    return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
+
+
+@pytest.mark.parametrize("surrogates", ["auto", "laplace"])
+@pytest.mark.parametrize("num_clients", [1, 5])
+def test_a_conjugate_regression_has_equal_weights_and_the_exact_evidence(num_clients, surrogates):
+    data = line_data()
+    fed = pf.Federation(line, data, plate="data", num_clients=num_clients)
+    idata = pf.run(pf.FedAIS(surrogates=surrogates, num_proposals=500), fed, **QUIET)
+    assert last(idata, "effective_draws") == pytest.approx(500, rel=1e-6)
+    assert last(idata, "log_evidence") == pytest.approx(evidence_of_line(*data), abs=1e-6)
+
+
+def counts(y):
+    """Poisson counts under a Gamma prior: on log rate, a skewed posterior."""
+    rate = pyro.sample("rate", dist.Gamma(torch.tensor(2.0, dtype=torch.float64), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def test_gamma_and_poisson_give_the_conjugate_posterior_and_evidence():
+    """Five standard errors each; 20,000 draws."""
+    y = torch.tensor([0.0, 1.0, 0.0, 2.0, 1.0], dtype=torch.float64)
+    fed = pf.Federation(counts, (y,), plate="data", num_clients=5)
+    idata = pf.run(pf.FedAIS(num_proposals=20_000), fed, num_draws=20_000, **QUIET)
+    shape, rate = 2 + float(y.sum()), 1.0 + len(y)
+    effective = last(idata, "effective_draws")
+    rates = idata["posterior"]["rate"].values
+    assert abs(rates.mean() - shape / rate) < 5 * (shape**0.5 / rate) / effective**0.5
+    assert rates.var() == pytest.approx(shape / rate**2, rel=5 * (2 + 6 / shape) ** 0.5 / effective**0.5)
+    exact = math.lgamma(shape) - math.lgamma(2) - shape * math.log(rate) - float(torch.lgamma(y + 1).sum())
+    assert abs(last(idata, "log_evidence") - exact) < 5 * last(idata, "log_evidence_se")
+
+
+EFFECTS = 12
+
+
+def shared_precision(group, y):
+    """Effects with a precision of their own, which no Gaussian follows."""
+    precision = pyro.sample("precision", dist.Gamma(torch.tensor(1.0, dtype=torch.float64), 0.5))
+    zero = torch.zeros(EFFECTS, dtype=torch.float64)
+    effect = pyro.sample("effect", dist.Normal(zero, precision.rsqrt()).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(effect[group], 1.0), obs=y)
+
+
+def grouped_data():
+    generator = torch.Generator().manual_seed(0)
+    group = torch.arange(EFFECTS).repeat(2)
+    effect = 0.8 * torch.randn(EFFECTS, generator=generator, dtype=torch.float64)
+    return group, effect[group] + torch.randn(len(group), generator=generator, dtype=torch.float64)
+
+
+def by_quadrature(group, y):
+    """log p(y), and mean and SD of the log precision: given it, the groups' means are N(0, 1/precision + 1/2)."""
+    t = torch.linspace(-12, 8, 40_001, dtype=torch.float64)
+    sums = torch.zeros(EFFECTS, dtype=torch.float64).index_add(0, group, y)
+    mean = sums / 2
+    within = (
+        -0.5 * (y - mean[group]).square().sum() - 0.5 * EFFECTS * math.log(2.0) - 0.5 * len(y) * math.log(2 * math.pi)
+    )
+    spread = torch.exp(-t)[:, None] + 0.5
+    between = (-0.5 * mean.square() / spread - 0.5 * spread.log()).sum(1)
+    log_density = within + between + dist.Gamma(1.0, 0.5).log_prob(t.exp()) + t
+    weights = (log_density - log_density.max()).exp()
+    step = float(t[1] - t[0])
+    evidence = float(log_density.max()) + math.log(float(weights.sum()) * step)
+    weights = weights / weights.sum()
+    centre = float(weights @ t)
+    return evidence, centre, float((weights @ (t - centre).square()) ** 0.5)
+
+
+@pytest.fixture(scope="module")
+def hierarchy():
+    data = grouped_data()
+    fed = pf.Federation(shared_precision, data, plate="data", num_clients=4)
+    return data, fed, pf.run(pf.FedAIS(), fed, num_draws=8000, **QUIET)
+
+
+def test_a_shared_precision_is_exact_where_fedeps_gaussian_is_too_narrow(hierarchy):
+    """The likelihood is Gaussian, so that annealing does it all; five standard errors, and the SD within 8 %."""
+    data, fed, idata = hierarchy
+    evidence, centre, sd = by_quadrature(*data)
+    effective = last(idata, "effective_draws")
+    found = np.log(idata["posterior"]["precision"].values)
+    assert abs(found.mean() - centre) < 5 * sd / effective**0.5
+    assert found.std() == pytest.approx(sd, rel=0.08)
+    assert abs(last(idata, "log_evidence") - evidence) < 5 * last(idata, "log_evidence_se")
+    gaussian = np.log(pf.run(pf.FedEP(), fed, **QUIET)["posterior"]["precision"].values)
+    assert gaussian.std() < 0.8 * sd
+
+
+def test_clients_in_turn_give_the_weights_of_all_at_once(hierarchy):
+    _, fed, together = hierarchy
+    in_turn = pf.run(pf.FedAIS(), fed, num_draws=8000, schedule=pf.schedule.RoundRobin(), **QUIET)
+    assert in_turn["federation"].sizes["round"] == together["federation"].sizes["round"] + 3
+    np.testing.assert_allclose(in_turn["posterior"]["effect"], together["posterior"]["effect"], rtol=1e-10)
+
+
+def test_a_run_without_some_clients_answers_says_so(hierarchy):
+    with pytest.warns(UserWarning, match="25 % of the clients have answered"):
+        pf.run(pf.FedAIS(), hierarchy[1], num_rounds=1, schedule=pf.schedule.RoundRobin(), **QUIET)
+
+
+def test_sites_that_do_not_fit_are_found_out(hierarchy):
+    """Sites of a tenth of the right width."""
+    _, fed, _ = hierarchy
+    dim = fed.problem.dim
+    precision = torch.eye(dim, dtype=torch.float64).repeat(4, 1, 1) * 50
+    sites = pf.Given(precision, torch.zeros(4, dim, dtype=torch.float64))
+    with pytest.warns(UserWarning, match=r"the sites do not fit: the weights' Pareto k is \d"):
+        idata = pf.run(pf.FedAIS(surrogates=sites), fed, **QUIET)
+    assert last(idata, "pareto_k") > LARGEST_PARETO_K
+
+
+def bounded(y):
+    """A scale below which the data are impossible."""
+    end = pyro.sample("end", dist.LogNormal(torch.tensor(1.0, dtype=torch.float64), 0.5))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Uniform(0.0, end, validate_args=False), obs=y)
+
+
+def test_impossible_draws_have_no_weight():
+    y = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    fed = pf.Federation(bounded, (y,), plate="data", num_clients=3)
+    prior = pf.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
+    idata = pf.run(pf.FedAIS(surrogates=prior), fed, **QUIET)
+    assert idata["posterior"]["end"].values.min() >= 2.0
+    t = torch.linspace(math.log(2.0), 6, 20_001, dtype=torch.float64)  # of log end
+    density = (dist.Normal(1.0, 0.5).log_prob(t) - 3 * t).exp()
+    exact = math.log(float(torch.trapezoid(density, t)))
+    assert abs(last(idata, "log_evidence") - exact) < 5 * last(idata, "log_evidence_se")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_proposals": 1}, "num_proposals must be a whole number of at least 2"),
+        ({"levels": 0}, "levels must be a whole number of at least 1"),
+        ({"step_size": 0.0}, "step_size must be positive"),
+        ({"surrogates": "ep"}, "surrogates"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(pf.SettingError, match=message):
+        pf.FedAIS(**settings)
