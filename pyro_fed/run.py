@@ -192,6 +192,7 @@ class _Finish:
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if problem.local_dim:
             record.notes += integration_notes(problem, draws.flatten(0, 1))
+        if self.context.federation.holds_data and (problem.local_dim or record.converged):
             density = self.algorithm.log_density(shared, draws)
             record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
