@@ -104,6 +104,11 @@ def run(
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
     """
+    if not isinstance(algorithm, Algorithm) or not isinstance(federation, Federation):
+        raise SettingError(
+            "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
+            f"received {algorithm!r} and {federation!r}"
+        )
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if rounds < 1:
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
