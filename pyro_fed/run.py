@@ -189,7 +189,8 @@ class _Finish:
 
     def _warn(self, shared: State, draws: Tensor) -> None:
         record, problem = self.context.record, self.context.problem
-        record.notes += [*self.algorithm.warnings(record), *record.failed()]
+        failed = record.failed()
+        record.notes += [*self.algorithm.warnings(record), *failed]
         if self.algorithm.struggled(record):
             record.notes += funnel_hint(problem)
         if record.converged is False and "change" in record.latest:
@@ -197,7 +198,8 @@ class _Finish:
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if problem.local_dim:
             record.notes += integration_notes(problem, draws.flatten(0, 1))
-        if self.context.federation.holds_data and (problem.local_dim or record.converged):
+        whole = self.context.federation.holds_data and self.context.combination is None and not failed
+        if whole and (problem.local_dim or record.converged):  # q is meant to be the posterior of all rows
             density = self.algorithm.log_density(shared, draws)
             record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
