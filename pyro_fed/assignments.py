@@ -42,9 +42,9 @@ def draw_assignments(problem: Problem, z: Tensor, uniforms: Mapping[str, Tensor]
     """
     known: dict[str, Tensor] = {}
     for name in problem.layout.discrete:
-        trace = problem.execute(problem.from_vector(z), problem.all_rows, densities=True, discrete=known).trace
+        trace = problem.execute_at(z, problem.all_rows, densities=True, discrete=known).trace
         known[name] = _pick(trace, name, uniforms[name])
-    trace = problem.execute(problem.from_vector(z), problem.all_rows, discrete=known).trace
+    trace = problem.execute_at(z, problem.all_rows, discrete=known).trace
     return known | {name: trace.nodes[name]["value"] for name in problem.layout.depends_on_discrete}
 
 

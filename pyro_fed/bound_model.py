@@ -6,7 +6,8 @@ for each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyro_fed.errors import DataError
 from pyro_fed.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.layout import Layout, Site
 from pyro_fed.quadrature import Quadrature
+from pyro_fed.torch_modes import Writable
 from pyro_fed.trace_sites import Message
 
 
@@ -34,6 +36,7 @@ class BoundModel:
         quadrature: how latent sites inside the plate are integrated out.
         constants: values of `pyro.param` statements.
         layout: the model's sites.
+        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
     """
 
     model: Callable[..., Any]
@@ -44,6 +47,7 @@ class BoundModel:
     quadrature: Quadrature = field(default_factory=Quadrature)
     constants: dict[str, Tensor] = field(default_factory=dict)
     layout: Layout = field(init=False)
+    writes: bool = field(init=False, default=False)
 
     # -- shape of the vector ---------------------------------------------------------------------------
     @property
@@ -134,6 +138,15 @@ class BoundModel:
             members=self.arguments.members(rows),
         )
 
+    def execute_at(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any) -> Execution:
+        """The same with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim)."""
+        with self._written((z, *rows)):
+            return self.execute(self.from_vector(z, rows, local), rows, **options)
+
+    def _written(self, mapped: Iterable[Any]) -> AbstractContextManager[Any]:
+        """What the model needs to be run under `vmap` on tensors that are mapped."""
+        return Writable(mapped) if self.writes else nullcontext()
+
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
         """The latents' values: z (D,), and of these rows (all by default) `local` (m, local_dim), zero by default."""
         count = self.num_rows if rows is None else len(rows[0])
@@ -161,7 +174,8 @@ class BoundModel:
             value = torch.as_tensor(values[msg["name"]], dtype=self.dtype)
             return transform.inv(value.reshape(msg["fn"].shape()))
 
-        return self.collect(source)
+        with self._written(values.values()):
+            return self.collect(source)
 
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,) of what `source` says of each latent site."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.arguments import Arguments
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, SettingError
+from pyro_fed.layout import name_dims
+
+if TYPE_CHECKING:
+    from pyro_fed.problem import Problem
 
 
 def check_finite(
@@ -48,6 +52,25 @@ def check_plate_size(plate: str, size: int, num_rows: int | None) -> None:
     """
     if num_rows is not None and size != num_rows:
         raise DataError(f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows")
+
+
+def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse names of dimensions of no site, and coordinates that do not fit, before the run instead of after it.
+
+    Raises:
+        SettingError: names what does not fit, and what would.
+    """
+    latents = {**problem.layout.latents, **problem.layout.local, **problem.layout.reported}
+    sites = {**latents, **problem.layout.observed}
+    unknown = sorted(set(dims) - set(sites))
+    if unknown:
+        raise SettingError(f"dims name the sites {unknown}, which the model does not have: it has {list(sites)}")
+    for name, site in latents.items():
+        for dim, size in zip(name_dims(site.dims, dims.get(name, ())), site.shape, strict=True):
+            if len(coords.get(dim, range(size))) != size:
+                raise SettingError(
+                    f"coords['{dim}'] has {len(coords[dim])} values, but site '{name}' has {size} along it"
+                )
 
 
 def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:

@@ -24,12 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import SettingError
 from pyro_fed.loop import loop_map
-from pyro_fed.tracing import Step, eager, inductor, trace
+from pyro_fed.tracing import Step, eager, inductor, to_graph, trace
 
 #: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")
@@ -168,10 +167,10 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
     wanted = "trace" if mode == "auto" else mode
-    reason = "" if wanted == "off" else _failure(lambda: make_fx(function)(*example))
+    reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted
-    slower = _failure(lambda: function(*example))
+    slower = failure(lambda: function(*example))
     if slower:
         warnings.warn(
             f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower",
@@ -188,7 +187,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
     return "off"
 
 
-def _failure(attempt: Callable[[], Any]) -> str:
+def failure(attempt: Callable[[], Any]) -> str:
     """Why the attempt failed, in one line; empty where it did not."""
     try:
         attempt()

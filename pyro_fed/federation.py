@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_fed import membership
 from pyro_fed import partition as partitions
 from pyro_fed.arguments import Arguments, flatten
-from pyro_fed.checks import check_finite, check_plate_size
+from pyro_fed.checks import check_finite, check_labels, check_plate_size
 from pyro_fed.data import ClientData, padded_index
 from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.group_reading import group_arguments
@@ -54,6 +54,7 @@ class Federation:
     Raises:
         DataError: data that are not finite, of disagreeing lengths, or outside a likelihood's support.
         ModelError: a model that cannot be split over the plate.
+        SettingError: `dims` of an unknown site, `coords` of another length than their dimension.
         ValueError: a partition that cannot be made.
 
     Example:
@@ -171,6 +172,7 @@ class Federation:
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype, quadrature or Quadrature())
+        check_labels(self.problem, self.dims, self.coords)
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(

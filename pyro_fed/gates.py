@@ -48,8 +48,19 @@ def outlying(size: Tensor, what: str) -> Objections:
 
 
 def outlying_sites(messages: dict[str, Tensor]) -> Objections:
-    """Precisions and etas far above the others'."""
-    return {**outlying(sizes(messages["precision"]), "'precision'"), **outlying(sizes(messages["eta"]), "'eta'")}
+    """Precisions and etas far above the others'.
+
+    Where a message has `values` (C, L) on a line that is searched, they are measured by how far these fall: a trial
+    far out may have any curvature at an honest client, whose log-likelihood then has the trial turned down.
+    """
+    swing: Tensor | float = 1.0
+    if "values" in messages:
+        values = messages["values"].double()
+        swing = (values.amax(-1) - values.amin(-1)).clamp(1.0, torch.finfo(values.dtype).max)
+    return {
+        **outlying(sizes(messages["precision"]) / swing, "'precision'"),
+        **outlying(sizes(messages["eta"]) / swing, "'eta'"),
+    }
 
 
 def natural(q: Gaussian, deltas: Gaussian) -> Objections:

@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from pyro_fed.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.nested_rows import MaskPadding, Members
 from pyro_fed.plates import Subsample, pinned_plates
+from pyro_fed.torch_modes import Replacing
 from pyro_fed.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 
 #: Gives the unconstrained value of a latent site from its message and its transform.
@@ -81,7 +82,8 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     """Pyro's validation as asked, and constants inside the model made in the problem's dtype.
 
     Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
-    with, which neither `vmap` nor tracing survives: without `validate` no distribution checks its values.
+    with, which neither `vmap` nor tracing survives: without `validate` no distribution checks its values, and a
+    matrix that is not positive definite is no error, see `torch_modes`.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample
@@ -89,7 +91,7 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     if not validate:
         patched._validate_sample = lambda *_: None
     try:
-        with pyro.validation_enabled(validate):
+        with pyro.validation_enabled(validate), nullcontext() if validate else Replacing():
             yield
     finally:
         torch.set_default_dtype(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -106,3 +107,9 @@ class Layout:
         if len(names) != 1:
             raise ModelError(f"predictions need one observed site inside plate '{self.plate}', found {names}")
         return names[0]
+
+
+def name_dims(default: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The user's names in place of the numbered dims, from the left."""
+    names = iter(wanted)
+    return [next(names, dim) if "_dim_" in dim else dim for dim in default]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:
     """Values of the observed sites inside the plate, in the original row order."""
-    trace = problem.execute(problem.from_vector(torch.zeros(problem.dim, dtype=problem.dtype)), problem.all_rows).trace
+    trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
     layout = problem.layout
     return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
 
@@ -30,7 +30,7 @@ def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ..
     Raises:
         ModelError: the model has no or several observed sites inside the plate.
     """
-    return problem.execute(problem.from_vector(z, rows), rows).trace.nodes[problem.layout.single_observed()]["fn"]
+    return problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]["fn"]
 
 
 def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
     rows = rows_like(problem.arguments, problem.model, args, kwargs)
     if len(rows[0]) == 0:
         raise DataError("the test data have no rows; nothing can be measured.")
-    trace = problem.execute(problem.from_vector(z, rows), rows, densities=True).trace
+    trace = problem.execute_at(z, rows, densities=True).trace
     site = trace.nodes[problem.layout.single_observed()]
     fn = site["fn"]
     out = {"log_prob": sum_to_rows(site, frame_of(site, problem.plate).dim), "value": site["value"]}

@@ -26,8 +26,9 @@ from pyro_fed.errors import DataError
 from pyro_fed.federation import Federation
 from pyro_fed.handlers import run_model
 from pyro_fed.inspection import site_dims
+from pyro_fed.layout import name_dims
 from pyro_fed.loop import loop_map
-from pyro_fed.to_arviz import make_inference_data, name_dims
+from pyro_fed.to_arviz import make_inference_data
 from pyro_fed.trace_sites import is_deterministic
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
@@ -66,7 +67,9 @@ def predict(
     function = model.problem.model if isinstance(model, Federation) else model
     latents = {str(name): np.asarray(value.values) for name, value in posterior.data_vars.items()}
     shape = next(iter(latents.values())).shape[:2]
-    dtype = flatten(function, args, kwargs).floating_dtype()
+    arguments = flatten(function, args, kwargs)
+    dtype = arguments.floating_dtype()
+    args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
     values = {name: _flat(value, dtype) for name, value in latents.items()}
     run = _Run(function, args, kwargs, dtype, hidden)
     sites = run.sites({name: value[0] for name, value in values.items()})

@@ -27,6 +27,7 @@ from pyro_fed.data import Batch
 from pyro_fed.discrete import sum_out
 from pyro_fed.errors import ModelError
 from pyro_fed.inspection import describe
+from pyro_fed.mapping import choose_mapping
 from pyro_fed.splitting import check_splits
 from pyro_fed.starts import draw_starts
 from pyro_fed.trace_sites import frame_of, is_deterministic, plate_of, sum_to_rows
@@ -52,6 +53,7 @@ class Problem(BoundModel):
         check_splits(self)
         if self.local_dim:
             self.quadrature = self.quadrature.fitted(self)
+        choose_mapping(self)
         held = sorted(name for name in self.constants if not self._is_centring(name))
         if held:
             warnings.warn(
@@ -110,7 +112,7 @@ class Problem(BoundModel):
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
         """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
-        trace, filler, _ = self.execute(self.from_vector(z, rows, local), rows, densities=True, **options)
+        trace, filler, _ = self.execute_at(z, rows, local, densities=True, **options)
         nothing = torch.zeros((), dtype=self.dtype, device=z.device)
         outside = {"": nothing + filler.log_jacobian}
         inside = {}
@@ -206,7 +208,7 @@ class Problem(BoundModel):
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
         rows = self.all_rows if rows is None else rows
-        trace, filler, _ = self.execute(self.from_vector(z, rows), rows)
+        trace, filler, _ = self.execute_at(z, rows)
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils import _pytree as pytree
 
 from pyro_fed import seeding, trust
 from pyro_fed.algorithm import Algorithm, State
@@ -26,6 +25,7 @@ from pyro_fed.federation import Federation
 from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
+from pyro_fed.mapping import trial
 from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -104,6 +104,11 @@ def run(
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
     """
+    if not isinstance(algorithm, Algorithm) or not isinstance(federation, Federation):
+        raise SettingError(
+            "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
+            f"received {algorithm!r} and {federation!r}"
+        )
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
@@ -189,7 +194,8 @@ class _Finish:
 
     def _warn(self, shared: State, draws: Tensor) -> None:
         record, problem = self.context.record, self.context.problem
-        record.notes += [*self.algorithm.warnings(record), *record.failed()]
+        failed = record.failed()
+        record.notes += [*self.algorithm.warnings(record), *failed]
         if self.algorithm.struggled(record):
             record.notes += funnel_hint(problem)
         if record.converged is False and "change" in record.latest:
@@ -197,6 +203,8 @@ class _Finish:
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if problem.local_dim:
             record.notes += integration_notes(problem, draws.flatten(0, 1))
+        whole = self.context.federation.holds_data and self.context.combination is None and not failed
+        if whole and (problem.local_dim or record.converged):  # q is meant to be the posterior of all rows
             density = self.algorithm.log_density(shared, draws)
             record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
@@ -205,10 +213,7 @@ class _Finish:
 
 def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
     """The problem with a compiler for this run; compiled steps are kept for the next run."""
-    generator = torch.Generator().manual_seed(0)
-    device = problem.rows[0].device
-    particles = 0.1 * torch.randn(2, problem.dim, generator=generator, dtype=problem.dtype).to(device)
-    clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
+    particles, clients = trial(problem)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         log_prior, pointwise = problem.log_parts(z, rows)

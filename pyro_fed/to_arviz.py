@@ -20,6 +20,7 @@ from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.assignments import assign
 from pyro_fed.data import CHUNK
+from pyro_fed.layout import name_dims
 from pyro_fed.observations import observed_values
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
@@ -174,12 +175,6 @@ def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: in
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
-
-
-def name_dims(default: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The user's names in place of the numbered dims, from the left."""
-    names = iter(wanted)
-    return [next(names, dim) if "_dim_" in dim else dim for dim in default]
 
 
 def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict[str, list[Any]]) -> xr.Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -52,10 +52,17 @@ def eager(batched: Callable[..., Any], spec: Any) -> Step:
     return Step(flat, lambda: found["spec"])
 
 
+def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """`make_fx`, which notes every value's metadata in one mode: left alone it makes one a value, most of its time."""
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        graph: torch.fx.GraphModule = make_fx(function)(*leaves)
+    return graph
+
+
 def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     """The same as a graph, which fits leaves with the shapes and strides of `leaves`."""
     step = eager(batched, spec)
-    graph = make_fx(step.run)(*[leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
+    graph = to_graph(step.run, [leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
     _pin_dtypes(graph)
     graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
     graph.graph.eliminate_dead_code()

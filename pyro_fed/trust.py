@@ -14,7 +14,8 @@ told, and the standard error says so.
 
 **Tails.** Draws z_s of an approximation q have importance ratios p(z_s)/q(z_s) to the posterior. The shape k of the
 generalised Pareto distribution of the largest ones says how much heavier the posterior's tails are; above 0.7 nothing
-can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did it work?*).
+can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did it work?*). Ratios that are
+nearly equal have a shape too, and it says nothing. Below 0.7 the ratios w_s say how far the means are off, Σ w_s z_s.
 
 **Spread.** SDs far below those of the Laplace approximation mean a collapsed variance. The reverse means
 nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
@@ -51,6 +52,12 @@ SD_RANGE = (0.5, 2.0)
 LARGEST_MEAN_ERROR = 0.5
 #: Draws for the tail of an approximation.
 FEWEST_DRAWS, MOST_DRAWS = 100, 1000
+#: Ratios worth more than this share of equal ones, (Σ w)² / (S Σ w²), leave an approximation as it is.
+LARGEST_SHARE = 0.8
+#: Ratios worth at least as many equal ones say how far means are off.
+FEWEST_WORTH = 100
+#: With more parameters any Gaussian has ratios that differ wildly, and there is nothing to be learnt from them.
+LARGEST_DIM_FOR_RATIOS = 100
 #: How many of the largest ratios say where that tail is.
 FARTHEST = 5
 
@@ -128,29 +135,43 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
 
 
 def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[str]:
-    """Tails that an approximation lacks, and the site where they are.
+    """Tails that an approximation lacks, or else means that are off, and the site where they are.
 
     Args:
         problem: the posterior.
         draws: (S, D), of the approximation.
         log_density: (S,), its log density there, up to a constant.
     """
-    if len(draws) < FEWEST_DRAWS:
+    if len(draws) < FEWEST_DRAWS or draws.shape[1] > LARGEST_DIM_FOR_RATIOS:
         return []
     at = torch.linspace(0, len(draws) - 1, min(MOST_DRAWS, len(draws))).long()
     z = draws[at].to(problem.dtype)
     pieces = z.split(max(1, CHUNK // problem.evaluations))
     ratios = torch.cat([problem.log_prior(piece) + problem.log_lik(piece) for piece in pieces]) - log_density[at]
-    k = smoothed(ratios).pareto_k
-    if k <= LARGEST_PARETO_K:
+    within = ratios.isfinite()
+    ratios, u = ratios[within], ((z - z.mean(0)) / z.std(0))[within].double()
+    found = smoothed(ratios)
+    if found.effective > LARGEST_SHARE * len(z):
         return []
-    away = ((z - z.mean(0)) / z.std(0))[ratios.argsort()[-FARTHEST:]].abs().mean(0)
-    number = int(away.argmax())
-    site = next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
+    if found.pareto_k > LARGEST_PARETO_K:
+        site = _site_of(problem, int(u[ratios.argsort()[-FARTHEST:]].abs().mean(0).argmax()))
+        return [
+            f"the posterior has tails that this approximation lacks: Pareto k is {found.pareto_k:.2f} (above "
+            f"{LARGEST_PARETO_K} its means are not to be trusted far out), most of all in '{site}'. Use FedAIS, "
+            "which weighs its draws, or sample, by FSGLD, DSVGD or NUTS"
+        ]
+    away = (found.weights @ u).abs()
+    if found.effective < FEWEST_WORTH or float(away.max()) < LARGEST_MEAN_ERROR:
+        return []
     return [
-        f"the posterior has tails that this approximation lacks: Pareto k is {k:.2f} (above {LARGEST_PARETO_K} its "
-        f"means are not to be trusted far out), most of all in '{site}'. Sample instead, by FSGLD, DSVGD or NUTS"
+        f"importance sampling finds the mean of '{_site_of(problem, int(away.argmax()))}' {float(away.max()):.2g} SDs "
+        "away from this approximation's. Use FedEP or FedAIS, or sample, by FSGLD, DSVGD or NUTS"
     ]
+
+
+def _site_of(problem: Problem, number: int) -> str:
+    """The site that an entry of the flat vector belongs to."""
+    return next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
 
 
 def reference_warnings(row: dict[str, Any]) -> list[str]:

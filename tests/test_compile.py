@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -174,6 +175,12 @@ def test_data_dependent_control_flow_falls_to_a_loop_with_one_warning(model, fac
     if model is branching_on_rows:
         plain = pf.Federation(line, line_data(), plate="data", partition=parts)
         np.testing.assert_allclose(positions(result), positions(run(algorithm, plain, 2, compile="off")), rtol=1e-9)
+        assert pf.ksd(result, fed) == pytest.approx(pf.ksd(result, plain), rel=1e-9)
+        columns = ["mean_error", "ksd", "prior_count"]
+        table = pf.compare({"a": result, "b": result}, reference="a", federation=fed)[columns]
+        pd.testing.assert_frame_equal(
+            table, pf.compare({"a": result, "b": result}, reference="a", federation=plain)[columns]
+        )
 
 
 def test_what_cannot_be_traced_is_run_by_vmap():

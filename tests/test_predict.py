@@ -40,6 +40,13 @@ def test_the_predictive_of_a_gaussian_is_gaussian():
     assert np.all(np.abs(y.values[0].var(0) / variance - 1) < 5 * np.sqrt(2 / 20_000))
 
 
+def test_numpy_arguments_are_taken_as_the_federation_takes_them():
+    x = np.random.default_rng(0).normal(size=(4, 2))
+    fitted = posterior(w=np.random.default_rng(1).normal(size=(50, 2)))
+    found, expected = (pf.predict(fitted, line, (a, None)).posterior_predictive["y"] for a in (x, torch.from_numpy(x)))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_draws_are_independent_over_draws_and_rows():
     x = torch.zeros(2, 2, dtype=torch.float64)
     y = pf.predict(posterior(w=np.zeros((4000, 2))), line, (x, None)).posterior_predictive["y"].values[0]

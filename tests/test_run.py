@@ -147,3 +147,11 @@ def test_a_dead_kde_warns():
     fed = pf.Federation(line, (x, x[:, 0]), plate="data", num_clients=2)
     with pytest.warns(UserWarning, match=r"the KDE of bandwidth 0.001 is dead: .* effective neighbours"):
         pf.run(pf.PaperDSVGD(**SMALL, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_what_is_no_algorithm_or_no_federation_is_told_apart(swap):
+    fed = unequal_lines()
+    wrong = (fed, pf.FedEP()) if swap else (pf.FedEP, fed)
+    with pytest.raises(pf.SettingError, match=r"such as pf.run\(pf.FedEP\(\), fed\), received"):
+        pf.run(*wrong)

@@ -37,6 +37,18 @@ def fitted():
     return run(linear, (X, Y), dims={"w": ["feature"]}, coords={"feature": ["a", "b", "c"]})
 
 
+@pytest.mark.parametrize(
+    ("dims", "coords", "message"),
+    [
+        ({"v": ["feature"]}, {}, r"dims name the sites \['v'\].*it has \['w', 'sigma', 'y'\]"),
+        ({"w": ["feature"]}, {"feature": ["a", "b"]}, r"coords\['feature'\] has 2 values, but site 'w' has 3 along it"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_a_run(dims, coords, message):
+    with pytest.raises(pf.SettingError, match=message):
+        pf.Federation(linear, (X, Y), plate="data", num_clients=2, dims=dims, coords=coords)
+
+
 def test_groups_dims_and_coords(fitted):
     _, idata = fitted
     assert set(idata.groups()) == {

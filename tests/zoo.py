@@ -55,9 +55,11 @@ from zoo_sites import (
     lognormal,
     lognormal_base,
     mixture,
+    ordinal,
     simplex,
     student,
     with_param,
+    written,
 )
 
 import pyro_fed as pf
@@ -106,6 +108,8 @@ CASES = [
     Case("student", student, (X, Y)),
     Case("binomial", binomial, (X, COUNTS.clamp(max=5))),
     Case("categorical", categorical, (X, CLASSES)),
+    Case("ordinal", ordinal, (X, CLASSES)),
+    Case("written", written, (X, Y)),
     Case("dirichlet", simplex, (CLASSES,), reference=None),
     Case("lkj", correlated, (X,)),
     Case("nested", nested, (Y, GROUP)),

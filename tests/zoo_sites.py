@@ -44,6 +44,25 @@ def factors(x, y):
         pyro.factor("fit", -(y - x @ w).abs())
 
 
+def ordinal(x, c):
+    w = pyro.sample("w", normal(0, 1, 3))
+    ordered = dist.TransformedDistribution(normal(0, 1, 2), [dist.transforms.OrderedTransform()])
+    cuts = pyro.sample("cuts", ordered)
+    with pyro.plate("data", len(x)):
+        pyro.sample("c", dist.OrderedLogistic(x @ w, cuts), obs=c)
+
+
+def written(x, y):
+    """Makes tensors, then writes into them: a walk of the weights, and the rows' means."""
+    steps = pyro.sample("steps", normal(0, 1, 3))
+    w, mean = torch.zeros(3), x.new_empty(len(x))
+    for i in range(3):
+        w[i] = steps[i] + (0.8 * w[i - 1] if i else 0.0)
+    mean[:] = x @ w
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
 def deterministic(x, y):
     w = pyro.sample("w", normal(0, 1, 3))
     pyro.deterministic("norm", w.norm())

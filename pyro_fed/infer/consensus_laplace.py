@@ -8,7 +8,7 @@ decision.
 It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
 likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
 
-    shared   values, usable, precision, eta, decrement      the sums that each agent knows, (A, ...)
+    shared   values, unusable, precision, eta, decrement    the sums that each agent knows, (A, ...)
     local    the state of FedLaplace's server at each agent, (A, ...)
 """
 
@@ -31,10 +31,12 @@ from pyro_fed.ops.mixing import mix
 from pyro_fed.problem import Problem
 
 #: What each agent knows of the sum over all agents.
-SUMS = ("values", "usable", "precision", "eta")
+SUMS = ("values", "unusable", "precision", "eta")
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity: they must be
 #: mixed.
 UNKNOWN, LOWEST = 1e6, -1e200
+#: Stands for the number of agents whose site cannot be used, before anything is known.
+NOTHING_YET = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ class ConsensusLaplace(Algorithm):
         none = site.eta.new_zeros(num_clients)
         shared = {
             "values": none[:, None].expand(-1, len(self.newton.fractions)).clone(),
-            "usable": none,
+            "unusable": none + NOTHING_YET,
             "precision": site.precision,
             "eta": site.eta,
             "decrement": none + UNKNOWN,
@@ -88,18 +90,18 @@ class ConsensusLaplace(Algorithm):
         asked = {name: server[name] for name in self.newton.download(states[0], torch.zeros(1))}
         message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
         v = shared["centrality"]
-        message = {**message, "values": message["values"].clamp_min(LOWEST)}
+        unusable = (~message["usable"]).double()
+        message = {**message, "values": message["values"].clamp_min(LOWEST), "unusable": unusable}
         put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
         return {**put_in, "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:
         """The server's part of a round, at one agent; nothing is known before the first."""
-        if float(sums["usable"]) == 0:
+        if float(sums["unusable"]) == NOTHING_YET:
             return server
         total = {name: sums[name][None] for name in ("values", "precision", "eta")}
-        # An agent whose derivatives were not finite has put in a flat site: what is sought is a start, no answer, and
-        # the next point may suit it.
-        return self.newton.combine(server, {**total, "usable": torch.ones(1, dtype=torch.bool)}, torch.ones(1))
+        everyone = sums["unusable"][None] < 0.5
+        return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
 
     def objections(self, received: State, messages: State) -> gates.Objections:
         """Messages far above the other agents'."""

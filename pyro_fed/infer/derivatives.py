@@ -38,6 +38,10 @@ class Moments(NamedTuple):
     score: Tensor
     curvature: Tensor
 
+    def finite(self) -> Tensor:
+        """Whether everything that a client computed is finite: (C,)."""
+        return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
+
 
 @dataclass(frozen=True)
 class Derivatives:

@@ -30,7 +30,6 @@ from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, select, site_of
 from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
 from pyro_fed.ops.gaussian import Gaussian
@@ -129,7 +128,7 @@ class FedLaplace(GaussianAlgorithm):
         points, line = self._trial_points(shared)
         moments = self.derivatives(problem).of_likelihood(problem, points, batch)
         values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
-        usable = _finite(moments)
+        usable = moments.finite()
         site = select(usable, site_of(moments, points[0]))
         lowest = torch.finfo(values.dtype).min
         message = {
@@ -219,10 +218,3 @@ class FedLaplace(GaussianAlgorithm):
             "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
             "determine every parameter (separable classes, say) has no mode: give it a proper prior"
         ]
-
-
-def _finite(moments: Moments) -> Tensor:
-    """Whether everything a client computed is finite: (C,)."""
-    return torch.stack(
-        [part.flatten(1).isfinite().all(1) if part.dim() > 1 else part.isfinite() for part in moments]
-    ).all(0)

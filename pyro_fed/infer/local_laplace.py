@@ -62,7 +62,7 @@ def local_laplace(
     for _ in range(num_steps):
         trial = place + _step(here, damping)
         there = at(trial)
-        better = torch.isfinite(there.value) & (there.value > here.value)
+        better = there.finite() & (there.value > here.value)
         place = choose(better, trial, place)
         here = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
         damping = damping * torch.where(better, LAMBDA_FALL, LAMBDA_RISE)

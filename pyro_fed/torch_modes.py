@@ -1,0 +1,78 @@
+"""Modes that change what torch functions do while a model runs, so that it can be mapped and tried anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MAKERS = frozenset(
+    (
+        *(torch.zeros, torch.ones, torch.empty, torch.full),
+        *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
+        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full),
+    )
+)
+
+
+class Writable(TorchFunctionMode):
+    """Floating tensors that are made can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
+
+    A tensor out of `torch.zeros` is one for all particles and clients, so that none of them can write its own value
+    into it. Here it becomes one a particle and a client, by adding a zero that is. Pyro's `OrderedLogistic` writes so.
+
+    Args:
+        mapped: what is mapped over particles or clients; only its tensors matter.
+    """
+
+    def __init__(self, mapped: Iterable[Any]) -> None:
+        super().__init__()
+        entries = [leaf.flatten()[0] for leaf in mapped if isinstance(leaf, Tensor) and leaf.numel()]
+        self.zero = sum((torch.zeros_like(entry, dtype=torch.float64) for entry in entries), torch.zeros(()))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made + self.zero.to(made.dtype) if func in MAKERS and made.is_floating_point() else made
+
+
+def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
+    """`torch.linalg.cholesky`, but NaN for a matrix without a factor, so that the point that led there has no density.
+
+    An error would end the run because one trial of one client leaves the support, if only by rounding.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix, upper=upper)
+    return torch.where((info > 0)[..., None, None], torch.nan, factor)
+
+
+def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.cumprod` by doubling, of which `vmap` knows all derivatives.
+
+    Those of `torch.cumprod` itself are looped over, with torch's warning; simplices and correlations are made of it.
+    """
+    products = values.to(dtype or values.dtype).movedim(dim, -1)
+    done = 1
+    while done < products.shape[-1]:
+        products = torch.cat([products[..., :done], products[..., done:] * products[..., :-done]], -1)
+        done *= 2
+    return products.movedim(-1, dim)
+
+
+REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    torch.linalg.cholesky: factor_or_nan,
+    torch.cumprod: prefix_products,
+    Tensor.cumprod: prefix_products,
+}
+
+
+class Replacing(TorchFunctionMode):
+    """Functions that raise, or that `vmap` cannot differentiate twice, give way to others of the same values."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return REPLACED.get(func, func)(*args, **(kwargs or {}))
