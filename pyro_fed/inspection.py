@@ -39,7 +39,7 @@ def describe(problem: Problem) -> Layout:
     _check_plate(problem, execution.plates, execution.trace)
     if len(execution.plates) > 1:
         check_followers(problem, execution.filler.plates)
-    _check_support(execution.trace, problem.plate)
+    _check_observed(execution.trace)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
     on_local = _moved(problem, layout, shapes, execution.trace, layout.local, {})
@@ -168,14 +168,21 @@ def _check_plate(problem: Problem, declared: dict[str, int], trace: Any) -> None
             )
 
 
-def _check_support(trace: Any, plate: str) -> None:
+def _check_observed(trace: Any) -> None:
+    """Data that lie in the support and have the distribution's shape."""
     for name, msg in trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
         try:
-            msg["fn"].log_prob(msg["value"])
+            density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
             raise DataError(
                 f"observed site '{name}': its data are outside the support of {type(msg['fn']).__name__} "
                 f"({str(error).splitlines()[0]})"
             ) from error
+        if density.shape != msg["fn"].batch_shape:
+            raise DataError(
+                f"observed site '{name}': its data have the shape {tuple(msg['value'].shape)}, its distribution "
+                f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
+                f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
+            )

@@ -15,7 +15,8 @@ told, and the standard error says so.
 **Tails.** Draws z_s of an approximation q have importance ratios p(z_s)/q(z_s) to the posterior. The shape k of the
 generalised Pareto distribution of the largest ones says how much heavier the posterior's tails are; above 0.7 nothing
 can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did it work?*). Ratios that are
-nearly equal have a shape too, and it says nothing. Below 0.7 the ratios w_s say how far the means are off, Σ w_s z_s.
+nearly equal have a shape too, and it says nothing. Below 0.7 the ratios w_s say how far the means are off, Σ w_s z_s,
+and the SDs.
 
 **Spread.** SDs far below those of the Laplace approximation mean a collapsed variance. The reverse means
 nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
@@ -56,6 +57,8 @@ FEWEST_DRAWS, MOST_DRAWS = 100, 1000
 LARGEST_SHARE = 0.8
 #: Ratios worth at least as many equal ones say how far means are off.
 FEWEST_WORTH = 100
+#: SDs that the ratios put further away than this factor are flagged.
+LARGEST_SD_FACTOR = 4 / 3
 #: With more parameters any Gaussian has ratios that differ wildly, and there is nothing to be learnt from them.
 LARGEST_DIM_FOR_RATIOS = 100
 #: How many of the largest ratios say where that tail is.
@@ -135,7 +138,7 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
 
 
 def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[str]:
-    """Tails that an approximation lacks, or else means that are off, and the site where they are.
+    """Tails that an approximation lacks, or else a mean or an SD that is off, and the site where it is.
 
     Args:
         problem: the posterior.
@@ -160,13 +163,24 @@ def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[
             f"{LARGEST_PARETO_K} its means are not to be trusted far out), most of all in '{site}'. Use FedAIS, "
             "which weighs its draws, or sample, by FSGLD, DSVGD or NUTS"
         ]
-    away = (found.weights @ u).abs()
-    if found.effective < FEWEST_WORTH or float(away.max()) < LARGEST_MEAN_ERROR:
+    return _moment_warnings(problem, u, found.weights) if found.effective >= FEWEST_WORTH else []
+
+
+def _moment_warnings(problem: Problem, u: Tensor, weights: Tensor) -> list[str]:
+    """The mean, or else the SD, that weights put farthest from what standardised draws (S, D) have."""
+    mean = weights @ u
+    ratio = (weights @ (u - mean).square()).sqrt()
+    away, factor = mean.abs(), torch.maximum(ratio, 1 / ratio)
+    if float(away.max()) >= LARGEST_MEAN_ERROR:
+        number = int(away.argmax())
+        what = f"the mean of '{_site_of(problem, number)}' {float(away[number]):.2g} SDs away from"
+    elif float(factor.max()) >= LARGEST_SD_FACTOR:
+        number = int(factor.argmax())
+        what = f"the SD of '{_site_of(problem, number)}' {float(ratio[number]):.2g} times"
+    else:
         return []
-    return [
-        f"importance sampling finds the mean of '{_site_of(problem, int(away.argmax()))}' {float(away.max()):.2g} SDs "
-        "away from this approximation's. Use FedEP or FedAIS, or sample, by FSGLD, DSVGD or NUTS"
-    ]
+    cure = "Use FedEP or FedAIS, or sample, by FSGLD, DSVGD or NUTS"
+    return [f"importance sampling finds {what} this approximation's. {cure}"]
 
 
 def _site_of(problem: Problem, number: int) -> str:

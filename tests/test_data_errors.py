@@ -168,6 +168,13 @@ def test_labels_outside_the_support(model, args, kind):
         build(model, *args)
 
 
+def test_a_column_of_labels_is_refused_before_it_makes_a_density_a_pair_of_rows():
+    with pytest.raises(
+        pf.DataError, match=rf"'y': its data have the shape \({N}, 1\), its .* Normal the shape \({N},\)"
+    ):
+        build(linear, X, Y[:, None])
+
+
 def test_a_constant_feature_and_a_rank_deficient_client():
     x = torch.cat([X[:, :2], torch.ones(N, 1)], 1).double()
     x[:6, 1] = 2 * x[:6, 0]

@@ -27,6 +27,7 @@ def conjugate(y):
         (0.1, 1.0, None),
         (0.0, 0.9, None),
         (0.7, 1.0, r"the mean of 'a' 0\.[67]\d* SDs away"),
+        (0.0, 1.6, "the SD of 'a' 0.6[23] times this approximation's"),
         (0.0, 0.2, "tails that this approximation lacks: Pareto k .* most of all in 'a'"),
     ],
 )
