@@ -179,7 +179,7 @@ def _moment_warnings(problem: Problem, u: Tensor, weights: Tensor) -> list[str]:
         what = f"the SD of '{_site_of(problem, number)}' {float(ratio[number]):.2g} times"
     else:
         return []
-    cure = "Use FedEP or FedAIS, or sample, by FSGLD, DSVGD or NUTS"
+    cure = "Use FedAIS, which weighs its draws, or sample, by FSGLD, DSVGD or NUTS"
     return [f"importance sampling finds {what} this approximation's. {cure}"]
 
 

@@ -30,9 +30,18 @@ def evidence_of_line(x, y):
 def test_a_conjugate_regression_has_equal_weights_and_the_exact_evidence(num_clients, surrogates):
     data = line_data(rows=49)
     fed = pf.Federation(line, data, plate="data", num_clients=num_clients)
-    idata = pf.run(pf.FedAIS(surrogates=surrogates, num_proposals=500), fed, **QUIET)
+    idata = pf.run(pf.FedAIS(surrogates=surrogates, num_proposals=500, freedom=None), fed, **QUIET)
     assert last(idata, "effective_draws") == pytest.approx(500, rel=1e-6)
     assert last(idata, "log_evidence") == pytest.approx(evidence_of_line(*data), abs=1e-6)
+
+
+def test_wider_tails_cost_some_draws_and_leave_the_evidence_as_it_is():
+    """Five standard errors."""
+    data = line_data()
+    idata = pf.run(pf.FedAIS(freedom=5.0), pf.Federation(line, data, plate="data", num_clients=5), **QUIET)
+    assert last(idata, "pareto_k") < LARGEST_PARETO_K
+    assert 4000 < last(idata, "effective_draws") < 7990
+    assert abs(last(idata, "log_evidence") - evidence_of_line(*data)) < 5 * last(idata, "log_evidence_se")
 
 
 def counts(y):
@@ -162,6 +171,7 @@ def test_impossible_draws_have_no_weight():
         ({"num_proposals": 1}, "num_proposals must be a whole number of at least 2"),
         ({"levels": 0}, "levels must be a whole number of at least 1"),
         ({"step_size": 0.0}, "step_size must be positive"),
+        ({"freedom": 0.0}, "freedom must be positive"),
         ({"surrogates": "ep"}, "surrogates"),
     ],
 )

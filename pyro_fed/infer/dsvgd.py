@@ -24,7 +24,7 @@ towards
     log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
 
 an incremental gradient. Its bias by the last client, of first order in the step, is taken out by returning each
-particle's mean position over the last pass (an exponential one, of weight 1/K a round); what is left vanishes with the
+particle's mean position over the last pass, or 20 rounds where K is less (an exponential one, of weight 1/20 a round); what is left vanishes with the
 decaying step. The `apart` figure of every round says so.
 
 Letters: N `num_particles`, L `local_steps`; the others as in `corrected_sites`. A client receives: particles, Σ_j r_j,
@@ -74,6 +74,7 @@ class DSVGD(CorrectedSites):
         noise: the run has converged when the KSD is at most this share of that of N exact draws,
         min_fall: or when the KSD of a pass has not fallen by this share
         patience: for this many passes.
+        averaged_rounds: particles that started apart are returned at their mean over so many rounds, at least a pass.
 
     References:
         Kassab & Simeone, Algorithm 1. Liu & Wang (2018), SVGD as moment matching.
@@ -89,12 +90,13 @@ class DSVGD(CorrectedSites):
     noise: float = 0.05
     min_fall: float = 0.05
     patience: int = 3
+    averaged_rounds: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "noise")
         check_choice(self, "start", ("auto", *BEGINNINGS))
-        check_at_least(self, 1, "max_passes", "max_modes_dim", "patience")
+        check_at_least(self, 1, "max_passes", "max_modes_dim", "patience", "averaged_rounds")
         check_between(self, "min_fall", 0, 1)
 
     def default_rounds(self, num_clients: int) -> int:
@@ -188,11 +190,12 @@ class DSVGD(CorrectedSites):
         return self.move(white, self.target_scores(problem, white, const, batch_of(rows, picks)), optimiser), ()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt what the client sent, and where the particles were on average over a pass."""
+        """Adopt what the client sent, and where the particles were on average of late."""
         self.require_one(weights)
         adopted = {name: value[0] for name, value in messages.items()}
         done = shared["pass"] + shared["pass_length"]
-        share = (shared["pass_length"] / done.clamp_max(1.0)).to(adopted["white"].dtype)
+        whole = (self.averaged_rounds * shared["pass_length"]).clamp_min(1.0)  # passes that are averaged
+        share = (shared["pass_length"] / torch.minimum(done, whole)).to(adopted["white"].dtype)
         averaged = torch.lerp(shared["averaged"], adopted["white"], share)
         return {**shared, **adopted, "averaged": averaged, "pass": done}
 
@@ -238,6 +241,6 @@ class DSVGD(CorrectedSites):
         ]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The particles, (1, N, D); those that started apart at their mean positions over the last pass."""
+        """The particles, (1, N, D); those that started apart at their mean positions of late."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]

@@ -2,10 +2,11 @@
 
 After any algorithm that leaves a Gaussian site t_k at each client, the server, alone,
 
-    1. draws z_s of the Gaussian q, and takes them to p_0(z) Π_k t_k(z), the exact prior with the sites, by annealed
-       importance sampling (`ops.annealing`), of weights a_s; where the prior is Gaussian q is that already;
+    1. draws z_s of the Gaussian q, and takes them to p_0(z) t(z), the exact prior with the sites, by annealed
+       importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t
+       (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance;
     2. sends them to all clients, who answer with log p_k(z_s), S numbers;
-    3. corrects the weights,  log w_s = log a_s + Σ_k [log p_k(z_s) - log t_k(z_s)],
+    3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
 
 and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted ones, and
 
@@ -36,6 +37,7 @@ from pyro_fed.infer.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
+from pyro_fed.ops.student import Tails
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
@@ -52,7 +54,8 @@ class FedAIS(Algorithm):
         surrogates: where the sites come from: an algorithm that leaves Gaussian ones, `Given`, "laplace", "fedep",
             "local_sgld", or "auto": FedEP up to its `full_dim` parameters, and Laplace beyond.
         num_proposals: S, draws that every client is asked about.
-        levels: J, of the annealing; none is needed where log p_0 Π t_k and log q differ by a constant, up to
+        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
+        levels: J, of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
         flat: this much, in SDs over draws.
         leapfrog_steps: of an annealing transition.
         step_size: of these, in SDs of q.
@@ -72,6 +75,7 @@ class FedAIS(Algorithm):
 
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
+    freedom: float | None = 40.0
     levels: int = 32
     flat: float = 0.01
     leapfrog_steps: int = 8
@@ -83,6 +87,7 @@ class FedAIS(Algorithm):
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
         check_positive(self, "flat", "step_size")
+        check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         if isinstance(self.surrogates, str):
             check_choice(self, "surrogates", NAMES)
@@ -98,16 +103,18 @@ class FedAIS(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Proposals and the logarithms of a_s / Π t_k(z_s)."""
+        """Proposals and the logarithms of a_s / t(z_s)."""
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
         product = one_each(sites, num_clients).product_over(0)
         coordinates = Coordinates.of(q)
-        found = self._proposals(_difference(problem, coordinates, product, q), q, generator)
+        tails = Tails.of(coordinates.site(product), self.freedom)
+        found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
         draws = coordinates.model(found.white).to(problem.dtype)
+        asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
         shared = {
             "draws": draws,
-            "log_weights": found.log_weights - product.log_factor(draws.double()),
+            "log_weights": found.log_weights - asked,
             "accepted": found.accepted,
             "answered": found.accepted.new_zeros(()),
             "num_clients": found.accepted.new_tensor(float(num_clients)),
@@ -205,14 +212,15 @@ def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
     return score, value
 
 
-def _difference(problem: Problem, coordinates: Coordinates, product: Gaussian, q: Gaussian) -> Difference:
-    """log p_0 + Σ log t_k - log q of whitened points, with its gradient."""
+def _difference(problem: Problem, coordinates: Coordinates, product: Gaussian, tails: Tails, q: Gaussian) -> Difference:
+    """log p_0 + log t - log q of whitened points, with its gradient."""
     prior = problem.mapped(_prior, (0,))
 
     def difference(white: Tensor) -> tuple[Tensor, Tensor]:
         z = coordinates.model(white)
         score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
-        slope = score + product.score(z) - q.score(z)
-        return value + product.log_factor(z) - q.log_prob(z), coordinates.pull(slope)
+        wider, outward = tails.log_ratio(white)
+        slope = coordinates.pull(score + product.score(z) - q.score(z)) + outward
+        return value + product.log_factor(z) - q.log_prob(z) + wider, slope
 
     return difference

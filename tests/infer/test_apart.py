@@ -78,18 +78,21 @@ def test_the_parallel_form_has_no_start_apart():
         run(pf.ParallelDSVGD(num_particles=10), network(), 2)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3])
-def test_particles_that_started_apart_are_returned_at_their_mean_over_a_pass(clients):
-    """The first pass by its plain mean, then by weights that fall by (1 - 1/K) a round; with one client not at all."""
-    algorithm, where = pf.DSVGD(num_particles=4), torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (2, 1), (3, 2), (2, 5), (1, 4)])
+def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients, rounds):
+    """Over a pass or more: first by their plain mean, then by weights that fall by a constant factor a round."""
+    algorithm, where = (
+        pf.DSVGD(num_particles=4, averaged_rounds=rounds),
+        torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0)),
+    )
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
     shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}
-    weights = torch.zeros(0)
+    weights, window = torch.zeros(0), max(clients, rounds)
     for white in where:
         shared = algorithm.combine(shared, {"white": white[None]}, torch.ones(1))
-        filled = len(weights) >= clients
-        weights = torch.cat([weights * (1 - 1 / clients) if filled else weights, torch.ones(1)])
-    expected = torch.einsum("r,rnd->nd", weights / weights.sum(), where) if clients > 1 else where[-1]
+        filled = len(weights) >= window
+        weights = torch.cat([weights * (1 - 1 / window) if filled else weights, torch.ones(1)])
+    expected = torch.einsum("r,rnd->nd", weights / weights.sum(), where)
     for apart, positions in ((1.0, expected), (0.0, where[-1])):
         drawn = algorithm.sample(shared | {"apart": torch.tensor(apart)}, 4, torch.Generator())[0]
         torch.testing.assert_close(drawn, positions)
