@@ -24,8 +24,8 @@ towards
     log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
 
 an incremental gradient. Its bias by the last client, of first order in the step, is taken out by returning each
-particle's mean position over the last pass, or 20 rounds where K is less (an exponential one, of weight 1/20 a round); what is left vanishes with the
-decaying step. The `apart` figure of every round says so.
+particle's mean position over the last pass, or 20 rounds where K is less (an exponential mean, of as many rounds); what
+is left vanishes with the decaying step. The `apart` figure of every round says so.
 
 Letters: N `num_particles`, L `local_steps`; the others as in `corrected_sites`. A client receives: particles, Σ_j r_j,
 AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.

@@ -81,10 +81,8 @@ def test_the_parallel_form_has_no_start_apart():
 @pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (2, 1), (3, 2), (2, 5), (1, 4)])
 def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients, rounds):
     """Over a pass or more: first by their plain mean, then by weights that fall by a constant factor a round."""
-    algorithm, where = (
-        pf.DSVGD(num_particles=4, averaged_rounds=rounds),
-        torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0)),
-    )
+    algorithm = pf.DSVGD(num_particles=4, averaged_rounds=rounds)
+    where = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
     shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}
     weights, window = torch.zeros(0), max(clients, rounds)
