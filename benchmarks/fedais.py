@@ -61,9 +61,7 @@ def main():
     torch.set_num_threads(1)
     algorithm = pf.FedAIS(num_proposals=options.proposals)
     print(HEADER)
-    for name in posteriordb.CASES:
-        if name == "eight_schools":  # its latents belong to rows
-            continue
+    for name in posteriordb.WITHOUT_LOCAL:
         case = posteriordb.CASES[name]
         fed = case.federation(5, True)
         for label, chosen in {"FedEP": pf.FedEP(), "FedAIS": algorithm}.items():
@@ -73,16 +71,17 @@ def main():
     reference = pf.run(pf.NUTS(num_samples=4000), fed, **QUIET)
     names = list(reference["posterior"].data_vars)
     truth = stacked(reference, names)[0]
+    default = pf.FedAIS()
+    compared = (
+        ("FedEP", pf.FedEP(), options.proposals),
+        ("FedAIS", algorithm, options.proposals),
+        ("FedAIS, default", default, default.num_proposals),
+    )
     for seed in range(options.seeds):
-        for label, chosen in {"FedEP": pf.FedEP(), "FedAIS": algorithm, "FedAIS, default": pf.FedAIS()}.items():
-            idata = pf.run(chosen, fed, seed=seed, num_draws=chosen_draws(chosen), **QUIET)
+        for label, chosen, draws in compared:
+            idata = pf.run(chosen, fed, seed=seed, num_draws=draws, **QUIET)
             found = against_reference(stacked(idata, names)[0], truth)
             line(f"README, {label}", found["mean_error"], found["sd_ratio_min"], found["sd_ratio_max"], idata)
-
-
-def chosen_draws(algorithm):
-    """As many as were proposed."""
-    return getattr(algorithm, "num_proposals", 32_000)
 
 
 if __name__ == "__main__":

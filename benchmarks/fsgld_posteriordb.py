@@ -15,12 +15,10 @@ import pyro_fed as pf
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import posteriordb
 
-NAMES = [name for name in posteriordb.CASES if name != "eight_schools"]  # its latents belong to rows
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("names", nargs="*", default=posteriordb.WITHOUT_LOCAL)
     print(f"{'posterior':10s} mean error (SD)  SD ratios      R-hat   ESS    rounds  seconds")
     for name in parser.parse_args().names:
         case = posteriordb.CASES[name]

@@ -217,3 +217,6 @@ CASES = {
     ),
     "diamonds": Case("diamonds-diamonds", diamonds, _diamonds, lambda a: a[0][:, 0]),
 }
+
+#: Those whose latents all lie outside the plate: the others' belong to rows.
+WITHOUT_LOCAL = tuple(name for name in CASES if name != "eight_schools")

@@ -1,13 +1,27 @@
 """Runs of a few rounds, for tests of the round loop."""
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 from algorithms import graph_of
 
 import pyro_fed as pf
+from pyro_fed.schedule import Schedule
 
 QUIET = {"progress": False, "compile": "off"}
+
+
+@dataclass(frozen=True)
+class Interrupting(Schedule):
+    """Clients in turn, and the user's Ctrl-C at the start of round `at`."""
+
+    at: int
+
+    def select(self, round, num_clients, rng):
+        if round == self.at:
+            raise KeyboardInterrupt
+        return [round % num_clients]
 
 
 def quiet(algorithm, federation, **options):

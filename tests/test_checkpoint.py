@@ -15,11 +15,11 @@ import pytest
 import torch
 from algorithms import ALGORITHMS as EVERY
 from algorithms import graph_of
+from short_runs import Interrupting
 
 import pyro_fed as pf
 from pyro_fed import rounds
 from pyro_fed.errors import CheckpointError, SettingError
-from pyro_fed.schedule import Schedule
 
 ROUNDS = 6
 
@@ -46,15 +46,8 @@ def run(fed=None, **settings):
 
 
 @dataclass(frozen=True)
-class KilledAt(Schedule):
-    """Clients in turn, and the user's Ctrl-C at the start of a round."""
-
-    at: int
-
-    def select(self, round, num_clients, rng):
-        if round == self.at:
-            raise KeyboardInterrupt
-        return [round % num_clients]
+class KilledAt(Interrupting):
+    """The same for every round, to a checkpoint."""
 
     def __repr__(self):
         return "KilledAt"

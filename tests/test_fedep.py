@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from posteriordb import CASES, needs_data
+from posteriordb import CASES, WITHOUT_LOCAL, needs_data
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoIAFNormal, AutoMultivariateNormal
 
 import pyro_fed as pf
@@ -162,7 +162,7 @@ def test_diagonal_steps_that_have_not_settled_are_told_with_their_cause():
 
 @needs_data
 @pytest.mark.parametrize("sort", [False, True], ids=["iid", "sorted"])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "eight_schools"])
+@pytest.mark.parametrize("name", WITHOUT_LOCAL)
 def test_real_posteriors_within_a_tenth_of_an_sd_in_20_rounds(name, sort):
     idata = pf.run(pf.FedEP(), CASES[name].federation(5, sort), progress=False, num_draws=20_000, log_likelihood=False)
     error, low, high = CASES[name].error(idata)

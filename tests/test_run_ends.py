@@ -6,26 +6,13 @@ import numpy as np
 import pytest
 import torch
 from algorithms import SMALL, unequal_lines
-from short_runs import QUIET, quiet, values
+from short_runs import QUIET, Interrupting, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.schedule import Schedule
 
 #: Five particles leave no KDE worth the name.
 SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
-
-
-@dataclass(frozen=True)
-class Interrupting(Schedule):
-    """The user presses Ctrl-C in round `at`."""
-
-    at: int
-
-    def select(self, round, num_clients, rng):
-        if round == self.at:
-            raise KeyboardInterrupt
-        return [round % num_clients]
 
 
 @SHORT
