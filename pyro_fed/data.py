@@ -93,6 +93,11 @@ def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor,
     return torch.cat(list(client_rows))[place], num_rows
 
 
+def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
+    """Draws in pieces of at most `CHUNK` densities of rows, of which each has so many; one draw a piece at least."""
+    return draws.split(max(1, CHUNK // max(1, densities)), dim)
+
+
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
     """The floating dtype of the rows, or the default one where all rows are integers."""
     floating = [leaf.dtype for leaf in pytree.tree_leaves(rows) if leaf.dtype.is_floating_point]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed import seeding
-from pyro_fed.data import CHUNK
+from pyro_fed.data import in_chunks
 from pyro_fed.joint import JointProblem
 from pyro_fed.local_draws import draw_locals
 from pyro_fed.problem import Problem
@@ -64,7 +64,7 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
         exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
         return (exact - found).sum()
 
-    pieces = theta[at].split(max(1, CHUNK // (finer.num_nodes(problem.local_dim) * problem.widest)))
+    pieces = in_chunks(theta[at], finer.num_nodes(problem.local_dim) * problem.widest)
     return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
 
 

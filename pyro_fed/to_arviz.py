@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import pyro_fed
 from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.assignments import assign
-from pyro_fed.data import CHUNK
+from pyro_fed.data import in_chunks
 from pyro_fed.layout import name_dims
 from pyro_fed.observations import observed_values
 from pyro_fed.problem import Problem
@@ -111,8 +110,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in _pieces(flat, problem.evaluations)])
-    pieces = [problem.site_log_lik(part) for part in _pieces(flat, problem.evaluations)]
+        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, problem.evaluations)])
+    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, problem.evaluations)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -163,10 +162,10 @@ def constant_data(federation: Federation) -> xr.Dataset:
 
 def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part) for part in _pieces(flat, problem.evaluations)]
+    pieces = [problem.constrain(part) for part in in_chunks(flat, problem.evaluations)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-        parts = zip(pieces, _pieces(flat, problem.evaluations), strict=True)
+        parts = zip(pieces, in_chunks(flat, problem.evaluations), strict=True)
         pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
@@ -192,10 +191,6 @@ def _as_array(value: Tensor) -> np.ndarray:
 
 def _stats(values: dict[str, Tensor]) -> xr.Dataset:
     return _dataset(values, {name: [] for name in values}, {})
-
-
-def _pieces(draws: Tensor, num_rows: int) -> Sequence[Tensor]:
-    return draws.split(max(1, CHUNK // max(1, num_rows)))
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:

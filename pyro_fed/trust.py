@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed import seeding
-from pyro_fed.data import CHUNK
+from pyro_fed.data import in_chunks
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
@@ -149,7 +149,7 @@ def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[
         return []
     at = torch.linspace(0, len(draws) - 1, min(MOST_DRAWS, len(draws))).long()
     z = draws[at].to(problem.dtype)
-    pieces = z.split(max(1, CHUNK // problem.evaluations))
+    pieces = in_chunks(z, problem.evaluations)
     ratios = torch.cat([problem.log_prior(piece) + problem.log_lik(piece) for piece in pieces]) - log_density[at]
     within = ratios.isfinite()
     ratios, u = ratios[within], ((z - z.mean(0)) / z.std(0))[within].double()

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
-from pyro_fed.data import BATCHES, CHUNK, Batch, ClientData
+from pyro_fed.data import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.coordinates import Coordinates
 from pyro_fed.infer.surrogate_phase import NAMES, Name, surrogate_phase
 from pyro_fed.infer.surrogates import Given, fitted, one_each
@@ -145,9 +145,8 @@ class FedAIS(Algorithm):
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
         batch = data.full_batch()
-        together = max(1, CHUNK // (data.row_index.numel() * problem.num_nodes))
         evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
-        pieces = shared["draws"].split(together, 1)
+        pieces = in_chunks(shared["draws"], data.row_index.numel() * problem.num_nodes, 1)
         values = torch.cat([evaluate(piece, batch).double() for piece in pieces], 1).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
