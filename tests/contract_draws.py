@@ -1,0 +1,63 @@
+"""The draws of every algorithm of `algorithms.ALGORITHMS` on the contract tests' federations, kept as a file.
+
+    python tests/contract_draws.py            # compare with the file, print the largest differences
+    python tests/contract_draws.py --write    # write the file anew, after a change that is meant to change draws
+
+Two federations: lines at three clients of unequal size, and a hierarchy whose effects are integrated out. A change of
+the code's form must not change a draw; `test_contract_draws.py` holds this to 1e-12.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import hierarchies
+import numpy as np
+from algorithms import ALGORITHMS, graph_of
+
+import pyro_fed as pf
+
+FILE = Path(__file__).with_name("contract_draws.npz")
+OPTIONS = {"num_rounds": 4, "num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False}
+
+
+def hierarchy():
+    """Nine groups at three clients, each with an effect of its own."""
+    return pf.Federation(hierarchies.means, hierarchies.CASES["means"].args, plate="group", num_clients=3)
+
+
+def draws_of(name, make, where):
+    """What a run gives, by `algorithm / federation / variable`."""
+    algorithm, fed = make(), where()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = pf.run(algorithm, fed, **graph_of(algorithm, fed), **OPTIONS)
+    at = f"{name} / {where.__name__}"
+    found = {f"{at} / {variable}": idata.posterior[variable].values for variable in idata.posterior.data_vars}
+    return found | {f"{at} / bytes_up": idata["federation"]["bytes_up"].values}
+
+
+CASES = [(name, make, where) for name, make, where in ALGORITHMS]
+CASES += [(name, make, hierarchy) for name, make, _ in ALGORITHMS]
+
+
+def differences(found, kept):
+    """The largest relative difference of each entry, infinite where a shape is another."""
+    return {
+        name: float(np.max(np.abs(value - kept[name]) / (1 + np.abs(kept[name])), initial=0.0, where=~np.isnan(value)))
+        if name in kept and kept[name].shape == value.shape
+        else float("inf")
+        for name, value in found.items()
+    }
+
+
+if __name__ == "__main__":
+    every = {}
+    for case in CASES:
+        every |= draws_of(*case)
+    if "--write" in sys.argv:
+        np.savez_compressed(FILE, **every)
+    away = differences(every, dict(np.load(FILE)))
+    for name, value in sorted(away.items(), key=lambda item: -item[1])[:10]:
+        print(f"{value:.3g}  {name}")
+    print(f"{len(away)} entries, {sum(value == 0 for value in away.values())} equal bit by bit")

@@ -1,0 +1,14 @@
+"""A change of the code's form changes no draw: every algorithm's, against the file that `contract_draws` keeps."""
+
+import numpy as np
+import pytest
+from contract_draws import CASES, FILE, differences, draws_of
+
+KEPT = dict(np.load(FILE))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2].__name__}")
+def test_the_same_draws_as_before(case):
+    away = differences(draws_of(*case), KEPT)
+    assert away, "a run without draws"
+    assert max(away.values()) <= 1e-12, {name: value for name, value in away.items() if value > 1e-12}
