@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed import seeding
+from pyro_fed.conventions import seeding
 from pyro_fed.data import in_chunks
 from pyro_fed.joint import JointProblem
 from pyro_fed.local_draws import draw_locals

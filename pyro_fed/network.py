@@ -16,8 +16,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_agents

@@ -20,8 +20,8 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_fed import seeding
 from pyro_fed.arguments import flatten
+from pyro_fed.conventions import seeding
 from pyro_fed.errors import DataError
 from pyro_fed.federation import Federation
 from pyro_fed.handlers import run_model

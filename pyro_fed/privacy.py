@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.combination import Combination, clip
+from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
-from pyro_fed.settings import check_between, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
-from pyro_fed.settings import check_at_least, check_positive
 
 if TYPE_CHECKING:
     from pyro_fed.problem import Problem

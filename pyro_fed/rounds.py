@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.checkpoint import Saved
 from pyro_fed.combination import check_combination
 from pyro_fed.context import Context, Phase
+from pyro_fed.conventions import seeding
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.evaluation import Evaluation

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed import seeding, trust
+from pyro_fed import trust
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.combination import Combination
 from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.context import Context
+from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.evaluation import Evaluate, Evaluation
 from pyro_fed.executors import Executor, resolve

@@ -15,9 +15,9 @@ import xarray as xr
 from torch import Tensor
 
 import pyro_fed
-from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.assignments import assign
+from pyro_fed.conventions import seeding
 from pyro_fed.data import in_chunks
 from pyro_fed.layout import name_dims
 from pyro_fed.observations import observed_values

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed import seeding
+from pyro_fed.conventions import seeding
 from pyro_fed.data import in_chunks
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.conventions import seeding
 from pyro_fed.data import ClientData
 from pyro_fed.states import contiguous, select
 

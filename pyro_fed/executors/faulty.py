@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed import seeding
 from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.conventions import seeding
 from pyro_fed.data import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.base import Executor, Reply, Work

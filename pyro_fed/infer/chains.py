@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.infer.chain_store import append, thinned
 from pyro_fed.record import Record
-from pyro_fed.settings import check_at_least
 
 #: R-hat above which, and effective draws a chain below which, a run warns.
 R_HAT_LIMIT = 1.01

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.data import BATCHES, ClientData, batch_of, with_batches
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.corrected_sites import CorrectedSites, own_site
@@ -53,7 +54,6 @@ from pyro_fed.ops.step_sizes import AdaGradState
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.schedule import RoundRobin, Schedule
-from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED = 0.5

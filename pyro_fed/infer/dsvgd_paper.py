@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.data import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores, prior_scores
 from pyro_fed.ops.kde import effective_neighbours, kde_score
@@ -42,7 +43,6 @@ from pyro_fed.ops.stein import ksd, spread
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.schedule import RoundRobin, Schedule
-from pyro_fed.settings import check_at_least, check_positive
 
 #: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.data import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.coordinates import Coordinates
 from pyro_fed.infer.surrogate_phase import NAMES, Name, surrogate_phase
@@ -40,7 +41,6 @@ from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, system
 from pyro_fed.ops.student import Tails
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30

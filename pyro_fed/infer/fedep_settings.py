@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.clients import CLIENTS
 from pyro_fed.infer.families import covariance_of, is_hand_written
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm
 from pyro_fed.infer.server_optim import KINDS
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.settings import check_at_least, check_between, check_choice, check_positive
 
 #: Rounds that the acceleration remembers and its longest step, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}

@@ -28,6 +28,7 @@ from torch.func import grad
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.derivatives import in_blocks
@@ -38,7 +39,6 @@ from pyro_fed.infer.particles import likelihood_scores
 from pyro_fed.infer.pvi import PVI
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.settings import check_at_least
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.data import BATCHES, Batch, ClientData
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian, spread_points
@@ -43,7 +44,6 @@ from pyro_fed.infer.peer_sites import public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.settings import check_at_least, check_between
 
 #: Clients × points × rows evaluated at once.
 MAX_BLOCK = 8_000_000

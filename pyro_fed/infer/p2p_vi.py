@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.data import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
@@ -50,7 +51,6 @@ from pyro_fed.infer.peer_sites import new_site, public_belief
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.problem import Problem
 from pyro_fed.record import Record
-from pyro_fed.settings import check_at_least, check_choice, check_positive
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.
 STILL = 1e-9

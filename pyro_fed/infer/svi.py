@@ -22,10 +22,10 @@ from pyro.optim import ClippedAdam
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.data import ClientData
 from pyro_fed.handlers import conventions
 from pyro_fed.problem import Problem
-from pyro_fed.settings import check_at_least, check_between, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
