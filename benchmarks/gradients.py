@@ -24,8 +24,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 import pyro_fed as pf
-from pyro_fed.compile import Compiler
-from pyro_fed.data import Batch, draw_minibatches
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.rows.batches import Batch, draw_minibatches
 
 REPEATS = 9
 

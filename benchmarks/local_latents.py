@@ -16,7 +16,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Start
-from pyro_fed.compile import Compiler
+from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.executors.base import Work, select
 from pyro_fed.executors.local import Vectorised
 from pyro_fed.infer.gaussian_sites import as_state, flat_site

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.func import vmap
 
 import pyro_fed as pf
+from pyro_fed.density.observations import observation
 from pyro_fed.infer.gaussian_sites import gaussian
-from pyro_fed.observations import observation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import bnn_classification

@@ -21,8 +21,8 @@ from torch.nn.functional import relu
 
 import pyro_fed as pf
 from models import bnn_regression
-from pyro_fed.compile import Compiler
-from pyro_fed.data import draw_minibatches, with_batches
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.rows.batches import draw_minibatches, with_batches
 from pyro_fed.ops.step_sizes import AdaGradState
 
 STEPS, PARTICLES, ROWS = 50, 20, 1000

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 from pyro_fed import combination, executors, graph, partition, schedule
 from pyro_fed.compare import compare
+from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import (
     CheckpointError,
@@ -62,7 +63,6 @@ from pyro_fed.plots import (
 )
 from pyro_fed.predict import predict
 from pyro_fed.privacy import Private
-from pyro_fed.quadrature import Quadrature
 from pyro_fed.run import run
 from pyro_fed.standardise import column_sums, pooled_moments
 

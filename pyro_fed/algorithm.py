@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed import gates
-from pyro_fed.data import ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.schedule import All, Schedule
 
 if TYPE_CHECKING:
+    from pyro_fed.density.problem import Problem
     from pyro_fed.graph import Graph
-    from pyro_fed.problem import Problem
 
 State = dict[str, Tensor]
 Noise = Any

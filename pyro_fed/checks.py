@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.layout import name_dims
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, SettingError
-from pyro_fed.layout import name_dims
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 def check_finite(

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.compile import threads
-from pyro_fed.data import Batch
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.rows.batches import Batch
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation import Federation
 from pyro_fed.infer.particles import likelihood_scores, prior_scores

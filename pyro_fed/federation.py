@@ -15,18 +15,18 @@ from torch import Tensor
 
 from pyro_fed import membership
 from pyro_fed import partition as partitions
-from pyro_fed.arguments import Arguments, flatten
 from pyro_fed.checks import check_finite, check_labels, check_plate_size
-from pyro_fed.data import ClientData, padded_index
+from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import Arguments, flatten
+from pyro_fed.density.rows.batches import ClientData, padded_index
+from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.group_reading import group_arguments
-from pyro_fed.joint import JointProblem
 from pyro_fed.labels import client_table, discrete_labels, row_labels
 from pyro_fed.messages.codec import check_client_id
-from pyro_fed.nested_rows import NestedRows
 from pyro_fed.pooling import plate_sizes, pool_clients
-from pyro_fed.problem import Problem
-from pyro_fed.quadrature import Quadrature
 from pyro_fed.shards import choose_shards
 
 

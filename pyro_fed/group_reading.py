@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.groups import GroupedArguments, Nested
 from pyro_fed.shards import choose_shards

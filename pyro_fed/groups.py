@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.errors import DataError
-from pyro_fed.nested_rows import Members, NestedRows
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.rows.arguments import Arguments
 
 #: Whole numbers with more different values than this are no labels.
 MAX_LABELS = 20

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import seeding
-from pyro_fed.data import in_chunks
-from pyro_fed.joint import JointProblem
-from pyro_fed.local_draws import draw_locals
-from pyro_fed.problem import Problem
-from pyro_fed.quadrature import Quadrature
+from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.latents.draws import draw_locals
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import in_chunks
 
 if TYPE_CHECKING:
     from pyro_fed.federation import Federation

@@ -24,7 +24,7 @@ from pyro_fed.checkpoint import describe_model, latest
 from pyro_fed.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
-    from pyro_fed.arguments import Arguments
+    from pyro_fed.density.rows.arguments import Arguments
     from pyro_fed.federation import Federation
 
 

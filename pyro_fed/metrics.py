@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.density.observations import observation
 from pyro_fed.errors import DataError
-from pyro_fed.observations import observation
 from pyro_fed.to_arviz import unconstrained_draws
 
 #: How many draws are evaluated in one batch: it bounds the memory, and changes no result.

@@ -20,16 +20,16 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_fed.arguments import flatten
 from pyro_fed.conventions import seeding
+from pyro_fed.density.checks.sites import site_dims
+from pyro_fed.density.compiling.loop_map import loop_map
+from pyro_fed.density.layout import name_dims
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.running.handlers import run_model
+from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError
 from pyro_fed.federation import Federation
-from pyro_fed.handlers import run_model
-from pyro_fed.inspection import site_dims
-from pyro_fed.layout import name_dims
-from pyro_fed.loop import loop_map
 from pyro_fed.to_arviz import make_inference_data
-from pyro_fed.trace_sites import is_deterministic
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256

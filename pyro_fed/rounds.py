@@ -13,14 +13,14 @@ from pyro_fed.checkpoint import Saved
 from pyro_fed.combination import check_combination
 from pyro_fed.context import Context, Phase
 from pyro_fed.conventions import seeding
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.evaluation import Evaluation
 from pyro_fed.executors import Work
 from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.one_round import one_round
-from pyro_fed.problem import Problem
 from pyro_fed.record import Asked, Record
 from pyro_fed.schedule import Informed, Schedule
 

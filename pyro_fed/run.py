@@ -16,21 +16,21 @@ from pyro_fed import trust
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.combination import Combination
-from pyro_fed.compile import Compiler, choose_level, threads
 from pyro_fed.context import Context
 from pyro_fed.conventions import seeding
+from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
+from pyro_fed.density.compiling.mapping import trial
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.evaluation import Evaluate, Evaluation
 from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation import Federation
-from pyro_fed.funnels import funnel_hint
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
-from pyro_fed.mapping import trial
 from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.rounds import run_phases
 from pyro_fed.schedule import Schedule

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 
 

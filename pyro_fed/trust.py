@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import seeding
-from pyro_fed.data import in_chunks
+from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 #: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20

@@ -12,8 +12,8 @@ from algorithms import SMALL, line, line_data, unequal_lines
 from torch._dynamo.utils import counters
 
 import pyro_fed as pf
-from pyro_fed import compile as compiling
-from pyro_fed.compile import Compiler, choose_level, pays
+from pyro_fed.density.compiling import compiler as compiling
+from pyro_fed.density.compiling.compiler import Compiler, choose_level, pays
 from pyro_fed.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.

@@ -9,7 +9,7 @@ from algorithms import SMALL, line, line_data, unequal_lines
 from short_runs import quiet, values
 
 import pyro_fed as pf
-from pyro_fed.data import ClientData, draw_minibatches
+from pyro_fed.density.rows.batches import ClientData, draw_minibatches
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])

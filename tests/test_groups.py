@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.compile import pytree
+from pyro_fed.density.compiling.compiler import pytree
 
 J, N = 6, 25
 GENERATOR = torch.Generator().manual_seed(5)

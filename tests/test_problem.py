@@ -14,9 +14,9 @@ from zoo_data import GROUP, N, X, Y, normal
 from zoo_sites import linear
 
 import pyro_fed as pf
-from pyro_fed.compile import Compiler
-from pyro_fed.data import Batch
-from pyro_fed.observations import observation
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.observations import observation
+from pyro_fed.density.rows.batches import Batch
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 

@@ -15,7 +15,8 @@ from zoo_rows import named_as_plate, schools, several
 from zoo_sites import deterministic, factors, linear
 
 import pyro_fed as pf
-from pyro_fed import data, to_arviz
+from pyro_fed import to_arviz
+from pyro_fed.density.rows import batches
 from pyro_fed.messages import encoded_size
 from pyro_fed.messages.header import Entry
 from pyro_fed.to_arviz import unconstrained_draws
@@ -223,7 +224,7 @@ def test_log_likelihood_can_be_left_out(monkeypatch):
 
 def test_draws_evaluated_in_pieces_are_the_same(monkeypatch):
     _, whole = run(linear, (X, Y))
-    monkeypatch.setattr(data, "CHUNK", 4 * N)
+    monkeypatch.setattr(batches, "CHUNK", 4 * N)
     _, pieces = run(linear, (X, Y))
     for group in ("posterior", "sample_stats", "log_likelihood"):
         xr.testing.assert_allclose(whole[group], pieces[group])

@@ -9,7 +9,7 @@ from scipy import stats
 from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
-from pyro_fed.torch_modes import factor_or_nan, prefix_products
+from pyro_fed.density.running.torch_modes import factor_or_nan, prefix_products
 
 VALUES = torch.linspace(-1.2, 1.3, 14, dtype=torch.float64).reshape(2, 7)
 

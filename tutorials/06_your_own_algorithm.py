@@ -25,7 +25,7 @@ from torch.func import grad
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.data import Batch
+from pyro_fed.density.rows.batches import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.conventions import seeding
-from pyro_fed.data import ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.states import contiguous, select
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.conventions import seeding
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.base import Executor, Reply, Work
-from pyro_fed.problem import Problem
 
 #: Faults that give no reply, and what the record says of them.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}

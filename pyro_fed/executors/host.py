@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.arguments import Arguments
-from pyro_fed.compile import Compiler
-from pyro_fed.data import ClientData
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.executors.base import Reply, Work
 from pyro_fed.executors.local import Local
-from pyro_fed.joint import JointProblem
-from pyro_fed.problem import Problem
-from pyro_fed.quadrature import Quadrature
 
 
 @dataclass(frozen=True)

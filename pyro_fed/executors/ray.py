@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.executors.host import Host, Request, Share, share_of
 from pyro_fed.executors.local import Sequential, Vectorised
 from pyro_fed.executors.remote import Remote
-from pyro_fed.problem import Problem
 
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}

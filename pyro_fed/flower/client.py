@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pyro_fed import recipe as recipes
 from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.compile import Compiler, threads
-from pyro_fed.data import ClientData
+from pyro_fed.density.compiling.compiler import Compiler, threads
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.executors.base import Reply, Work
 from pyro_fed.executors.host import Host, Phase, Request, Verdict

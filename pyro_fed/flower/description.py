@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord
 
 import pyro_fed
-from pyro_fed.arguments import flatten
+from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DataError, ModelError, ProtocolError
 from pyro_fed.federation import Federation
 from pyro_fed.messages import check_client_id

@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.executors.base import Reply
 from pyro_fed.executors.host import Request

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import Batch, row_dtype
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state
 from pyro_fed.infer.local_laplace import local_laplace
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 
 def gaussian_prior(

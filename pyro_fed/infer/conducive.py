@@ -31,10 +31,10 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import Batch
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
-from pyro_fed.problem import Problem
 
 
 def linear_pull(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> State:

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.mixing import mix
-from pyro_fed.problem import Problem
 
 #: What each agent knows of the sum over all agents.
 SUMS = ("values", "unusable", "precision", "eta")

@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import BATCHES, Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import ksd_and_noise
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import BATCHES, Batch
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.conducive import full_score
 from pyro_fed.ops.matrices import times, times_transposed
-from pyro_fed.problem import Problem
 
 #: h λ from which on a Langevin step no longer contracts.
 STABLE = 4.0

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.data import BATCHES, Batch
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.fisher import fisher_information
-from pyro_fed.problem import Problem
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]

@@ -41,7 +41,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.data import BATCHES, ClientData, batch_of, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, with_batches
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.corrected_sites import CorrectedSites, own_site
 from pyro_fed.infer.fedep import FedEP
@@ -51,7 +52,6 @@ from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGradState
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 from pyro_fed.schedule import RoundRobin, Schedule
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.ep_server import never_held, nothing_known
 from pyro_fed.infer.fedep_settings import EPSettings
@@ -19,7 +20,6 @@ from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import OPTIM, make_optim
 from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 from pyro_fed.states import prefixed
 
 

@@ -20,9 +20,9 @@ from torch.func import grad
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.server_optim import KINDS, OPTIM, make_optim
-from pyro_fed.problem import Problem
 from pyro_fed.states import prefixed, within
 
 

@@ -33,7 +33,8 @@ from torch import Tensor
 
 from pyro_fed import gates
 from pyro_fed.algorithm import Noise, State
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.clients import CLIENTS, Client, Received
 from pyro_fed.infer.ep_server import added, held_back
 from pyro_fed.infer.ep_states import EPStates
@@ -42,7 +43,6 @@ from pyro_fed.infer.gaussian_sites import as_state, gaussian, joined
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
 from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 

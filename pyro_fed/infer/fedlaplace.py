@@ -29,12 +29,12 @@ from torch import Tensor
 from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
-from pyro_fed.data import BATCHES, Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, select, site_of
 from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 #: What the server sends.

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from pyro_fed.algorithm import Algorithm, Start, started
 from pyro_fed.conventions.setting_checks import check_positive
+from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin import LangevinAlgorithm
 from pyro_fed.infer.mismatch import Mismatch
 from pyro_fed.infer.surrogates import Given
 from pyro_fed.ops.visits import longest_visit
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.derivatives import Derivatives, Kind, Moments, Structure
 from pyro_fed.ops.entries import choose
@@ -34,7 +35,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.matrices import times
 from pyro_fed.ops.points import standardised_sobol
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import Batch, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
-from pyro_fed.problem import Problem
 
 #: Precision and eta of the cavity, and the coordinates: A and m.
 Frame = tuple[Tensor, Tensor, Tensor, Tensor]

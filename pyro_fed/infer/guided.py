@@ -29,7 +29,8 @@ from torch.func import grad
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
-from pyro_fed.data import BATCHES, Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.derivatives import in_blocks
 from pyro_fed.infer.fedep import FedEP
@@ -37,7 +38,6 @@ from pyro_fed.infer.gaussian_sites import largest_move
 from pyro_fed.infer.hand_written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.particles import likelihood_scores
 from pyro_fed.infer.pvi import PVI
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.

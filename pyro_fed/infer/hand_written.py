@@ -17,11 +17,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.exponential_families import FAMILIES, Family
 from pyro_fed.infer.svi import own_params
-from pyro_fed.problem import Problem
-from pyro_fed.trace_sites import without_event_dims
 
 #: Draws of a site by which its support is compared with the model's.
 SUPPORT_DRAWS = 100

@@ -36,7 +36,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise, Start, State
-from pyro_fed.data import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chain_store import start_chains
 from pyro_fed.infer.conducive import anchor_score, linear_pull, score
@@ -48,7 +49,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chains import ChainAlgorithm
 from pyro_fed.infer.surrogate_phase import NAMES, Name, surrogate_phase
 from pyro_fed.infer.surrogates import Given
-from pyro_fed.problem import Problem
 from pyro_fed.schedule import Categorical, Schedule, Shuffled
 
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed.data import Batch
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.derivatives import Moments
 from pyro_fed.infer.gaussian_sites import site_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
-from pyro_fed.problem import Problem
 
 if TYPE_CHECKING:
     from pyro_fed.infer.gaussian_sites import GaussianAlgorithm

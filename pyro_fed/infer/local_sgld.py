@@ -25,7 +25,8 @@ from torch.func import grad
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import listed
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.curvature import STABLE, largest_likelihood_curvature
@@ -36,7 +37,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import positive_part, times
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
-from pyro_fed.data import BATCHES, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.infer.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.particles import likelihood_scores, prior_scores
 from pyro_fed.infer.surrogates import Given, fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,12 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.data import BATCHES, Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.matrices import times
-from pyro_fed.problem import Problem
 
 
 class Look(NamedTuple):

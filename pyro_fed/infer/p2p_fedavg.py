@@ -19,11 +19,11 @@ from torch import Tensor
 from pyro_fed import gates
 from pyro_fed.algorithm import Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph
 from pyro_fed.infer.fedavg import FedAvg
 from pyro_fed.ops.mixing import mix
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

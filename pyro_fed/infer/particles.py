@@ -11,13 +11,13 @@ from torch.func import grad
 
 from pyro_fed.algorithm import Algorithm, Noise, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.data import Batch, draw_minibatches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, draw_minibatches
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

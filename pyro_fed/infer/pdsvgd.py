@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise, Start, State, started
-from pyro_fed.data import BATCHES, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.coordinates import Coordinates, site_scores
 from pyro_fed.infer.corrected_sites import own_site
@@ -30,7 +31,6 @@ from pyro_fed.infer.dsvgd import DSVGD
 from pyro_fed.infer.particles import prior_scores
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
-from pyro_fed.problem import Problem
 from pyro_fed.schedule import All, Schedule
 
 #: Why a start without surrogates is refused.

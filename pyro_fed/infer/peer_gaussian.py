@@ -32,6 +32,7 @@ from torch import Tensor
 from pyro_fed import gates
 from pyro_fed.algorithm import Algorithm, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph import Graph
 from pyro_fed.infer.beliefs import gaussian_prior, or_infinity, range_over_agents
@@ -40,7 +41,6 @@ from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian, largest_move, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
-from pyro_fed.problem import Problem
 from pyro_fed.record import Record
 
 #: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import State
-from pyro_fed.data import Batch
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.beliefs import unit_spread, where, with_prior
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, gaussian, site_of
 from pyro_fed.infer.local_laplace import local_laplace
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 #: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
 #: precision relative to its old one, see `ops.backtrack`.

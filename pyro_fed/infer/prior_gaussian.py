@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
-from pyro_fed.problem import Problem
 
 if TYPE_CHECKING:
     from pyro_fed.infer.gaussian_sites import GaussianAlgorithm

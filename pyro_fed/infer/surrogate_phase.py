@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from pyro_fed.algorithm import Algorithm
+from pyro_fed.density.problem import Problem
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.local_sgld import LocalSGLD
 from pyro_fed.infer.surrogates import Given
-from pyro_fed.problem import Problem
 
 Name = Literal["auto", "laplace", "fedep", "local_sgld"]
 

@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from pyro_fed.algorithm import Start
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.ops.matrices import positive_part, times
-from pyro_fed.problem import Problem
 
 #: Newton steps to the mode of p(θ) Π q_s(θ), and the step, in its SDs, at which they stop.
 NEWTON_STEPS = 50

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.data import BATCHES, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.infer.coordinates import Coordinates
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace
@@ -40,7 +41,6 @@ from pyro_fed.infer.modes import Modes, modes_of
 from pyro_fed.infer.particles import likelihood_scores, prior_scores
 from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.infer.starting_points import gaussian_points, lowest_curvature, mixture_points, unit_coordinates
-from pyro_fed.problem import Problem
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)

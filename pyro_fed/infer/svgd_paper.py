@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import Noise, Start, State
-from pyro_fed.data import ClientData, batch_of, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.infer.particles import ParticleAlgorithm
 from pyro_fed.ops.step_sizes import AdaGradState
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.data import ClientData
-from pyro_fed.handlers import conventions
-from pyro_fed.problem import Problem
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.running.handlers import conventions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise, Start, State
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.dsvgd_paper import SiteParticles
 from pyro_fed.infer.particles import prior_scores
 from pyro_fed.ops.kde import buffer_score_ratio, kde_score
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

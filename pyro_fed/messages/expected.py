@@ -7,12 +7,12 @@ from copy import copy
 import torch
 
 from pyro_fed.algorithm import Algorithm, State
-from pyro_fed.compile import Compiler
-from pyro_fed.data import ClientData
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.executors.base import Work
 from pyro_fed.executors.local import Sequential
 from pyro_fed.messages.codec import Spec, spec_of_one
-from pyro_fed.problem import Problem
 
 
 def expected_reply(

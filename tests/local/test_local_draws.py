@@ -6,7 +6,7 @@ import hierarchies
 import pytest
 import torch
 
-from pyro_fed.local_draws import draw_locals
+from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.ops.points import balanced_normal
 
 FEDS = {name: hierarchies.CASES[name].federation() for name in ("means", "lines", "rates")}

@@ -10,9 +10,9 @@ from torch.func import grad, hessian
 
 import pyro_fed as pf
 from pyro_fed import local_pass
+from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite
+from pyro_fed.density.observations import observation
 from pyro_fed.local_pass import integration_error
-from pyro_fed.observations import observation
-from pyro_fed.quadrature import Quadrature, gauss_hermite
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
 FEDS = {name: case.federation() for name, case in hierarchies.CASES.items()}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise, State
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.derivatives import Derivatives
 from pyro_fed.infer.gaussian_sites import absolute, at_mean, site_of
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 
 class Received(NamedTuple):

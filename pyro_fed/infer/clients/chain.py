@@ -36,10 +36,10 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
 from pyro_fed.ops.matrices import times, times_transposed
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import BATCHES, Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from
 from pyro_fed.infer.gaussian_sites import absolute, site_of
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

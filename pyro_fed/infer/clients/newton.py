@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.clients.base import Client, Received, Tilted
 from pyro_fed.infer.gaussian_sites import site_of, spread_points
 from pyro_fed.ops.backtrack import backtrack
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import Batch, ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.infer.clients.base import Received, Tilted, site_from
 from pyro_fed.infer.clients.chain import Chain
 from pyro_fed.infer.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

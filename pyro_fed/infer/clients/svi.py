@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm import Noise
-from pyro_fed.data import ClientData
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from, tilted_scale
 from pyro_fed.infer.guide_fit import GuideFit
-from pyro_fed.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

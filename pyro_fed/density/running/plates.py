@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 
-from pyro_fed.trace_sites import Message, frame_of
+from pyro_fed.density.running.trace_sites import Message, frame_of
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_fed.discrete import Enumerate, first_value, is_discrete
-from pyro_fed.nested_rows import MaskPadding, Members
-from pyro_fed.plates import Subsample, pinned_plates
-from pyro_fed.torch_modes import Replacing
-from pyro_fed.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
+from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
+from pyro_fed.density.rows.nested import MaskPadding, Members
+from pyro_fed.density.running.plates import Subsample, pinned_plates
+from pyro_fed.density.running.torch_modes import Replacing
+from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 
 #: Gives the unconstrained value of a latent site from its message and its transform.
 Source = Callable[[Message, Any], Tensor]

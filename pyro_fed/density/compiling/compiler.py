@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.compiling.loop_map import loop_map
+from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
 from pyro_fed.errors import SettingError
-from pyro_fed.loop import loop_map
-from pyro_fed.tracing import Step, eager, inductor, to_graph, trace
 
 #: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.arguments import Arguments
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.layout import Layout, Site
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
+from pyro_fed.density.running.torch_modes import Writable
+from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import DataError
-from pyro_fed.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.layout import Layout, Site
-from pyro_fed.quadrature import Quadrature
-from pyro_fed.torch_modes import Writable
-from pyro_fed.trace_sites import Message
 
 
 @dataclass(eq=False)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
-from pyro_fed.trace_sites import Message
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 #: Rows on which a start must have a finite log-likelihood.
 CHECK_ROWS = 64

@@ -40,7 +40,7 @@ from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
 

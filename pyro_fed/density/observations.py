@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from pyro_fed.arguments import rows_like
+from pyro_fed.density.rows.arguments import rows_like
+from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.errors import DataError
-from pyro_fed.trace_sites import frame_of, sum_to_rows
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.errors import ModelError
-from pyro_fed.plate_tree import plate_tree
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 #: Rows used for the checks.
 CHECK_ROWS = 64

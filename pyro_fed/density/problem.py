@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.bound_model import BoundModel
-from pyro_fed.compile import Compiler
-from pyro_fed.data import Batch
-from pyro_fed.discrete import sum_out
+from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.factorisation import check_splits
+from pyro_fed.density.checks.sites import describe
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.compiling.mapping import choose_mapping
+from pyro_fed.density.latents.discrete import sum_out
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of, sum_to_rows
+from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import ModelError
-from pyro_fed.inspection import describe
-from pyro_fed.mapping import choose_mapping
-from pyro_fed.splitting import check_splits
-from pyro_fed.starts import draw_starts
-from pyro_fed.trace_sites import frame_of, is_deterministic, plate_of, sum_to_rows
 
 
 @dataclass(eq=False)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.discrete import log_weights
+from pyro_fed.density.latents.discrete import log_weights
 
 if TYPE_CHECKING:
-    from pyro_fed.layout import Site
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.layout import Site
+    from pyro_fed.density.problem import Problem
 
 
 def draw_uniforms(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed.dependence import derivatives, run_at_zero
+from pyro_fed.density.checks.dependence import derivatives, run_at_zero
+from pyro_fed.density.running.handlers import Execution
+from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of
 from pyro_fed.errors import ModelError
-from pyro_fed.handlers import Execution
-from pyro_fed.trace_sites import frame_of, is_deterministic, plate_of
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 @dataclass

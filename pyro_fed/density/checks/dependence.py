@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.handlers import Execution
-from pyro_fed.trace_sites import Message
+from pyro_fed.density.running.handlers import Execution
+from pyro_fed.density.running.trace_sites import Message
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 def run_at_zero(problem: Problem) -> tuple[Execution, dict[str, Tensor]]:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.compile import Compiler
-from pyro_fed.handlers import Source
-from pyro_fed.layout import Site
-from pyro_fed.problem import Problem
-from pyro_fed.trace_sites import Message
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.layout import Site
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.handlers import Source
+from pyro_fed.density.running.trace_sites import Message
 
 
 @dataclass(eq=False)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.checks import check_plate_size
-from pyro_fed.discrete import is_discrete
+from pyro_fed.density.checks.plate_tree import check_followers
+from pyro_fed.density.latents.discrete import is_discrete
+from pyro_fed.density.layout import Layout, Site
+from pyro_fed.density.running.trace_sites import Message, is_deterministic, is_improper, is_imputed, plate_of, row_axis
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.layout import Layout, Site
-from pyro_fed.plate_tree import check_followers
-from pyro_fed.trace_sites import Message, is_deterministic, is_improper, is_imputed, plate_of, row_axis
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 def describe(problem: Problem) -> Layout:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.nested_rows import NestedRows
+from pyro_fed.density.rows.nested import NestedRows
 
 #: Densities of rows that are worked on at once, where draws are many: of draws × rows × quadrature nodes.
 CHUNK = 500_000

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyro_fed.dependence import derivatives, run_at_zero
-from pyro_fed.trace_sites import without_event_dims
+from pyro_fed.density.checks.dependence import derivatives, run_at_zero
+from pyro_fed.density.running.trace_sites import without_event_dims
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 
 def funnels(problem: Problem) -> dict[str, list[str]]:

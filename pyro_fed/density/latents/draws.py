@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.data import CHUNK
+from pyro_fed.density.latents.quadrature import Centre
+from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.points import balanced_normal
 from pyro_fed.ops.tiny import solve_lower_transposed
-from pyro_fed.quadrature import Centre
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 #: Draws × numbers of the rows' latents whose normal proposals are made at once.
 WIDE_CHUNK = 5_000_000

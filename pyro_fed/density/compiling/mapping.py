@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.compile import Compiler, failure
+from pyro_fed.density.compiling.compiler import Compiler, failure
 
 if TYPE_CHECKING:
-    from pyro_fed.problem import Problem
+    from pyro_fed.density.problem import Problem
 
 #: Spread of the vectors that mapping and compiling are tried on.
 TRIAL_SCALE = 0.1
