@@ -8,7 +8,7 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import combination, executors, graph, partition, schedule
+from pyro_fed import combination, executors, graph, schedule
 from pyro_fed.compare import compare
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.discrepancy import ksd
@@ -23,7 +23,9 @@ from pyro_fed.errors import (
     QuorumError,
     SettingError,
 )
-from pyro_fed.federation import Federation
+from pyro_fed.federation import partition
+from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.standardise import column_sums, pooled_moments
 from pyro_fed.infer import (
     BCM,
     DSGLD,
@@ -64,7 +66,6 @@ from pyro_fed.plots import (
 from pyro_fed.predict import predict
 from pyro_fed.privacy import Private
 from pyro_fed.run import run
-from pyro_fed.standardise import column_sums, pooled_moments
 
 __all__ = [
     "BCM",

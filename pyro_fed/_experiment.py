@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_fed import partition
-from pyro_fed.federation import Federation
+from pyro_fed.federation import partition
+from pyro_fed.federation.federation import Federation
 
 
 def build_federation(module: Any, clients: int, partition_text: str, seed: int) -> tuple[Federation, Any]:

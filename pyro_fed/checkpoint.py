@@ -28,7 +28,7 @@ from pyro_fed.messages.header import PREFIX, header_length, read_header
 from pyro_fed.states import contiguous, prefixed, within
 
 if TYPE_CHECKING:
-    from pyro_fed.federation import Federation
+    from pyro_fed.federation.federation import Federation
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2

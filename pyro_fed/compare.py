@@ -18,7 +18,7 @@ from pyro_fed import distances, metrics, trust
 from pyro_fed.calibration import calibration_errors
 from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import DataError, SettingError
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.to_arviz import make_inference_data, unconstrained_draws
 
 #: Draws at which scores are taken, evenly spaced.

@@ -10,7 +10,7 @@ from pyro_fed.combination import Combination
 from pyro_fed.density.problem import Problem
 from pyro_fed.evaluation import Evaluation
 from pyro_fed.executors import Executor
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.record import Record
 from pyro_fed.schedule import Schedule

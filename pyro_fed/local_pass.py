@@ -20,7 +20,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 
 if TYPE_CHECKING:
-    from pyro_fed.federation import Federation
+    from pyro_fed.federation.federation import Federation
 
 #: Draws × numbers of the rows' latents above which they are not collected, with a warning.
 MAX_COLLECTED = 100_000_000

@@ -14,57 +14,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from pyro_fed import partition
 from pyro_fed.algorithm import Algorithm, Start
 from pyro_fed.checkpoint import describe_model, latest
-from pyro_fed.errors import CheckpointError, DataError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.rows.arguments import Arguments
-    from pyro_fed.federation import Federation
-
-
-def without(federation: Federation, names: tuple[str, ...]) -> Federation:
-    """The federation of the other clients; see `Federation.without`."""
-    unknown = sorted(set(names) - set(federation.client_names))
-    if unknown:
-        raise DataError(f"there are no clients {unknown}; the clients are {federation.client_names[:20]}")
-    keep = [k for k, name in enumerate(federation.client_names) if name not in names]
-    problem, arguments = federation.problem, federation.problem.arguments
-    reason = _why_not(keep, arguments)
-    if reason:
-        raise DataError(f"clients {list(names)} cannot be left out: {reason}")
-    index = torch.cat([federation.client_rows[k] for k in keep])
-    args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
-    sizes = [len(federation.client_rows[k]) for k in keep]
-    rows = iter(range(len(index)))
-    coords = {n: [v[i] for i in index] if n == problem.plate else v for n, v in federation.coords.items()}
-    rest = type(federation)(
-        problem.model,
-        args,
-        kwargs,
-        plate=problem.plate,
-        partition=partition.Explicit([[next(rows) for _ in range(size)] for size in sizes]),
-        shard=arguments.row_names,
-        dtype=problem.dtype,
-        dims=federation.dims,
-        coords=coords,
-        quadrature=problem.quadrature,
-    )
-    rest.client_names = [federation.client_names[k] for k in keep]
-    return rest
-
-
-def _why_not(keep: list[int], arguments: Arguments) -> str:
-    if not keep:
-        return "nobody would be left"
-    if arguments.nested_plates:
-        return "nested rows follow its groups: make a federation of the groups that remain, with `start=` as here"
-    return "" if arguments.sharded else "the model indexes its own data: no argument is split by rows"
+from pyro_fed.errors import CheckpointError
+from pyro_fed.federation import Federation
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed import plots
 from pyro_fed.errors import SettingError
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.page_tables import TABLES, cell
 
 #: Where the page's template is, and the resolution of its figures.

@@ -25,7 +25,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.evaluation import Evaluate, Evaluation
 from pyro_fed.executors import Executor, resolve
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.local_pass import collected, integration_notes
 from pyro_fed.membership import hand_over

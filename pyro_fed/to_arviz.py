@@ -26,7 +26,7 @@ from pyro_fed.record import Record
 from pyro_fed.record_dataset import federation_group
 
 if TYPE_CHECKING:
-    from pyro_fed.federation import Federation
+    from pyro_fed.federation.federation import Federation
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_fed import partition as pt
+from pyro_fed.federation import partition as pt
 
 NUM_ROWS, NUM_LABELS = 60, 4
 LABELS = np.random.default_rng(1).permutation(np.arange(NUM_ROWS) % NUM_LABELS)

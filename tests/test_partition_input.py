@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyro_fed import partition as pt
+from pyro_fed.federation import partition as pt
 
 NUM_ROWS = 60
 LABELS = np.arange(NUM_ROWS) % 4

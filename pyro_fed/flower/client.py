@@ -26,7 +26,7 @@ from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.executors.base import Reply, Work
 from pyro_fed.executors.host import Host, Phase, Request, Verdict
 from pyro_fed.executors.local import Made, Sequential
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.wire import (
     SETTINGS,

@@ -11,12 +11,12 @@ import torch
 from flwr.app import ConfigRecord
 
 import pyro_fed
+from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DataError, ModelError, ProtocolError
-from pyro_fed.federation import Federation
-from pyro_fed.messages import check_client_id
-from pyro_fed.partition import Explicit
-from pyro_fed.shards import choose_shards
+from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.partition import Explicit
+from pyro_fed.federation.split_arguments import choose_shards
 
 #: Longest description that is read, in characters, and the most rows that a client may say it has.
 MAX_TEXT, MAX_ROWS = 100_000, 10**12

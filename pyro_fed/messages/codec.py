@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm import State
+from pyro_fed.conventions.client_names import MAX_CLIENT_ID, check_client_id
 from pyro_fed.errors import ProtocolError
 from pyro_fed.messages.header import DTYPES, MAX_HEADER, PREFIX, Entry, read_header
 
@@ -34,15 +35,12 @@ FORMAT = "pyro_fed-1"
 #: Kinds of messages, and the width to which their names are filled up.
 KINDS = ("work", "reply", "ask", "report")
 KIND_WIDTH = 6
-#: Longest client id.
-MAX_CLIENT_ID = 64
 #: The JSON header of a message is a multiple of so many bytes.
 ALIGNMENT = 8
 #: Bytes that a header may have more than expected, of another writer's spaces.
 SLACK = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
-_CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -86,21 +84,6 @@ class Message:
 
     header: Header
     tensors: State
-
-
-def check_client_id(client: str) -> None:
-    """Refuse what is no plain name, such as a path.
-
-    Raises:
-        ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.
-    """
-    if len(client) > MAX_CLIENT_ID:
-        raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
-    if not _CLIENT.fullmatch(client):
-        raise ProtocolError(
-            f"a client id begins with a letter, digit or '_' and has these, '-', '.' and spaces within, "
-            f"received {client!r}"
-        )
 
 
 def spec_of(state: State) -> Spec:

@@ -12,7 +12,7 @@ from pyro_fed.calibration import BINS, calibration_errors, reliability
 from pyro_fed.compare import thinned
 from pyro_fed.distances import DRAWS_COMPARED
 from pyro_fed.errors import SettingError
-from pyro_fed.federation import Federation
+from pyro_fed.federation.federation import Federation
 from pyro_fed.plots.style import by_name, colors, tidy
 from pyro_fed.to_arviz import unconstrained_draws
 

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_fed.checks import check_plate_size
+from pyro_fed.density.checks.plate_size import check_plate_size
 from pyro_fed.density.checks.plate_tree import check_followers
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site

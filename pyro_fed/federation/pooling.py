@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.checks import warn_duplicates
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.running.handlers import FillLatents, run_model
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.group_reading import check_rows, group_arguments
-from pyro_fed.shards import choose_shards
+from pyro_fed.federation.data_checks import warn_duplicates
+from pyro_fed.federation.groups.reading import check_rows, group_arguments
+from pyro_fed.federation.split_arguments import choose_shards
 
 Shard = Collection[int | str] | str | int | None
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.partition.base import ByValue, Partition
-from pyro_fed.partition.dealing import check_alpha, cuts, dirichlet, pack
+from pyro_fed.federation.partition.base import ByValue, Partition
+from pyro_fed.federation.partition.dealing import check_alpha, cuts, dirichlet, pack
 
 
 @dataclass(frozen=True, eq=False)

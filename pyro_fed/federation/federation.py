@@ -13,9 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pyro_fed import membership
-from pyro_fed import partition as partitions
-from pyro_fed.checks import check_finite, check_labels, check_plate_size
+from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.density.checks.plate_size import check_plate_size
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
@@ -23,11 +22,12 @@ from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, SettingError, listed
-from pyro_fed.group_reading import group_arguments
-from pyro_fed.labels import client_table, discrete_labels, row_labels
-from pyro_fed.messages.codec import check_client_id
-from pyro_fed.pooling import plate_sizes, pool_clients
-from pyro_fed.shards import choose_shards
+from pyro_fed.federation import partition as partitions
+from pyro_fed.federation.data_checks import check_finite, check_labels
+from pyro_fed.federation.groups.reading import group_arguments
+from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
+from pyro_fed.federation.pooling import plate_sizes, pool_clients
+from pyro_fed.federation.split_arguments import choose_shards
 
 
 class Federation:
@@ -238,7 +238,33 @@ class Federation:
         Raises:
             DataError: an unknown client, nobody left, or a model that indexes its own data.
         """
-        return membership.without(self, names)
+        unknown = sorted(set(names) - set(self.client_names))
+        if unknown:
+            raise DataError(f"there are no clients {unknown}; the clients are {self.client_names[:20]}")
+        keep = [k for k, name in enumerate(self.client_names) if name not in names]
+        problem, arguments = self.problem, self.problem.arguments
+        reason = _why_not_left_out(keep, arguments)
+        if reason:
+            raise DataError(f"clients {list(names)} cannot be left out: {reason}")
+        index = torch.cat([self.client_rows[k] for k in keep])
+        args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
+        sizes = [len(self.client_rows[k]) for k in keep]
+        rows = iter(range(len(index)))
+        coords = {n: [v[i] for i in index] if n == problem.plate else v for n, v in self.coords.items()}
+        rest = type(self)(
+            problem.model,
+            args,
+            kwargs,
+            plate=problem.plate,
+            partition=partitions.Explicit([[next(rows) for _ in range(size)] for size in sizes]),
+            shard=arguments.row_names,
+            dtype=problem.dtype,
+            dims=self.dims,
+            coords=coords,
+            quadrature=problem.quadrature,
+        )
+        rest.client_names = [self.client_names[k] for k in keep]
+        return rest
 
     # -- to look at -----------------------------------------------------------------------------------------
     def summary(self) -> pd.DataFrame:
@@ -250,3 +276,11 @@ class Federation:
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
+
+
+def _why_not_left_out(keep: list[int], arguments: Arguments) -> str:
+    if not keep:
+        return "nobody would be left"
+    if arguments.nested_plates:
+        return "nested rows follow its groups: make a federation of the groups that remain, with `start=` as here"
+    return "" if arguments.sharded else "the model indexes its own data: no argument is split by rows"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.groups import GroupedArguments, Nested
-from pyro_fed.shards import choose_shards
+from pyro_fed.federation.groups.arguments import GroupedArguments, Nested
+from pyro_fed.federation.split_arguments import choose_shards
 
 
 def group_arguments(

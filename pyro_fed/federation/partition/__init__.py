@@ -19,10 +19,10 @@ None means the labels handed to `split`, which a Federation takes from its last 
 | `Explicit(indices)` | the rows listed | |
 """
 
-from pyro_fed.partition.base import Partition
-from pyro_fed.partition.by_label import Dirichlet, LabelShards, MajorityShare
-from pyro_fed.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
-from pyro_fed.partition.parse import parse
+from pyro_fed.federation.partition.base import Partition
+from pyro_fed.federation.partition.by_label import Dirichlet, LabelShards, MajorityShare
+from pyro_fed.federation.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
+from pyro_fed.federation.partition.parse import parse
 
 __all__ = [
     "IID",

@@ -44,16 +44,6 @@ def check_finite(
                 _raise_not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index))
 
 
-def check_plate_size(plate: str, size: int, num_rows: int | None) -> None:
-    """Refuse row-sharded data whose rows are not the plate's; None where the plate alone counts them.
-
-    Raises:
-        DataError: names both numbers.
-    """
-    if num_rows is not None and size != num_rows:
-        raise DataError(f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows")
-
-
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
     """Refuse names of dimensions of no site, and coordinates that do not fit, before the run instead of after it.
 

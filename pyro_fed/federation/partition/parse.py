@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pyro_fed.errors import SettingError
-from pyro_fed.partition.base import Partition
-from pyro_fed.partition.by_label import Dirichlet, LabelShards, MajorityShare
-from pyro_fed.partition.by_row import IID, ByGroup, QuantitySkew, SortedBy
+from pyro_fed.federation.partition.base import Partition
+from pyro_fed.federation.partition.by_label import Dirichlet, LabelShards, MajorityShare
+from pyro_fed.federation.partition.by_row import IID, ByGroup, QuantitySkew, SortedBy
 
 #: Partitions written NAME:NUMBER, with the number's type.
 NUMBERED: dict[str, tuple[Callable[[Any], Partition], type]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.partition.base import Partition
+from pyro_fed.federation.partition.base import Partition
 
 
 def check_alpha(partition: Partition, alpha: Any) -> None:

@@ -1,0 +1,27 @@
+"""What a client may be called: a plain name that can stand in a message, a file and a table."""
+
+from __future__ import annotations
+
+import re
+
+from pyro_fed.errors import ProtocolError
+
+#: Longest client id.
+MAX_CLIENT_ID = 64
+
+_CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
+
+
+def check_client_id(client: str) -> None:
+    """Refuse what is no plain name, such as a path.
+
+    Raises:
+        ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.
+    """
+    if len(client) > MAX_CLIENT_ID:
+        raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
+    if not _CLIENT.fullmatch(client):
+        raise ProtocolError(
+            f"a client id begins with a letter, digit or '_' and has these, '-', '.' and spaces within, "
+            f"received {client!r}"
+        )
