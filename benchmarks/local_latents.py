@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from pyro_fed.algorithm import Start
+from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.executors.base import Work, select
 from pyro_fed.executors.local import Vectorised

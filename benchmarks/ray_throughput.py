@@ -13,7 +13,7 @@ import warnings
 import torch
 
 import pyro_fed as pf
-from pyro_fed.schedule import All
+from pyro_fed.algorithm.schedule import All
 
 
 def federation(clients, rows, dim, seed=0):

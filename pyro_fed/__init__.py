@@ -8,7 +8,9 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import combination, executors, graph, schedule
+from pyro_fed import executors, graph
+from pyro_fed.algorithm import combination, schedule
+from pyro_fed.algorithm.privacy import Private
 from pyro_fed.compare import compare
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.discrepancy import ksd
@@ -64,7 +66,6 @@ from pyro_fed.plots import (
     plot_reliability,
 )
 from pyro_fed.predict import predict
-from pyro_fed.privacy import Private
 from pyro_fed.run import run
 
 __all__ = [

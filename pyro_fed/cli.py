@@ -14,7 +14,7 @@ import pyro_fed.infer
 from pyro_fed import library, metrics, recipe, report
 from pyro_fed._convert import parse_assignment, to_toml
 from pyro_fed._experiment import build_federation
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.cli_compare import compare
 from pyro_fed.cli_flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pyro_fed.algorithm import Algorithm, Start
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.checkpoint import describe_model, latest
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation

@@ -16,7 +16,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
@@ -24,7 +25,6 @@ from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.varying import without_links
 from pyro_fed.messages import encoded_size, spec_of_one
-from pyro_fed.schedule import All, Schedule
 
 #: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
 #: should have brought disagreement down to this fraction.

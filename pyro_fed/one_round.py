@@ -6,12 +6,12 @@ import time
 
 import torch
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.context import Context, Phase
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.executors import Work
 from pyro_fed.network import Network
-from pyro_fed.record import Round, as_figures
 from pyro_fed.replies import gather, hidden
 
 

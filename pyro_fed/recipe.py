@@ -95,7 +95,7 @@ class Recipe:
         """
         options = dict(self.run)
         if "schedule" in options:
-            options["schedule"] = resolve_component("pyro_fed.schedule", options["schedule"], self.path)
+            options["schedule"] = resolve_component("pyro_fed.algorithm.schedule", options["schedule"], self.path)
         if "graph" in options:
             options["graph"] = resolve_component("pyro_fed.graph", options["graph"], self.path, num_clients)
         return options

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from pyro_fed.record import Record, Round
+from pyro_fed.algorithm.record import Record, Round
 
 #: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
 MAX_CELLS = 2_000_000

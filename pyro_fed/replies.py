@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.record import Failure
+from pyro_fed.algorithm.states import select
 from pyro_fed.errors import DivergenceError, QuorumError
 from pyro_fed.executors import Reply, Work
-from pyro_fed.record import Failure
-from pyro_fed.states import select
 
 if TYPE_CHECKING:
     from pyro_fed.context import Context

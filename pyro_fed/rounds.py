@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.algorithm.combination import check_combination
+from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.record import Asked, Record
+from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.checkpoint import Saved
-from pyro_fed.combination import check_combination
 from pyro_fed.context import Context, Phase
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
@@ -21,8 +23,6 @@ from pyro_fed.executors import Work
 from pyro_fed.messages import encoded_size, spec_of_one
 from pyro_fed.network import Network, connect
 from pyro_fed.one_round import one_round
-from pyro_fed.record import Asked, Record
-from pyro_fed.schedule import Informed, Schedule
 
 
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:

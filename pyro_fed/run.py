@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from pyro_fed import trust
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.combination import Combination
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.checkpoint import Checkpoint, fingerprint
-from pyro_fed.combination import Combination
 from pyro_fed.context import Context
 from pyro_fed.conventions import seeding
 from pyro_fed.density.checks.funnels import funnel_hint
@@ -31,9 +33,7 @@ from pyro_fed.local_pass import collected, integration_notes
 from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.record import Record
 from pyro_fed.rounds import run_phases
-from pyro_fed.schedule import Schedule
 from pyro_fed.to_arviz import to_inference_data
 
 

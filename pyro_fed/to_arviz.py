@@ -15,14 +15,14 @@ import xarray as xr
 from torch import Tensor
 
 import pyro_fed
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions import seeding
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.record import Record
 from pyro_fed.record_dataset import federation_group
 
 if TYPE_CHECKING:

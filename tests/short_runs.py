@@ -7,7 +7,7 @@ import numpy as np
 from algorithms import graph_of
 
 import pyro_fed as pf
-from pyro_fed.schedule import Schedule
+from pyro_fed.algorithm.schedule import Schedule
 
 QUIET = {"progress": False, "compile": "off"}
 

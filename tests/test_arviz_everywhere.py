@@ -13,7 +13,7 @@ from algorithms import SMALL, unequal_lines
 import pyro_fed as pf
 import pyro_fed.infer
 from pyro_fed import report
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
 
 PARTICLES = {**SMALL, "num_particles": 30}
 

@@ -9,7 +9,7 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.combination import Clipped, Median, TrimmedMean, clip
+from pyro_fed.algorithm.combination import Clipped, Median, TrimmedMean, clip
 from pyro_fed.executors import Faulty
 
 QUIET = {"progress": False, "compile": "off"}

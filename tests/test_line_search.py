@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed import gates
+from pyro_fed.algorithm import message_limits
 from pyro_fed.infer.consensus_laplace import ConsensusLaplace
 
 
@@ -65,6 +65,6 @@ def test_a_precision_beyond_the_gate_needs_a_likelihood_that_falls(fall, refused
     values = torch.zeros(3, 4, dtype=torch.float64)
     values[1, 0] = -fall
     message = {"precision": precision, "eta": precision[..., 0], "values": values}
-    found = gates.outlying_sites(message)
+    found = message_limits.outlying_sites(message)
     assert [bool(holds[1]) for holds in found.values()] == [refused, refused]
     assert not any(bool(holds[[0, 2]].any()) for holds in found.values())

@@ -10,7 +10,7 @@ from algorithms import ALGORITHMS, SMALL, line, unequal_lines
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
-from pyro_fed.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
+from pyro_fed.algorithm.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
 
 ALL = pytest.mark.parametrize(
     ("factory", "federation"), [row[1:] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS]

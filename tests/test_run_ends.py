@@ -9,7 +9,7 @@ from algorithms import SMALL, unequal_lines
 from short_runs import QUIET, Interrupting, quiet, values
 
 import pyro_fed as pf
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
 
 #: Five particles leave no KDE worth the name.
 SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")

@@ -9,13 +9,13 @@ from algorithms import SMALL, line, line_data, unequal_lines
 from torch.func import grad, vmap
 
 import pyro_fed as pf
+from pyro_fed.algorithm.schedule import HIP, KSD, Availability
 from pyro_fed.executors.base import Work
 from pyro_fed.executors.local import Vectorised
 from pyro_fed.messages import encoded_size
 from pyro_fed.messages.header import Entry
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd, stein_inner_product
-from pyro_fed.schedule import HIP, KSD, Availability
 
 QUIET = {"progress": False, "compile": "off", "log_likelihood": False}
 KERNEL = IMQ()

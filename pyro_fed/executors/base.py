@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.states import contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.states import contiguous, select
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

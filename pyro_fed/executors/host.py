@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm import Noise, State
+from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.states import concatenate, contiguous, select, write
 from pyro_fed.executors.base import Executor, Reply, Work
-from pyro_fed.states import concatenate, contiguous, select, write
 
 
 class Made(NamedTuple):

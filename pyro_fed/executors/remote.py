@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import concatenate, select, write
 from pyro_fed.errors import StoppedError
 from pyro_fed.executors.base import Executor, Reply, Work
 from pyro_fed.executors.host import Phase, Request, Verdict
-from pyro_fed.states import concatenate, select, write
 
 
 class Remote(Executor):

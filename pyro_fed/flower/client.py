@@ -19,7 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pyro_fed import recipe as recipes
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
@@ -41,7 +42,6 @@ from pyro_fed.flower.wire import (
 from pyro_fed.library import load_model
 from pyro_fed.messages import answer, decode
 from pyro_fed.rounds import chain_of
-from pyro_fed.states import prefixed, within
 
 #: Most bytes that a client takes from its server in one message.
 MAX_BYTES = 2**30

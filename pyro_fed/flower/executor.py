@@ -9,7 +9,8 @@ import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.executors.base import Reply
@@ -19,7 +20,6 @@ from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack
 from pyro_fed.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.messages.expected import expected_reply
 from pyro_fed.messages.header import Entry
-from pyro_fed.states import prefixed, within
 
 #: Longest part of a client's error that the record keeps.
 MAX_REASON = 300

@@ -14,11 +14,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import prefixed
 from pyro_fed.errors import ProtocolError
 from pyro_fed.executors.base import Reply
 from pyro_fed.messages import Header, Message, encode
-from pyro_fed.states import prefixed
 
 #: Names of the two records of a message.
 SETTINGS, MESSAGE = "settings", "message"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.infer.chain_store import append, thinned
-from pyro_fed.record import Record
 
 #: R-hat above which, and effective draws a chain below which, a run warns.
 R_HAT_LIMIT = 1.01
@@ -60,10 +60,10 @@ class ChainAlgorithm(Algorithm):
         """Steps between positions that are sent: all that `thin` may ask for."""
         return math.gcd(self.thin, self.local_steps)
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """As for any state that is adopted; the draws on the way are held to the same."""
         start = {**received, "draws": received["position"].unsqueeze(1)}
-        return gates.grown(start, messages)
+        return message_limits.grown(start, messages)
 
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
         """A chain whose visit failed stays where it was; its draws are its position, and say so by a norm of zero."""

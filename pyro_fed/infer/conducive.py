@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian

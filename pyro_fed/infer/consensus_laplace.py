@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph
@@ -103,9 +103,9 @@ class ConsensusLaplace(Algorithm):
         everyone = sums["unusable"][None] < 0.5
         return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Messages far above the other agents'."""
-        return gates.outlying_sites(messages)
+        return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """Σ_j W_ij of everything."""

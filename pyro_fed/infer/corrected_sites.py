@@ -28,7 +28,7 @@ from typing import Self
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.coordinates import Coordinates, site_scores

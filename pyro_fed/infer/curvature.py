@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.errors import SettingError

@@ -39,7 +39,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, with_batches
@@ -52,8 +54,6 @@ from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGradState
-from pyro_fed.record import Record
-from pyro_fed.schedule import RoundRobin, Schedule
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED = 0.5

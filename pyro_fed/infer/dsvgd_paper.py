@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.infer.particles import ParticleAlgorithm, likelihood_scores, prior_scores
 from pyro_fed.ops.kde import effective_neighbours, kde_score
 from pyro_fed.ops.stein import ksd, spread
-from pyro_fed.record import Record
-from pyro_fed.schedule import RoundRobin, Schedule
 
 #: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0

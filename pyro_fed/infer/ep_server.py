@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.states import prefixed
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.ep_server import never_held, nothing_known
@@ -20,7 +21,6 @@ from pyro_fed.infer.prior_gaussian import fit_prior
 from pyro_fed.infer.server_optim import OPTIM, make_optim
 from pyro_fed.infer.site_updates import warm_sites
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.states import prefixed
 
 
 @dataclass(frozen=True, kw_only=True)

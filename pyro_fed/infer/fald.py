@@ -25,13 +25,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise, State
+from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import LangevinAlgorithm
 from pyro_fed.ops.entries import widened
-from pyro_fed.schedule import All, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
@@ -40,7 +41,6 @@ from pyro_fed.ops.annealing import Annealed, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
 from pyro_fed.ops.student import Tails
-from pyro_fed.record import Record
 
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.server_optim import KINDS, OPTIM, make_optim
-from pyro_fed.states import prefixed, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +113,10 @@ class FedAvg(Algorithm):
         velocity = self.momentum * velocity + grad(objective)(point)
         return (point + self.step_size * velocity, velocity), ()
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Steps far above the others', in units of the point."""
-        size = gates.sizes(messages["delta"]) / (1 + gates.sizes(received["point"]))
-        return gates.outlying(size, "step")
+        size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
+        return message_limits.outlying(size, "step")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""

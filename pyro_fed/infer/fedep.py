@@ -31,8 +31,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Noise, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.clients import CLIENTS, Client, Received
@@ -43,7 +44,6 @@ from pyro_fed.infer.gaussian_sites import as_state, gaussian, joined
 from pyro_fed.infer.server_optim import client_steps, make_optim, optimised
 from pyro_fed.infer.site_updates import Limits, changes, fractions_of, site_warnings
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,10 @@ class FedEP(EPStates):
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes beyond what q and the other clients' changes allow."""
         alike = {name: received[name][:1] for name in ("precision", "eta")}
-        return gates.natural(gaussian(alike), gaussian(messages))
+        return message_limits.natural(gaussian(alike), gaussian(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""

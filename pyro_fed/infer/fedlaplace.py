@@ -26,8 +26,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -35,7 +36,6 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, absolute, as_state, flat_site, gaussian, select, site_of
 from pyro_fed.infer.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.record import Record
 
 #: What the server sends.
 SENT = ("point", "direction", "aim")
@@ -147,9 +147,9 @@ class FedLaplace(GaussianAlgorithm):
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
         return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""
-        return gates.outlying_sites(messages)
+        return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Choose the fraction; where it is the aim, make the next Newton direction.

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.fedep import FedEP

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.gaussian_sites import as_state, gaussian

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyro_fed.algorithm import Algorithm, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin import LangevinAlgorithm

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import Noise
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.ops.gaussian import Gaussian

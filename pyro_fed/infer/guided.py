@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -38,7 +39,6 @@ from pyro_fed.infer.gaussian_sites import largest_move
 from pyro_fed.infer.hand_written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.particles import likelihood_scores
 from pyro_fed.infer.pvi import PVI
-from pyro_fed.record import Record
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
@@ -137,10 +137,10 @@ class GuidedFedEP(FedEP):
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
         return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes far above the others', in units of λ."""
-        size = gates.sizes(messages["delta"]) / (1 + gates.sizes(received["natural"]))
-        return gates.outlying(size, "change")
+        size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["natural"]))
+        return message_limits.outlying(size, "change")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of all changes; `refine` finds how much of it can be taken."""

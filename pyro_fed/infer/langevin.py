@@ -35,7 +35,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
@@ -49,7 +50,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
-from pyro_fed.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.chains import ChainAlgorithm
 from pyro_fed.infer.surrogate_phase import NAMES, Name, surrogate_phase
 from pyro_fed.infer.surrogates import Given
-from pyro_fed.schedule import Categorical, Schedule, Shuffled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
@@ -37,7 +38,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import positive_part, times
-from pyro_fed.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 from pyro_fed.infer.beliefs import where
 from pyro_fed.infer.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember

@@ -27,7 +27,8 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -35,7 +36,6 @@ from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import gaussian
 from pyro_fed.infer.pyro_kernel import STATISTICS, CompiledNUTS, Density, Leaf, leapfrog
 from pyro_fed.infer.trajectories import struggled, trajectory_figures, trajectory_warnings
-from pyro_fed.record import Record
 
 #: Leapfrog steps of a tree of five doublings, a usual one.
 LEAPFROGS_A_DRAW = 31

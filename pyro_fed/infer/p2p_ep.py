@@ -33,7 +33,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -43,7 +44,6 @@ from pyro_fed.infer.p2p_vi import P2PVI
 from pyro_fed.infer.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peer_sites import public_belief
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.record import Record
 
 #: Clients × points × rows evaluated at once.
 MAX_BLOCK = 8_000_000

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -65,7 +65,7 @@ class P2PFedAvg(FedAvg):
         message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
         return {"point": shared["point"] + message["delta"]}, local, info
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Points far from where the agents were, as `FedAvg`."""
         return super().objections(received, {"delta": messages["point"] - received["point"]})
 

@@ -37,7 +37,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
@@ -50,7 +51,6 @@ from pyro_fed.infer.look_ahead import look_ahead, nothing_known
 from pyro_fed.infer.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peer_sites import new_site, public_belief
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.record import Record
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.
 STILL = 1e-9

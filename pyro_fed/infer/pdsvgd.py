@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise, Start, State, started
+from pyro_fed.algorithm.contract import Noise, Start, State, started
+from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError
@@ -31,7 +32,6 @@ from pyro_fed.infer.dsvgd import DSVGD
 from pyro_fed.infer.particles import prior_scores
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
-from pyro_fed.schedule import All, Schedule
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (

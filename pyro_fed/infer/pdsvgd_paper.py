@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.dsvgd_paper import PaperDSVGD
 from pyro_fed.infer.particles import prior_scores
 from pyro_fed.ops.kde import kde_score
-from pyro_fed.schedule import Schedule, UniformRandom
 
 
 @dataclass(frozen=True, kw_only=True)

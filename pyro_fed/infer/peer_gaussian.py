@@ -29,8 +29,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
-from pyro_fed.algorithm import Algorithm, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError, listed
@@ -41,7 +42,6 @@ from pyro_fed.infer.fedlaplace import FedLaplace
 from pyro_fed.infer.gaussian_sites import GaussianAlgorithm, as_state, flat_site, gaussian, largest_move, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
-from pyro_fed.record import Record
 
 #: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
 DISAGREEMENT = 0.1
@@ -151,9 +151,9 @@ class PeerGaussian(GaussianAlgorithm):
         """Whether beliefs begin as the prior, so that no site holds a share of it."""
         return self.start in ("prior", "draw")
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Messages far above the other agents'."""
-        return gates.outlying_sites(messages)
+        return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
         """Eq. (8): q_i = Σ_j W_ij b_j on natural parameters."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.fedep import FedEP
-from pyro_fed.schedule import All, RoundRobin, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

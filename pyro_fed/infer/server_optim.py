@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.site_updates import Limits
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.states import prefixed, within
 
 #: Under which prefix a state holds an optimiser's.
 OPTIM = "optim"

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Start
+from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.record import Record
 from pyro_fed.errors import listed
 from pyro_fed.infer.clients import Tilted
 from pyro_fed.infer.gaussian_sites import absolute, at_mean, gaussian, select
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.record import Record
 
 #: A q that still moves by more SDs than this in its last round has not settled.
 UNSETTLED = 1.0

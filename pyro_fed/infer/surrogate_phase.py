@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.fedep import FedEP
 from pyro_fed.infer.fedlaplace import FedLaplace

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
-from pyro_fed.algorithm import Start
+from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.gaussian_sites import gaussian

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData

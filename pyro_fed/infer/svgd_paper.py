@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.infer.particles import ParticleAlgorithm

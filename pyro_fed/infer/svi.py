@@ -21,7 +21,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

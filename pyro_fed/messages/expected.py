@@ -6,7 +6,7 @@ from copy import copy
 
 import torch
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

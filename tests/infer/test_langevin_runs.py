@@ -6,9 +6,9 @@ import torch
 from gaussian_case import analytic_surrogates, exact, federation, shards
 
 import pyro_fed as pf
+from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
 from pyro_fed.messages import encoded_size
 from pyro_fed.messages.header import Entry
-from pyro_fed.schedule import Categorical, Explicit, RoundRobin
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree")

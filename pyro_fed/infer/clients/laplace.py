@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Noise
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.clients.base import Client, Received, Tilted, site_from

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import State
+from pyro_fed.algorithm.contract import State
 
 
 def select(state: State, index: Tensor | slice) -> State:

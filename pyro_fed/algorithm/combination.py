@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 

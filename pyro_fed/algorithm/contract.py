@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed import gates
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.schedule import All, Schedule
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
@@ -208,14 +208,14 @@ class Algorithm(ABC):
             messages (C, ...), new local states (C, ...), figures for the record (C,).
         """
 
-    def objections(self, received: State, messages: State) -> gates.Objections:
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Why messages are not to be used: reason → the clients (C,) that it holds for.
 
         Args:
             received: what the clients got, (C, ...).
             messages: what they sent, (C, ...), all finite.
         """
-        return gates.grown(received, messages)
+        return message_limits.grown(received, messages)
 
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
         """What `combine` gets where clients failed: by default the messages that came.

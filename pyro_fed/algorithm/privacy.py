@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.combination import Combination, clip
+from pyro_fed.algorithm.combination import Combination, clip
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
