@@ -19,7 +19,7 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.executors.base import Work, select
 from pyro_fed.executors.local import Vectorised
-from pyro_fed.infer.gaussian_sites import as_state, flat_site
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 STEPS, CLIENTS = 1000, 8

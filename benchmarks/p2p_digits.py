@@ -15,7 +15,7 @@ from torch.func import vmap
 
 import pyro_fed as pf
 from pyro_fed.density.observations import observation
-from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import bnn_classification

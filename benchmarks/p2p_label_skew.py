@@ -19,7 +19,7 @@ from p2p_digits import accuracy, digits
 from torch import Tensor
 
 import pyro_fed as pf
-from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 AGENTS, ROUNDS, STEPS = 50, 10, 10
 STEP_SIZES = (0.1, 0.3, 1.0)

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from pyro_fed.conventions import seeding
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 if TYPE_CHECKING:

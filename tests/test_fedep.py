@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoIAFNormal, AutoMultivar
 
 import pyro_fed as pf
 from models import linear_regression
-from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 TRAIN = tuple(part.double() for part in linear_regression.load_data()[0])
 MEAN, COVARIANCE = linear_regression.exact_posterior(TRAIN)

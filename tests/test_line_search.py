@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
-from pyro_fed.infer.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 
 
 def survival(x, time, seen):

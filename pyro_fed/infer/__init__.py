@@ -1,30 +1,30 @@
 """Inference algorithms, one module each."""
 
-from pyro_fed.infer.dsgld import DSGLD
-from pyro_fed.infer.dsvgd import DSVGD
-from pyro_fed.infer.dsvgd_paper import PaperDSVGD
-from pyro_fed.infer.fald import FALD
-from pyro_fed.infer.fedais import FedAIS
-from pyro_fed.infer.fedavg import FedAvg
-from pyro_fed.infer.fedep import FedEP
-from pyro_fed.infer.fedlaplace import FedLaplace
-from pyro_fed.infer.fedpa import BCM, FedPA
-from pyro_fed.infer.fedsep import FedSEP
-from pyro_fed.infer.fsgld import FSGLD
-from pyro_fed.infer.local_sgld import LocalSGLD
-from pyro_fed.infer.nuts import NUTS
-from pyro_fed.infer.p2p_ep import P2PEP
-from pyro_fed.infer.p2p_fedavg import P2PFedAvg
-from pyro_fed.infer.p2p_vi import P2PVI
-from pyro_fed.infer.pdsvgd import ParallelDSVGD
-from pyro_fed.infer.pdsvgd_paper import PaperParallelDSVGD
-from pyro_fed.infer.pvi import PVI
-from pyro_fed.infer.sgld import SGLD
-from pyro_fed.infer.surrogates import Given
-from pyro_fed.infer.svgd import SVGD
-from pyro_fed.infer.svgd_paper import PaperSVGD
-from pyro_fed.infer.svi import SVI
-from pyro_fed.infer.udsvgd import UDSVGD
+from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.fedpa import BCM, FedPA
+from pyro_fed.infer.ep.fedsep import FedSEP
+from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.langevin.dsgld import DSGLD
+from pyro_fed.infer.langevin.fald import FALD
+from pyro_fed.infer.langevin.fsgld import FSGLD
+from pyro_fed.infer.langevin.sgld import SGLD
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.peers.p2p_ep import P2PEP
+from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
+from pyro_fed.infer.peers.p2p_vi import P2PVI
+from pyro_fed.infer.pooled.nuts import NUTS
+from pyro_fed.infer.pooled.svi import SVI
+from pyro_fed.infer.stein.dsvgd import DSVGD
+from pyro_fed.infer.stein.paper.dsvgd import PaperDSVGD
+from pyro_fed.infer.stein.paper.parallel_dsvgd import PaperParallelDSVGD
+from pyro_fed.infer.stein.paper.svgd import PaperSVGD
+from pyro_fed.infer.stein.paper.udsvgd import UDSVGD
+from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
+from pyro_fed.infer.stein.svgd import SVGD
+from pyro_fed.infer.surrogates.fedais import FedAIS
+from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
+from pyro_fed.infer.surrogates.surrogates import Given
 
 __all__ = [
     "BCM",

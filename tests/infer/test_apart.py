@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.starting_points import gaussian_points, lowest_curvature
+from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 
 QUIET = {"progress": False, "log_likelihood": False}
 

@@ -10,7 +10,7 @@ from torch.func import grad
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.density.rows.batches import ClientData, Minibatch
-from pyro_fed.infer.conducive import anchor_score, conducive, score
+from pyro_fed.infer.langevin.conducive import anchor_score, conducive, score
 
 F = (0.1, 0.2, 0.4, 0.3)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.gaussian_sites import gaussian, spread_points
+from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 
 QUIET = {"progress": False, "num_draws": 4, "log_likelihood": False, "compile": "off"}
 MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)

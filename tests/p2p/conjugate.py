@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
-from pyro_fed.infer.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 PRIOR_SD, NOISE_SD = 1.5, 0.7
 QUIET = {"num_draws": 2, "progress": False, "log_likelihood": False, "compile": "off"}

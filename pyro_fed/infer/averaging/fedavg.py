@@ -1,0 +1,136 @@
+"""Federated averaging, with adaptive server optimisers.
+
+Source: McMahan et al. (2017); Reddi et al. (2020), Algorithm 2; the baseline of Guo et al.
+
+    θ_k ← θ after L local steps of SGD on -log p_k / N_k,    θ ← θ + δ optim(Σ_k (N_k / N) (θ_k - θ))
+
+Deviation: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have none.
+A point, not a posterior: its one draw is labelled so (`draws_are` "point").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.infer.averaging.server_optim import KINDS, OPTIM, make_optim
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """Averages of the clients' SGD iterates.
+
+    Args:
+        chain_steps: L, SGD steps a round.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        prior: add the client's share of the log prior.
+        damping: δ, the server's learning rate.
+        server_optimiser: "none" (plain averaging), "sgd", "adagrad" or "adam".
+        optimiser_momentum: of "sgd".
+        optimiser_fudge: eps of "adagrad" and "adam".
+        optimiser_betas: of "adam".
+
+    References:
+        McMahan et al. (2017); Reddi et al. (2020).
+    """
+
+    draws_are: ClassVar[str] = "point"
+    additive: ClassVar[bool] = True
+
+    chain_steps: int = 20
+    step_size: float = 0.01
+    momentum: float = 0.9
+    batch_size: int | None = None
+    prior: bool = False
+    damping: float = 1.0
+    server_optimiser: Literal["none", "sgd", "adagrad", "adam"] = "none"
+    optimiser_momentum: float = 0.9
+    optimiser_fudge: float = 1e-5
+    optimiser_betas: tuple[float, float] = (0.9, 0.99)
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "chain_steps")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size", "damping", "optimiser_fudge")
+        check_between(self, "momentum", 0, 1, "[)")
+        check_choice(self, "server_optimiser", KINDS)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """100."""
+        return 100
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """A draw from the prior, or zeros where a flat prior has none."""
+        flat = bool(problem.layout.improper)
+        point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else problem.init(1, generator)[0]
+        optim = make_optim(self, self.server_optimiser)
+        state = {} if optim is None else prefixed(OPTIM, optim.init({"point": point}))
+        return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The point."""
+        return super().download({name: shared[name] for name in ("point", "num_rows")}, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Minibatches of a round."""
+        if self.batch_size is None:
+            return ()
+        return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """L steps of SGD."""
+        batch, dims = with_batches(data, self.batch_size)
+        carry = (shared["point"], torch.zeros_like(shared["point"]))
+        const = ((data.num_rows, shared["num_rows"]), batch)
+        (point, _), _ = problem.scan(self._step, carry, const, noise, self.chain_steps, ((0, 0), dims))
+        return {"delta": point - shared["point"]}, {}, {}
+
+    def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+        point, velocity = carry
+        (rows, total), data = const
+        batch = batch_of(data, picks)
+
+        def objective(z: Tensor) -> Tensor:
+            value = problem.log_lik(z, batch) / rows.clamp_min(1)
+            return value + problem.log_prior(z) / total if self.prior else value
+
+        velocity = self.momentum * velocity + grad(objective)(point)
+        return (point + self.step_size * velocity, velocity), ()
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Steps far above the others', in units of the point."""
+        size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
+        return message_limits.outlying(size, "step")
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The average by rows, through the optimiser."""
+        delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
+        optim = make_optim(self, self.server_optimiser)
+        if optim is None:
+            return {**shared, "point": shared["point"] + self.damping * delta}
+        step, after = optim.step({"point": shared["point"]}, {"point": delta}, within(shared, OPTIM))
+        return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Length of the server's step."""
+        return {"change": float((after["point"] - before["point"]).norm())}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The point, (1, 1, D)."""
+        return shared["point"][None, None]

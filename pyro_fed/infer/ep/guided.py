@@ -1,0 +1,248 @@
+"""FedEP and PVI with a hand-written guide: sites in the natural parameters of the guide's own families.
+
+Source: Khan & Lin (2017), conjugate-computation variational inference; Bui et al. (2018), Property 4; Salimans &
+Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`exponential_families`) a client's site is
+
+    λ_k ← F⁻¹ ∇_λ E_q[log p_k],    F = ∇_λ E_q[T]
+
+and the prior's likewise, of log p_0 - log h. Both gradients are means over the same reparametrised draws
+(Figurnov et al. 2018), so that a log-likelihood λ_k'T(θ) + const gives λ_k exactly, whatever the draws.
+
+    λ ← λ + s Σ_k (λ_k - old λ_k)        s the largest of δ, δ/2, δ/4, ... that leaves a distribution
+
+Letters: λ `natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients and in
+all rounds; away from conjugacy the error falls with the root of `num_points`.
+
+Only q(θ) of the guide is federated. A local part q(z_k | θ) is left aside, with a warning: the likelihoods have z_k
+integrated out, which is what the best of all local guides would give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.errors import SettingError, listed
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
+from pyro_fed.infer.sites.derivatives import in_blocks
+from pyro_fed.infer.sites.gaussian_sites import largest_move
+from pyro_fed.infer.stein.particles import likelihood_scores
+
+#: Seed of the draws behind expectations, the same at the server and at all clients.
+DRAWS_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedFedEP(FedEP):
+    """What `FedEP(guide=function)` makes.
+
+    Args:
+        num_points: draws behind expectations; even.
+        num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+
+    Used besides: `guide`, `damping`, `min_fraction`, `tolerance`. The client is "newton".
+    """
+
+    num_points: int = 1024
+    num_guide_draws: int = 4000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "num_guide_draws")
+        unused = {"client": "newton", "server_optimiser": "none", "client_optimiser": "none"}
+        for name, only in unused.items():
+            if getattr(self, name) != only:
+                raise SettingError(
+                    f"FedEP: a hand-written guide takes {name}={only!r} alone, received "
+                    f"{getattr(self, name)!r}; use an automatic guide for the others"
+                )
+
+    def family(self, problem: Problem) -> GuideFamily:
+        """The guide's families."""
+        return read_guide(self.guide, problem)
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """None: q begins at the guide's parameters."""
+        return None
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """q as the guide begins, as the prior's site; clients' sites equal to one."""
+        natural = self.family(problem).start
+        mean, sd = self.family(problem).moments(natural)
+        shared = {
+            "natural": natural,
+            "prior_natural": natural,
+            "prior_delta": torch.zeros_like(natural),
+            "fraction": natural.new_ones(()),
+            "share": natural.new_ones(()),
+            "mean": mean,
+            "sd": sd,
+            "num_clients": torch.tensor(num_clients),
+            "seed": torch.randint(2**31, (), generator=generator),
+            "draws": natural.new_zeros(self.num_guide_draws, problem.dim),
+        }
+        return shared, {
+            "natural": natural.new_zeros(num_clients, len(natural)),
+            "delta": natural.new_zeros(num_clients, len(natural)),
+        }
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the families of a guide have no such algebra here."""
+        return Algorithm.regroup(self, problem, shared, local, origin)
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The change of the prior's site."""
+        draws = self._draws(problem, shared["natural"])
+        scores = problem.vmap(grad(problem.log_prior))(draws.z.to(problem.dtype)).double() - draws.base_score
+        return {**shared, "prior_delta": _site(draws, scores[None])[0] - shared["prior_natural"]}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """λ."""
+        return Algorithm.download(self, {"natural": shared["natural"]}, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """None."""
+        return ()
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Changes of the clients' sites."""
+        draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
+        points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
+        points = in_blocks(points, batch.weight.numel() * problem.num_nodes)
+        _, (scores,) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
+        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - local["natural"]
+        usable = delta.isfinite().all(1)
+        delta = torch.where(usable.unsqueeze(-1), delta, 0.0)
+        return {"delta": delta}, {**local, "delta": delta}, {"usable": usable.double()}
+
+    def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
+        return carry, (likelihood_scores(problem, points, batch),)
+
+    def _draws(self, problem: Problem, natural: Tensor) -> Draws:
+        return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Changes far above the others', in units of λ."""
+        size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["natural"]))
+        return message_limits.outlying(size, "change")
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The sum of all changes; `refine` finds how much of it can be taken."""
+        count = len(weights)
+        return {
+            **shared,
+            "sum": messages["delta"].sum(0) + shared["prior_delta"],
+            "share": shared["fraction"].new_tensor(count) / shared["num_clients"],
+            "fraction": shared["fraction"].new_tensor(self.fraction_for(count)),
+        }
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """λ moved by the largest fraction that leaves a distribution, or not at all."""
+        family, total, fraction = self.family(problem), shared["sum"], shared["fraction"]
+        while not family.proper(shared["natural"] + fraction * total):
+            fraction = fraction / 2
+            if fraction < self.min_fraction:
+                fraction = torch.zeros_like(fraction)
+                break
+        natural = shared["natural"] + fraction * total
+        mean, sd = family.moments(natural)
+        kept = {name: value for name, value in shared.items() if name != "sum"}
+        draws = family.sample(natural, self.num_guide_draws, int(shared["seed"]))
+        return {
+            **kept,
+            "draws": draws,
+            "natural": natural,
+            "fraction": fraction,
+            "mean": mean,
+            "sd": sd,
+            "prior_natural": shared["prior_natural"] + fraction * shared["prior_delta"],
+        }
+
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """The fraction taken, the same of all."""
+        fraction = {"fraction": after["fraction"].expand(len(clients))}
+        return fraction, fraction
+
+    def settle(self, told: State, local: State) -> State:
+        """The clients' sites moved by the fraction taken."""
+        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"]
+        return {"natural": moved, "delta": local["delta"]}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""
+        move = largest_move(*((state["mean"], state["sd"]) for state in (before, after)))
+        return {
+            "change": float(move),
+            "fraction": float(after["fraction"]),
+            "share": float(after["share"]),
+        }
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of the fitted guide, (1, num_draws, D)."""
+        return shared["draws"][torch.arange(num_draws) % self.num_guide_draws][None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """Not a Gaussian's."""
+        return None
+
+    def warnings(self, record: Record) -> list[str]:
+        """Clients whose message was not finite."""
+        usable = record.last("usable")
+        bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
+        if not bad:
+            return []
+        return [f"in the last round the sites of clients {listed(bad)} were not finite and were not used"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedPVI(GuidedFedEP, PVI):
+    """What `PVI(guide=function)` makes: one client a round, in turn, and one natural-gradient step a turn.
+
+    Used besides: `order`.
+    """
+
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_steps != 1:
+            raise SettingError(f"PVI: a hand-written guide takes local_steps=1 alone, received {self.local_steps}")
+
+
+def guided_kind(kind: Any) -> Any:
+    """The class that federates hand-written guides in the place of another.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if issubclass(kind, GuidedFedEP):
+        return kind
+    known = {FedEP: GuidedFedEP, PVI: GuidedPVI}
+    if kind not in known:
+        raise SettingError(
+            f"{kind.__name__}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...) "
+            "or an automatic guide such as AutoMultivariateNormal"
+        )
+    return known[kind]
+
+
+def _site(draws: Draws, scores: Tensor) -> Tensor:
+    """F⁻¹ ∇_λ E[f] of C functions from their scores (C, S, D): (C, P)."""
+    gradient = torch.einsum("csd,sdp->cp", scores, draws.jacobian) / len(draws.z)
+    return torch.linalg.solve(draws.fisher.T, gradient.T).T

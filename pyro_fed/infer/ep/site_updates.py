@@ -1,0 +1,132 @@
+"""How far the changes of sites may go, so that q stays a distribution: the server's side of FedEP.
+
+    q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k                            Guo et al., Algorithms 3 and 4
+
+All sites take the same fraction s, the largest up to the damping δ that leaves q positive definite with a margin
+(`ops.backtrack`). Where no fraction of the joint change is left, the sites are taken one after the other, each with
+its own largest fraction, and one that has none is skipped and reported. Prior and sites move by the same rule, so
+
+    q = t_0 Π_k t_k    holds in every round, whatever the fractions.
+
+Where all clients are at work the server adds Anderson acceleration (`ops.anderson`) to expected Newton steps; what it
+adds is shared equally among the sites, and vanishes with the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.errors import listed
+from pyro_fed.infer.ep.tilted import Tilted
+from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, select
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.gaussian import Gaussian
+
+#: A q that still moves by more SDs than this in its last round has not settled.
+UNSETTLED = 1.0
+
+
+class Limits(NamedTuple):
+    """Damping δ, the smallest fraction worth taking, and the margin of `ops.backtrack`."""
+
+    damping: float
+    min_fraction: float
+    margin: float
+
+
+def fractions_of(q: Gaussian, deltas: Gaussian, limits: Limits) -> Tensor:
+    """The fraction s_k of each change (C,) that is applied; 0 is skipped.
+
+    Args:
+        q: the server's Gaussian.
+        deltas: changes of sites, batch (C,), the prior's among them.
+        limits: damping and settings of the backtracking.
+    """
+    joint = _fraction(q, deltas.product_over(0), limits)
+    count = len(deltas.eta)
+    if joint > 0:
+        return torch.full((count,), joint, dtype=torch.float64, device=q.eta.device)
+    taken = []
+    for k in range(count):
+        delta = type(q)(deltas.precision[k], deltas.eta[k])
+        taken.append(_fraction(q, delta, limits))
+        q = q.product(delta.power(taken[-1]))
+    return torch.tensor(taken, dtype=torch.float64, device=q.eta.device)
+
+
+def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
+    return float(
+        backtrack(
+            q,
+            delta,
+            max_fraction=limits.damping,
+            min_fraction=min(limits.min_fraction, limits.damping),
+            margin=limits.margin,
+        )
+    )
+
+
+def site_warnings(algorithm: Any, record: Record) -> list[str]:
+    """Clients whose last message could not be used, by name, and optimisers that give up q = t_0 Π t_k."""
+    notes = []
+    usable, fraction = record.last("usable"), record.last("fraction")
+    clients = next((r.clients for r in reversed(record.rounds) if "usable" in r.info), [])
+    skipped = [
+        record.client_names[k]
+        for k, good, taken in zip(clients, usable, fraction, strict=True)
+        if not good or not taken
+    ]
+    if skipped:
+        notes.append(
+            f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
+            "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
+            "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
+        )
+    change = record.latest.get("change", 0.0)
+    if change > UNSETTLED and len(record.figures) > 1:
+        notes.append(f"q moved by {change:.3g} SDs in the last round: it has not settled; {_cure(algorithm)}")
+    if algorithm.server_optimiser != "none" or algorithm.client_optimiser != "none":
+        notes.append(
+            "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
+            "and sites any more (Guo et al., Section 2.2.3)"
+        )
+    return notes
+
+
+def _cure(algorithm: Any) -> str:
+    if algorithm.client != "newton":
+        return "lower damping, or take more steps or samples a round"
+    return (
+        "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower damping, "
+        "or take covariance='full', or client='ngvi'"
+    )
+
+
+def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
+    """q, sites (K,) and the prior's site from a federated Laplace approximation.
+
+    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
+    equally, so that q = t_0 Π t_k holds; their first step replaces them.
+    """
+    found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
+    q, indefinite = absolute(found, min_curvature)
+    if not bool(indefinite):
+        return found, sites, prior
+    q = at_mean(q, start.shared["point"])
+    share = q.quotient(found).power(1.0 / len(sites.eta))
+    return q, sites.product(share), prior
+
+
+def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, Tensor]:
+    """Δ_k, zero where a client's result cannot be used; a client without rows has the site one."""
+    empty = num_rows == 0
+    finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
+    usable = (found.usable & finite) | empty
+    new = select(usable & ~empty, found.site)
+    delta = new.quotient(site)
+    return select(usable, delta), usable

@@ -1,0 +1,220 @@
+"""A hand-written guide as a product of exponential families, in one flat vector of natural parameters.
+
+The guide is run on the model's arguments, in a param store of its own, and gives its families, their shapes and where q
+begins. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on anything:
+they are left aside.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.trace_sites import without_event_dims
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
+from pyro_fed.infer.pooled.svi import own_params
+
+#: Draws of a site by which its support is compared with the model's.
+SUPPORT_DRAWS = 100
+#: What every refusal of a guide ends in.
+CURE = "use AutoMultivariateNormal, or SVI(guide=...) on the pooled data"
+
+
+@dataclass(frozen=True, eq=False)
+class GuideSite:
+    """One global site: its family, λ as the guide begins, (*batch, p), and the model's transform of its support."""
+
+    name: str
+    family: Family
+    start: Tensor
+    transform: Any
+
+
+class Draws(NamedTuple):
+    """Reparametrised draws of q.
+
+    Attributes:
+        z: (S, D) on the model's unconstrained scale.
+        jacobian: dz/dλ, (S, D, P).
+        fisher: mean of dT/dλ over the draws, (P, P).
+        base_score: gradient in z of log h and of the transforms' log-Jacobian, (S, D).
+    """
+
+    z: Tensor
+    jacobian: Tensor
+    fisher: Tensor
+    base_score: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GuideFamily:
+    """The product of a guide's families, in the order of the model's flat vector."""
+
+    sites: tuple[GuideSite, ...]
+
+    @property
+    def start(self) -> Tensor:
+        """λ as the guide begins, (P,)."""
+        return torch.cat([site.start.flatten() for site in self.sites])
+
+    def split(self, natural: Tensor) -> list[Tensor]:
+        """λ (..., P) site by site, (..., *batch, p)."""
+        parts = natural.split([site.start.numel() for site in self.sites], -1)
+        return [part.unflatten(-1, site.start.shape) for part, site in zip(parts, self.sites, strict=True)]
+
+    def proper(self, natural: Tensor) -> bool:
+        """Whether λ (P,) is a distribution."""
+        parts = zip(self.sites, self.split(natural), strict=True)
+        return bool(natural.isfinite().all()) and all(bool(site.family.proper(part).all()) for site, part in parts)
+
+    def moments(self, natural: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and SDs of the sites' values, flat."""
+        fns = [site.family.distribution(part) for site, part in zip(self.sites, self.split(natural), strict=True)]
+        return torch.cat([fn.mean.flatten() for fn in fns]), torch.cat([fn.stddev.flatten() for fn in fns])
+
+    def sample(self, natural: Tensor, count: int, seed: int) -> Tensor:
+        """Unconstrained draws, (count, D)."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            return self._values(natural.expand(count, -1))[1]
+
+    def draws(self, natural: Tensor, count: int, seed: int) -> Draws:
+        """Draws with their derivatives; the same seed uses the same random numbers."""
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(seed)
+            copies = natural.expand(count, -1).clone().requires_grad_()
+            values, z = self._values(copies)
+            statistics = torch.cat(
+                [
+                    site.family.statistics(value).reshape(len(value), -1)
+                    for site, value in zip(self.sites, values, strict=True)
+                ],
+                -1,
+            )
+            jacobian, fisher = _rows(z, copies), _rows(statistics, copies).mean(0)
+            leaf = z.detach().requires_grad_()
+            base = torch.autograd.grad(self._log_base(leaf).sum(), leaf)[0]
+        return Draws(z.detach(), jacobian, fisher, base)
+
+    def _values(self, natural: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Values of each site, and all of them unconstrained and flat, for λ (S, P)."""
+        values = [
+            site.family.distribution(part).rsample() for site, part in zip(self.sites, self.split(natural), strict=True)
+        ]
+        flat = [
+            site.transform.inv(value).reshape(len(value), -1) for site, value in zip(self.sites, values, strict=True)
+        ]
+        return values, torch.cat(flat, -1)
+
+    def _log_base(self, z: Tensor) -> Tensor:
+        total, start = 0.0 * z.sum(-1), 0  # differentiable, also where nothing is added
+        for site in self.sites:
+            shape = site.start.shape[:-1] + site.family.distribution(site.start).event_shape
+            shape = site.transform.inverse_shape(shape)
+            part = z[:, start : start + shape.numel()].reshape(-1, *shape)
+            value = site.transform(part)
+            for term in (site.transform.log_abs_det_jacobian(part, value), site.family.log_base(value)):
+                total = total + term.reshape(len(z), -1).sum(1)
+            start += shape.numel()
+        return total
+
+
+def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """d outputs[s, a] / d inputs[s, b] as (S, A, B), where draw s depends on row s alone."""
+    columns = [torch.autograd.grad(outputs[:, a].sum(), inputs, retain_graph=True)[0] for a in range(outputs.shape[1])]
+    return torch.stack(columns, 1)
+
+
+@lru_cache(maxsize=8)
+def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
+    """The families of a guide's global sites; warns of local ones, which are not used.
+
+    Raises:
+        SettingError: a site that is no exponential family listed here, that depends on another, that the model lacks,
+            or a global site of the model that the guide lacks.
+    """
+    name = getattr(guide, "__name__", type(guide).__name__)
+    first, second = _run(guide, problem, 0), _run(guide, problem, 1)
+    _check_names(name, set(first), problem)
+    models = _model_sites(problem)
+    sites = []
+    for site in problem.sites:
+        family, start = _family(name, site, first[site])
+        if not torch.equal(start, _family(name, site, second[site])[1]):
+            raise SettingError(
+                f"guide {name}: the parameters of site '{site}' depend on another site's draw, so that q "
+                f"does not factorise; {CURE}"
+            )
+        support, transform = models[site]
+        with torch.random.fork_rng(devices=[]):
+            inside = bool(support.check(family.distribution(start).sample((SUPPORT_DRAWS,))).all())
+        if not inside:
+            raise SettingError(
+                f"guide {name}: site '{site}' ({family.kind.__name__}) draws values outside the model's "
+                f"support {support}; give it a family of that support"
+            )
+        sites.append(GuideSite(site, family, start, transform))
+    return GuideFamily(tuple(sites))
+
+
+def _check_names(guide: str, found: set[str], problem: Problem) -> None:
+    expected, local = set(problem.sites), set(problem.layout.local)
+    unknown, missing = sorted(found - expected - local), sorted(expected - found)
+    if unknown or missing:
+        inside = f" and, inside plate '{problem.plate}', {sorted(local)}" if local else ""
+        raise SettingError(
+            f"guide {guide} lacks the sites {missing} and has {unknown} besides: the model's are "
+            f"{sorted(expected)}{inside}; {CURE}"
+        )
+    if found & local:
+        warnings.warn(
+            f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
+            "integrate these latents out and draw them given the others at the end. A guide without them does as well",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
+    """The distributions of the guide's latent sites."""
+    args, kwargs = problem.arguments.whole()
+    with own_params(seed), torch.no_grad():
+        nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes
+    return {
+        name: node["fn"]
+        for name, node in nodes.items()
+        if node["type"] == "sample" and not node["is_observed"] and type(node["fn"]).__name__ != "_Subsample"
+    }
+
+
+def _family(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
+    fn = without_event_dims(fn)
+    for family in FAMILIES:
+        if isinstance(fn, family.kind):
+            return family, family.natural(fn)
+    known = sorted(family.kind.__name__ for family in FAMILIES)
+    raise SettingError(
+        f"guide {guide}: site '{site}' is a {type(fn).__name__}, which has no natural parameters that can "
+        f"be multiplied and divided; expected one of {known}, or {CURE}"
+    )
+
+
+def _model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
+    """Each latent site's support and transform."""
+    found = {}
+
+    def source(msg: Any, transform: Any) -> Tensor:
+        found[msg["name"]] = (msg["fn"].support, transform)
+        return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=problem.dtype)
+
+    problem.collect(source)
+    return found

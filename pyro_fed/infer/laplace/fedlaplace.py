@@ -1,0 +1,228 @@
+"""Federated Newton's method: the posterior mode, Laplace's approximation there, and a Gaussian site a client.
+
+Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sections 3.1 and 3.4; Dauphin et al.
+(2014) for the rule at saddles. With f = log p_0 + Σ_k log p_k and H = -∇²f, each round is a step
+
+    θ ← θ + s d,    d = |H|⁻¹ ∇f(θ)
+
+A round: the server sends θ, d and an aim, one of the fractions s_j. Every client answers with its log-likelihood at
+θ + s_j d for every s_j (the line search), and with score and curvature at the aim. The aim is the fraction that was
+best in the round before, and 1 near the mode, so that a round is a Newton step. Where another fraction turns out much
+better the server goes there and asks again, with d = 0.
+
+|H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
+matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
+structure H is its own diagonal.
+
+Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
+Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
+from pyro_fed.infer.sites.gaussian_sites import (
+    GaussianAlgorithm,
+    absolute,
+    as_state,
+    flat_site,
+    gaussian,
+    select,
+    site_of,
+)
+from pyro_fed.ops.gaussian import Gaussian
+
+#: What the server sends.
+SENT = ("point", "direction", "aim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLaplace(GaussianAlgorithm):
+    """Federated Newton's method with a line search at the server.
+
+    The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
+
+    Args:
+        start: "zeros" on the unconstrained scale, or a draw from the "prior".
+        fractions: of the Newton step that the line search tries; the first must be 1.
+        aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
+            that saves a round.
+        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
+        rounding: a step may lose this many units in the last place of f, which rounding explains.
+        tolerance: converged when the Newton step is shorter than this in every client's common metric,
+            (d'Hd)^(1/2), which is a distance in posterior SDs.
+
+    References:
+        Smola, Vishwanathan & Eleazar (2003), Laplace propagation.
+    """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    tolerance: float = 1e-4
+    start: Literal["zeros", "prior"] = "zeros"
+    fractions: tuple[float, ...] = (1.0, 4.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
+    aim_share: float = 0.5
+    min_curvature: float = 1e-6
+    rounding: float = 64.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "start", ("zeros", "prior"))
+        check_positive(self, "aim_share", "min_curvature", "rounding")
+        if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
+            raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 100; it stops by itself."""
+        return 100
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """At zeros or a draw from the prior, sites equal to one."""
+        structure = self.structure(problem)
+        site = flat_site(problem, structure)
+        point = torch.zeros_like(site.eta)
+        if self.start == "prior":
+            point = problem.init(1, generator)[0].to(site.eta)
+        trials = point.new_zeros(len(self.fractions))
+        shared = {
+            "point": point,
+            "direction": torch.zeros_like(point),
+            "value": point.new_tensor(-torch.inf),
+            "decrement": point.new_tensor(torch.inf),
+            "fall": point.new_zeros(()),
+            "indefinite": point.new_zeros(()),
+            "aim": torch.ones_like(point[0]),
+            "num_clients": torch.tensor(num_clients),
+            "prior_value": trials,
+            **as_state(site),
+            **as_state(site, "prior_"),
+            "rounding": point.new_tensor(self.rounding * torch.finfo(problem.dtype).eps),
+        }
+        return shared, as_state(flat_site(problem, structure, num_clients))
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The prior's part: values on the line, and its site at the aim."""
+        points, line = self._trial_points({name: shared[name][None] for name in SENT})
+        moments = self.derivatives(problem).of_prior(problem, points)
+        values = problem.log_prior(line[0].to(problem.dtype)).double()
+        site = site_of(moments, points[0])
+        return {**shared, "prior_value": values, "prior_precision": site.precision[0], "prior_eta": site.eta[0]}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The point, the direction and the aim."""
+        return super().download({name: shared[name] for name in SENT}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Log-likelihoods on the line, and a site at the aim."""
+        batch = data.full_batch()
+        points, line = self._trial_points(shared)
+        moments = self.derivatives(problem).of_likelihood(problem, points, batch)
+        values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
+        usable = moments.finite()
+        site = select(usable, site_of(moments, points[0]))
+        lowest = torch.finfo(values.dtype).min
+        message = {
+            "values": values.nan_to_num(nan=lowest, posinf=lowest, neginf=lowest),
+            "usable": usable,
+            **as_state(site),
+        }
+        return message, as_state(site), {"indefinite": (~semidefinite(site)).double()}
+
+    def _trial_points(self, shared: State) -> tuple[Tensor, Tensor]:
+        """The point aimed at (1, C, D), and all points of the line (C, L, D)."""
+        fractions = shared["point"].new_tensor(self.fractions).unsqueeze(-1)
+        line = shared["point"].unsqueeze(1) + fractions * shared["direction"].unsqueeze(1)
+        return (shared["point"] + shared["aim"].unsqueeze(-1) * shared["direction"]).unsqueeze(0), line
+
+    def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
+        return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Curvatures and scores far above the others'."""
+        return message_limits.outlying_sites(messages)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Choose the fraction; where it is the aim, make the next Newton direction.
+
+        Raises:
+            SettingError: not all clients took part, so that the sum is not the posterior's.
+        """
+        expected = int(shared["num_clients"])
+        if len(weights) != expected:
+            raise SettingError(
+                f"FedLaplace needs all {expected} clients in every round, received {len(weights)}: use schedule.All()"
+            )
+        totals = shared["prior_value"] + messages["values"].sum(0)
+        totals = torch.where(totals.isfinite(), totals, -torch.inf)
+        best, aimed = int(totals.argmax()), self.fractions.index(float(shared["aim"]))
+        gain, aimed_gain = float(totals[best] - shared["value"]), float(totals[aimed] - shared["value"])
+        slack = float(shared["rounding"] * totals[aimed].abs())
+        still = not bool(shared["direction"].any())
+        next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
+        good = still or aimed_gain >= max(self.aim_share * gain, 0.0) - slack
+        if good and bool(torch.isfinite(totals[aimed])) and bool(messages["usable"].all()):
+            return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
+        if gain > 0 and best != aimed:
+            point = shared["point"] + self.fractions[best] * shared["direction"]
+            return {
+                **shared,
+                "point": point,
+                "direction": torch.zeros_like(point),
+                "value": totals[best],
+                "aim": next_aim,
+            }
+        return {**shared, "direction": shared["direction"] * min(self.fractions), "aim": torch.ones_like(shared["aim"])}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""
+        return {
+            "change": float(after["decrement"]),
+            "indefinite": float(after["indefinite"]),
+            "fall": float(after["fall"]),
+        }
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """Whether the next Newton step is negligible."""
+        return figures[-1]["change"] < self.tolerance
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
+        return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of the Gaussian at the last point."""
+        return self._centred(shared).log_factor(draws - shared["point"])
+
+    def _centred(self, shared: State) -> Gaussian:
+        q = absolute(gaussian(shared), self.min_curvature)[0]
+        return type(q)(q.precision, torch.zeros_like(q.eta))
+
+    def warnings(self, record: Record) -> list[str]:
+        """A point that is not a maximum, or that is on its way to infinity."""
+        if record.latest.get("fall", 0.0) > ESCAPING:
+            return [IMPROPER]
+        if not record.latest.get("indefinite"):
+            return []
+        return [
+            "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
+            "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
+            "determine every parameter (separable classes, say) has no mode: give it a proper prior"
+        ]

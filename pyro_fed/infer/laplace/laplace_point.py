@@ -1,0 +1,68 @@
+"""What federated Newton's method knows at a point: the step from there, how its curvature falls, and its verdict.
+
+See `fedlaplace` for the letters and the source.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import State
+from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, gaussian
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.gaussian import Gaussian
+
+#: A curvature that falls by this log factor a posterior SD is that of a mode at infinity: there a Newton step keeps
+#: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
+#: log scale.
+ESCAPING = 100.0
+#: What is said of such a mode.
+IMPROPER = (
+    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
+    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
+)
+
+
+def arrived(shared: State, messages: State, value: Tensor, min_curvature: float) -> State:
+    """The state at the point aimed at, whose curvature is known.
+
+    Args:
+        shared: the state before the step.
+        messages: the clients' sites there, (K, ...).
+        value: the log posterior there.
+        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
+    """
+    q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
+    point = shared["point"] + shared["aim"] * shared["direction"]
+    metric, indefinite = absolute(q, min_curvature)
+    direction = type(q)(metric.precision, q.score(point)).mean()
+    decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
+    return {
+        **shared,
+        "point": point,
+        "direction": direction,
+        "value": value,
+        "decrement": decrement,
+        "fall": _fall(shared, q, point),
+        "indefinite": indefinite.double(),
+        **as_state(q),
+    }
+
+
+def _fall(shared: State, q: Gaussian, point: Tensor) -> Tensor:
+    """How fast the curvature along the step fell: minus its log ratio, a posterior SD of the step."""
+    step = shared["direction"]
+    before, after = shared["decrement"].square(), (step * (q.score(point) - q.score(point + step))).sum()
+    length = shared["aim"] * shared["decrement"]
+    known = before.isfinite() & (before > 0) & (after > 0) & step.any()
+    return torch.where(known, (before / after).log() / length, shared["fall"])
+
+
+def semidefinite(site: Gaussian) -> Tensor:
+    """Whether each client's curvature is not negative in any direction, up to rounding: (C,)."""
+    if not site.dense:
+        return (site.precision >= 0).all(-1)
+    size = site.precision.diagonal(dim1=-2, dim2=-1).abs()
+    jitter = torch.diag_embed(size * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny)
+    return equilibrated_cholesky(site.precision + jitter).proper

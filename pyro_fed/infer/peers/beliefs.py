@@ -1,0 +1,74 @@
+"""Small functions on batches of Gaussian beliefs, one an agent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import State
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, row_dtype
+from pyro_fed.errors import ModelError
+from pyro_fed.infer.peers.local_laplace import local_laplace
+from pyro_fed.infer.sites.derivatives import Moments
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
+from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.gaussian import Gaussian
+
+
+def gaussian_prior(
+    algorithm: GaussianAlgorithm, problem: Problem, num_steps: int, drawn: bool, generator: torch.Generator
+) -> State:
+    """The prior, or its Laplace approximation where it is not Gaussian, as the entries (1, ...) of a state.
+
+    Args:
+        algorithm: its `derivatives` are used.
+        problem: the model.
+        num_steps: Levenberg-Marquardt steps to its mode.
+        drawn: put one draw from the prior in place of its mean.
+        generator: source of the draw.
+
+    Raises:
+        ModelError: the prior has no Gaussian approximation.
+    """
+    start = problem.init(1, generator).double()
+    row = tuple(leaf[None, :1] for leaf in problem.rows)
+    nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))
+    prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start, num_steps)
+    if not bool(prior.is_proper().all()):
+        raise ModelError(
+            "every belief begins as the prior, which has no Gaussian approximation here (it is improper or "
+            "flat at its mode); use weighting='exact' with start='consensus', or a proper prior"
+        )
+    return as_state(prior if not drawn else type(prior).from_moments(start, prior.moments()[1]))
+
+
+def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
+    """Entry by entry of a batch of Gaussians."""
+    return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
+
+
+def with_prior(
+    algorithm: GaussianAlgorithm, problem: Problem, points: Tensor, moments: Moments, share: Tensor
+) -> Moments:
+    """The likelihood's moments and the prior's, times each agent's share."""
+    if not bool((share != 0).any()):
+        return moments
+    prior = algorithm.derivatives(problem).of_prior(problem, points)
+    return Moments(*(part + extra * widened(share, part) for part, extra in zip(moments, prior, strict=True)))
+
+
+def unit_spread(q: Gaussian) -> Tensor:
+    """Spread of a standard Gaussian of q's structure and batch."""
+    one = torch.ones_like(q.eta)
+    return torch.diag_embed(one) if q.dense else one
+
+
+def range_over_agents(values: Tensor) -> Tensor:
+    """Largest minus smallest of the agents', (A, D) -> (D,)."""
+    return values.amax(0) - values.amin(0)
+
+
+def or_infinity(value: Tensor) -> float:
+    """A figure, infinite where it is undefined (beliefs that are not proper yet)."""
+    return float(value) if bool(torch.isfinite(value)) else float("inf")

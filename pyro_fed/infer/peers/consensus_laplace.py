@@ -1,0 +1,128 @@
+"""Laplace's approximation without a server: Newton's method whose sums are taken by consensus.
+
+Every agent runs the server's part of `FedLaplace` by itself, on the sums over all agents that it finds by
+average consensus: agent i puts in its message divided by its centrality v_i, and after enough steps every
+agent holds Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same
+decision.
+
+It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
+likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
+
+    shared   values, unusable, precision, eta, decrement    the sums that each agent knows, (A, ...)
+    local    the state of FedLaplace's server at each agent, (A, ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.graph import Graph
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
+from pyro_fed.ops.entries import widened
+from pyro_fed.ops.mixing import mix
+
+#: What each agent knows of the sum over all agents.
+SUMS = ("values", "unusable", "precision", "eta")
+#: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity: they must be
+#: mixed.
+UNKNOWN, LOWEST = 1e6, -1e200
+#: Stands for the number of agents whose site cannot be used, before anything is known.
+NOTHING_YET = -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsensusLaplace(Algorithm):
+    """Federated Newton's method over a graph.
+
+    Args:
+        newton: settings of Newton's method.
+        gossip_tolerance: disagreement that is left in the sums of a round, relative to what it was.
+    """
+
+    serverless: ClassVar[bool] = True
+    draws_are: ClassVar[str] = "agents"
+    needs_all: ClassVar[bool] = True
+
+    newton: FedLaplace = field(default_factory=FedLaplace)
+    gossip_tolerance: float = 1e-10
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """Until the sums agree."""
+        return int(graph.consensus_rounds(self.gossip_tolerance))
+
+    def default_rounds(self, num_clients: int) -> int:
+        """As Newton's method at a server."""
+        return self.newton.default_rounds(num_clients)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Every agent at the same point, knowing nothing."""
+        server, _ = self.newton.init(problem, 1, generator, None)
+        local = {name: value.expand(num_clients, *value.shape).clone() for name, value in server.items()}
+        site = flat_site(problem, self.newton.structure(problem), num_clients)
+        none = site.eta.new_zeros(num_clients)
+        shared = {
+            "values": none[:, None].expand(-1, len(self.newton.fractions)).clone(),
+            "unusable": none + NOTHING_YET,
+            "precision": site.precision,
+            "eta": site.eta,
+            "decrement": none + UNKNOWN,
+        }
+        return shared, local
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Each agent decides on the sums it knows, then answers at the point it chose."""
+        states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
+        states = [self.newton.prepare(problem, state) for state in states]
+        server = {name: torch.stack([state[name] for state in states]) for name in local}
+        asked = {name: server[name] for name in self.newton.download(states[0], torch.zeros(1))}
+        message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
+        v = shared["centrality"]
+        unusable = (~message["usable"]).double()
+        message = {**message, "values": message["values"].clamp_min(LOWEST), "unusable": unusable}
+        put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
+        return {**put_in, "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
+
+    def _decide(self, sums: State, server: State) -> State:
+        """The server's part of a round, at one agent; nothing is known before the first."""
+        if float(sums["unusable"]) == NOTHING_YET:
+            return server
+        total = {name: sums[name][None] for name in ("values", "precision", "eta")}
+        everyone = sums["unusable"][None] < 0.5
+        return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Messages far above the other agents'."""
+        return message_limits.outlying_sites(messages)
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """Σ_j W_ij of everything."""
+        return {name: mix(weights, value) for name, value in messages.items()}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Length of the Newton step, in posterior SDs."""
+        return {"change": float(after["decrement"].max())}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """As Newton's method at a server."""
+        return self.newton.converged(figures)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
+        return gaussian(shared).sample(num_draws, generator).transpose(0, 1)
+
+
+def _entry(state: State, i: int) -> State:
+    return {name: value[i] for name, value in state.items()}

@@ -1,0 +1,95 @@
+"""Each agent's own Laplace approximation, with nothing exchanged: where serverless algorithms start.
+
+    maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by Levenberg-Marquardt, all agents at once
+    (Λ + λ S) δ = ∇f_i,   Λ = -∇²f_i,   S = diag |Λ|       accepted where f_i rises
+
+S makes the steps invariant to the scales of the coordinates. An agent whose rows leave directions open
+(fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
+
+The site is Λ with its negative part removed (in the coordinates where diag |Λ| = 1), and eta = ∇f_i + Λ θ:
+its mode moves exactly as Newton's step would in the directions that the data inform.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.infer.sites.derivatives import Moments
+from pyro_fed.infer.sites.gaussian_sites import site_of
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import positive_part
+
+if TYPE_CHECKING:
+    from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
+
+#: First λ, and by how much it falls after a step that helps and rises after one that does not.
+LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0
+#: Smallest entry of S relative to the largest: coordinates that the data do not inform stay where they are.
+SCALE_FLOOR = 1e-12
+
+
+def local_laplace(
+    algorithm: GaussianAlgorithm, problem: Problem, batch: Batch, share: Tensor, start: Tensor, num_steps: int
+) -> Gaussian:
+    """Laplace sites of C agents.
+
+    Args:
+        algorithm: its `derivatives` are used.
+        problem: the model.
+        batch: the agents' rows, weight (C, n).
+        share: c_i, the prior's share of each agent, (C,).
+        start: starting points, (C, D).
+        num_steps: Levenberg-Marquardt steps.
+
+    Returns:
+        (C,) sites of non-negative precision.
+    """
+
+    def at(points: Tensor) -> Moments:
+        from_data = algorithm.derivatives(problem).of_likelihood(problem, points[None], batch)
+        prior = algorithm.derivatives(problem).of_prior(problem, points[None])
+        return Moments(*(p + q * widened(share, p) for p, q in zip(from_data, prior, strict=True)))
+
+    place, here = start, at(start)
+    damping = torch.full_like(share, LAMBDA_START)
+    for _ in range(num_steps):
+        trial = place + _step(here, damping)
+        there = at(trial)
+        better = there.finite() & (there.value > here.value)
+        place = choose(better, trial, place)
+        here = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
+        damping = damping * torch.where(better, LAMBDA_FALL, LAMBDA_RISE)
+    return site_of(here._replace(curvature=_positive_part(here.curvature)), place)
+
+
+def _step(here: Moments, damping: Tensor) -> Tensor:
+    """(Λ + λ S)⁻¹ ∇f, zero where that is not positive definite."""
+    scale = _scale(here.curvature)
+    if here.curvature.dim() == 2:
+        damped = here.curvature + damping[:, None] * scale
+        return torch.where(damped > 0, here.score / damped, 0.0)
+    factor = equilibrated_cholesky(here.curvature + torch.diag_embed(damping[:, None] * scale))
+    step = factor.solve(here.score.unsqueeze(-1)).squeeze(-1)
+    return torch.where(factor.proper[:, None], step, 0.0)
+
+
+def _scale(curvature: Tensor) -> Tensor:
+    """S, (C, D): |diag Λ| with a floor."""
+    diagonal = (curvature if curvature.dim() == 2 else curvature.diagonal(dim1=-2, dim2=-1)).abs()
+    return diagonal.clamp_min(torch.finfo(diagonal.dtype).tiny).maximum(SCALE_FLOOR * diagonal.amax(-1, keepdim=True))
+
+
+def _positive_part(curvature: Tensor) -> Tensor:
+    """Λ without its negative eigenvalues, in coordinates where |diag Λ| = 1."""
+    if curvature.dim() == 2:
+        return curvature.clamp_min(0.0)
+    root = _scale(curvature).sqrt()
+    kept = positive_part(curvature / root.unsqueeze(-1) / root.unsqueeze(-2))
+    return kept * root.unsqueeze(-1) * root.unsqueeze(-2)

@@ -1,0 +1,135 @@
+"""Expectation propagation without a server, by dynamic average consensus on sites.
+
+Source: Guo et al., *Federated learning as variational inference*, Algorithm 1 (FedEP: cavity, tilted, site);
+Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking a sum whose terms change.
+
+Agent i holds its site t_i and its own copy q_i of the global approximation. In a round, at its copy,
+
+    cavity   q_i / t_i,        tilted   p̃_i ∝ q_i p(D_i | θ) p(θ)^(c_i) / t_i
+    q̂_i = the Gaussian with the tilted distribution's moments,     t_i^new = t_i q̂_i / q_i
+    b_i = q_i (t_i^new / t_i)^(1 / v_i),     q_i ← Π_j b_j^(W_ij)
+
+so that Σ_i v_i q_i = Σ_i t_i at all times (see `infer.peer_gaussian`), and where nothing moves any more all
+copies are one q = Π t_i of which every tilted distribution has the moments: FedEP's fixed point, on any
+connected graph, one that changes from round to round included.
+
+Tilted moments are self-normalised averages at the standardised Sobol points z_s of q_i,
+
+    w_s ∝ p(D_i | z_s) p(z_s)^(c_i) / t_i(z_s),
+
+which are uniform where the site is as good as its likelihood, so that the rule is exact for a conjugate
+model and needs no gradient. The record shows the share of effective points. It starts from `P2PVI`'s
+answer.
+
+Deviation: a covariance's tilted moments use the same points for both moments, so a cavity that is much
+wider than q_i is seen only where q_i has mass; `min_effective` holds back a site whose weights are too
+uneven.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.peers.beliefs import where
+from pyro_fed.infer.peers.p2p_vi import P2PVI
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peers.peer_sites import public_belief
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Clients × points × rows evaluated at once.
+MAX_BLOCK = 8_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class P2PEP(PeerGaussian):
+    """Serverless expectation propagation: `pf.run(pf.P2PEP(), fed, graph=...)`.
+
+    Args:
+        tilted_points: Sobol points for the tilted moments.
+        min_effective: share of effective points below which an agent keeps its site in a round.
+
+    References:
+        Guo et al., Algorithm 1, without its server.
+    """
+
+    tilted_points: int = 2048
+    min_effective: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 2, "tilted_points")
+        check_between(self, "min_effective", 0, 1)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 50 after the start."""
+        return 50
+
+    def warm_start(self, problem: Problem) -> Algorithm:
+        """P2PVI with the same settings: beliefs and sites."""
+        shared = {setting.name: getattr(self, setting.name) for setting in fields(PeerGaussian)}
+        return P2PVI(**shared)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """New sites of C agents by their tilted moments."""
+        q, old = gaussian(shared), gaussian(local)
+        matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
+        usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
+        change = where(usable, matched / q, type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta)))
+        message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
+        new_local = {**local, **as_state(old * change**fraction)}
+        info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}
+        return as_state(message), new_local, info
+
+    def _tilted(
+        self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, share: Tensor
+    ) -> tuple[Gaussian, Tensor]:
+        """Gaussians of the tilted distributions' moments, and the share of effective points, (C,)."""
+        points = spread_points(q, self.tilted_points).transpose(0, 1)
+        log_w = self._log_targets(problem, points, batch, share)
+        log_w = log_w - type(site)(site.precision.unsqueeze(1), site.eta.unsqueeze(1)).log_factor(points)
+        w = torch.softmax(log_w.nan_to_num(nan=-torch.inf), 1)
+        mean = torch.einsum("cs,csd->cd", w, points)
+        away = points - mean.unsqueeze(1)
+        if q.dense:
+            spread = torch.einsum("cs,csd,cse->cde", w, away, away)
+        else:
+            spread = torch.einsum("cs,csd->cd", w, away.square())
+        return type(q).from_moments(mean, spread), 1.0 / (w.square().sum(1) * self.tilted_points)
+
+    def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
+        """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
+        clients, rows = batch.weight.shape
+        size = max(1, MAX_BLOCK // (clients * rows * problem.num_nodes))
+        run = problem.mapped(self._log_target, (0, BATCHES, 0))
+        parts = [run(part, batch, share) for part in points.to(problem.dtype).split(size, 1)]
+        return torch.cat([part.double() for part in parts], 1)
+
+    def _log_target(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
+        def at(z: Tensor) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, batch.rows)
+            return share * log_prior + (pointwise * batch.weight).sum()
+
+        return problem.vmap(at)(points)
+
+    def warnings(self, record: Record) -> list[str]:
+        """Agents whose tilted distribution lies elsewhere than the belief."""
+        effective = record.last("effective_points")
+        if len(effective) == 0 or effective.min() >= self.min_effective:
+            return super().warnings(record)
+        worst = record.client_names[record.rounds[-1].clients[int(effective.argmin())]]
+        return [
+            *super().warnings(record),
+            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "
+            "raise tilted_points, or lower damping",
+        ]

@@ -1,0 +1,86 @@
+"""Decentralised federated averaging: the baseline that peer-to-peer inference is compared with.
+
+Source: McMahan et al. (2017), over a graph as in Lian et al. (2017), references [10] and [22] of Wang et al.
+
+    θ_i ← Σ_j W_ij (θ_j after L local steps of SGD on -log p_j / N_j)
+
+Wang et al., Section V-B1: "FedAvg can also be viewed as a decentralized SGD method over a fully connected
+network", W_ij = 1/N. A point at every agent, not a posterior: agents' single draws are labelled so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.graph import Graph
+from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.ops.mixing import mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class P2PFedAvg(FedAvg):
+    """Federated averaging over a graph; `damping` and the server's optimiser have no part in it.
+
+    Args:
+        gossip_steps: consensus steps a round.
+
+    References:
+        McMahan et al. (2017); Lian et al. (2017).
+    """
+
+    serverless: ClassVar[bool] = True
+    additive: ClassVar[bool] = False
+
+    gossip_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "gossip_steps")
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As set."""
+        return self.gossip_steps
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Every agent at the same point."""
+        server, local = super().init(problem, num_clients, generator, start)
+        return {"point": server["point"].expand(num_clients, -1).clone()}, local
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """L steps of SGD; the message is where they end."""
+        total = torch.full_like(data.num_rows, problem.num_rows)
+        message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
+        return {"point": shared["point"] + message["delta"]}, local, info
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Points far from where the agents were, as `FedAvg`."""
+        return super().objections(received, {"delta": messages["point"] - received["point"]})
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """θ_i = Σ_j W_ij θ_j."""
+        return {"point": mix(weights, messages["point"])}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest step of an agent, and the largest distance of one from the mean."""
+        apart = (after["point"] - after["point"].mean(0)).norm(dim=-1).amax()
+        return {
+            "change": float((after["point"] - before["point"]).norm(dim=-1).amax()),
+            "distance": float(apart),
+        }
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Each agent's point, (A, 1, D)."""
+        return shared["point"].unsqueeze(1)

@@ -1,0 +1,215 @@
+"""What peer-to-peer algorithms of Gaussian beliefs share: states, consensus, disagreement.
+
+Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (4) and (8);
+Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
+
+    shared   precision (A, D, D) or (A, D), eta (A, D)      beliefs q_i, one an agent, float64
+    local    precision, eta likewise                        sites t_i
+    message  precision, eta                                 public beliefs b_i
+    q_i ← Σ_j W_ij b_j                                      on natural parameters, Eq. (8)
+
+**Nothing is lost, nothing is counted twice.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so what
+agent i adds to its belief ends in every belief with weight v_i(t). An agent whose site changes by δ_i
+therefore adds δ_i / v_i(t):
+
+    b_i = q_i + (t_i^new - t_i^old) / v_i(t)     ⟹     Σ_i v_i(t) q_i(t) = Σ_i t_i     in every round
+
+which is dynamic average consensus. Beliefs start flat (zero), so that the sum is exactly that of the sites,
+and the prior is shared out: agent i's site is that of  log p(D_i | θ) + c_i log p(θ)  with c_i = v_i at the
+agent's first round, Σ_i c_i = 1. No agent needs to know more than its own centrality.
+
+Sites and the beliefs that follow from them are in `infer.peer_sites`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import GraphError, listed
+from pyro_fed.graph import Graph
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
+from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.sites.gaussian_sites import (
+    GaussianAlgorithm,
+    as_state,
+    flat_site,
+    gaussian,
+    largest_move,
+    moments_of,
+)
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.mixing import mix
+
+#: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
+DISAGREEMENT = 0.1
+#: Prior draws whose coordinate-wise median is the common starting point.
+START_DRAWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerGaussian(GaussianAlgorithm):
+    """Gaussian beliefs that are mixed over a graph.
+
+    Args:
+        damping: share of a site's change that is made in a round.
+        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
+            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_tolerance: see `gossip_steps`.
+        start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
+            `infer.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more
+            rows than parameters at every agent, and is taken where groups of agents are awake in turn;
+            "prior": every belief begins as the prior, or its Laplace approximation; "draw": as the prior's
+            SDs about one draw from it, common to all (a neural network's prior mean is a saddle).
+        start_steps: Levenberg-Marquardt steps of an agent's first, local, Laplace approximation.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for
+            `pf.plot_consensus`.
+    """
+
+    serverless: ClassVar[bool] = True
+    draws_are: ClassVar[str] = "agents"
+
+    tolerance: float = 1e-4
+    damping: float = 1.0
+    gossip_steps: int | None = None
+    gossip_tolerance: float = 1e-2
+    start: Literal["consensus", "local", "prior", "draw"] = "consensus"
+    start_steps: int = 60
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(self, "damping", 0, 1)
+        check_between(self, "gossip_tolerance", 0, 0.99)
+        check_at_least(self, 1, "gossip_steps", allow_none=True)
+        check_at_least(self, 1, "start_steps")
+        check_choice(self, "start", ("consensus", "local", "prior", "draw"))
+
+    # -- over the graph -------------------------------------------------------------------------------------
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Newton's method over the graph, unless each agent starts by itself."""
+        if self.start != "consensus":
+            return None
+        return ConsensusLaplace(
+            newton=FedLaplace(
+                covariance=self.covariance,
+                full_dim=self.full_dim,
+                curvature=self.curvature,
+                num_points=self.num_points,
+            )
+        )
+
+    def on_graph(self, graph: Graph) -> Algorithm:
+        """Where groups take turns, agents start by themselves: sums over all would take many rounds."""
+        grouped = graph.active(0) is not None
+        return replace(self, start="local") if grouped and self.start == "consensus" else self
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As set; exactness needs centrality that sleepers and failures do not change."""
+        if (sleepers or graph.random) and not graph.keeps_centrality and self.needs_centrality:
+            raise GraphError(
+                f"{type(self).__name__}: agents that are asleep change the centrality of a graph whose W is not "
+                "reversible, and data would no longer count once; build it with mixing='metropolis'"
+            )
+        grouped = graph.active(0) is not None
+        if self.gossip_steps is None:
+            return 1 if grouped else int(graph.consensus_rounds(self.gossip_tolerance))
+        if grouped and self.gossip_steps > 1:
+            raise GraphError(f"gossip_steps must be 1 where groups take turns, received {self.gossip_steps}")
+        return self.gossip_steps
+
+    @property
+    def needs_centrality(self) -> bool:
+        """Whether the answer depends on the centrality being what it is said to be."""
+        return True
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Flat beliefs and sites, or those of the phase before."""
+        if start is not None and "anchor_eta" in start.local:
+            return dict(start.shared), dict(start.local)
+        flat = flat_site(problem, self.structure(problem), num_clients)
+        point = problem.init(START_DRAWS, generator).median(0).values.double()
+        local = {**as_state(flat), "start": point.expand(num_clients, -1).clone()}
+        local["prior_share"] = torch.zeros(num_clients, dtype=torch.float64, device=flat.eta.device)
+        anchor = flat if start is None else gaussian(start.local)
+        if start is not None:
+            local["start"] = start.local["point"]
+        local |= as_state(anchor, "anchor_")
+        shared = as_state(flat)
+        if self.starts_at_prior:
+            prior = gaussian_prior(self, problem, self.start_steps, self.start == "draw", generator)
+            shared = {name: value.expand(num_clients, *value.shape[1:]) for name, value in prior.items()}
+        copies = [{name: value.clone() for name, value in state.items()} for state in (shared, local)]
+        return copies[0], copies[1]
+
+    @property
+    def starts_at_prior(self) -> bool:
+        """Whether beliefs begin as the prior, so that no site holds a share of it."""
+        return self.start in ("prior", "draw")
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Messages far above the other agents'."""
+        return message_limits.outlying_sites(messages)
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """Eq. (8): q_i = Σ_j W_ij b_j on natural parameters."""
+        return {name: mix(weights, value) for name, value in messages.items()}
+
+    # -- sites ----------------------------------------------------------------------------------------------
+    def first_share(self, shared: State, local: State) -> Tensor:
+        """The prior's share that each agent's site holds, c_i: (C,); none where the beliefs hold it."""
+        share = local["prior_share"]
+        if self.starts_at_prior:
+            return torch.zeros_like(share)
+        return torch.where(share > 0, share, shared["centrality"])
+
+    # -- what the record shows ------------------------------------------------------------------------------
+    def traces(self, q: Gaussian) -> State:
+        """Means and SDs at the beginning of the round, where they are kept."""
+        if not self.trace:
+            return {}
+        mean, sd = moments_of(q)
+        return {"belief_mean": mean, "belief_sd": sd}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
+        old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
+        change = largest_move(old, (mean, sd))
+        apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
+        return {"change": or_infinity(change), "disagreement": or_infinity(apart)}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """Whether all agents have stopped moving, and agree."""
+        return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Independent draws of each agent's belief, (A, num_draws, D): agents are the chains.
+
+        R-hat over these chains measures disagreement between agents, not convergence of a sampler.
+        """
+        return gaussian(shared).require_proper("the agents' beliefs").sample(num_draws, generator).transpose(0, 1)
+
+    def warnings(self, record: Record) -> list[str]:
+        """Agents that disagree at the end, and sites that could not move."""
+        notes = []
+        apart = record.latest.get("disagreement", 0.0)
+        if apart > DISAGREEMENT:
+            notes.append(
+                f"agents disagree by up to {apart:.2g} SD after the last round: run more rounds or consensus steps"
+            )
+        stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
+        if stalled:
+            names = listed(record.client_names[record.rounds[-1].clients[i]] for i in stalled)
+            notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
+        return notes

@@ -1,0 +1,98 @@
+"""An agent's new site, and the belief that it makes public: what `P2PVI` and its kin do between two consensus steps.
+
+    t_i^new   the expected Newton site of  log p(D_i | θ) + c_i log p(θ)  under the belief q_i
+    b_i = q_i (t_i^new / t_i)^(s / v_i)        s the largest share up to the damping that leaves b_i proper
+
+An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
+Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
+
+Letters: c_i `share`, as in `infer.peer_gaussian`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import State
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.infer.peers.beliefs import unit_spread, where, with_prior
+from pyro_fed.infer.peers.local_laplace import local_laplace
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.gaussian import Gaussian
+
+#: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
+#: precision relative to its old one, see `ops.backtrack`.
+MIN_FRACTION, MARGIN = 1e-6, 0.05
+
+
+def expected_site(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian, batch: Batch, share: Tensor) -> Gaussian:
+    """Sites of C agents' log-likelihoods and prior shares, by an expected Newton step at q.
+
+    Args:
+        algorithm: its points and derivatives are used.
+        problem: the model.
+        q: proper Gaussians, (C,).
+        batch: the agents' rows, weight (C, n).
+        share: c_i, (C,).
+    """
+    points = algorithm.points(q)
+    moments = algorithm.derivatives(problem).of_likelihood(problem, points, batch)
+    return site_of(with_prior(algorithm, problem, points, moments, share), q.mean())
+
+
+def new_site(
+    algorithm: GaussianAlgorithm,
+    problem: Problem,
+    q: Gaussian,
+    batch: Batch,
+    share: Tensor,
+    local: State,
+    start_steps: int,
+) -> tuple[Gaussian, Tensor]:
+    """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
+
+    Args:
+        algorithm: as for `expected_site`, likewise `problem`, `batch` and `share`.
+        problem: the model.
+        q: beliefs, (C,), proper or not.
+        batch: the agents' rows.
+        share: c_i, (C,).
+        local: the agents' states, with `anchor_*` and `start`.
+        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
+
+    Returns:
+        sites, and (C,) whether the belief was proper.
+    """
+    known = q.is_proper()
+    if bool(known.all()):
+        return expected_site(algorithm, problem, q, batch, share), known
+    anchor = gaussian(local, "anchor_")
+    anchored = anchor.is_proper()
+    under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
+    if bool((known | anchored).all()):
+        return expected_site(algorithm, problem, under, batch, share), known
+    own = local_laplace(algorithm, problem, batch, share, local["start"], start_steps)
+    if not bool((known | anchored).any()):
+        return own, known
+    return where(known | anchored, expected_site(algorithm, problem, under, batch, share), own), known
+
+
+def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
+    """b = q δ^s, with the largest share s up to the damping that leaves a proper belief proper.
+
+    Args:
+        q: beliefs, (C,).
+        delta: δ, their changes, (C,).
+        known: (C,) whether the belief is proper.
+        damping: largest s.
+
+    Returns:
+        b, and s (C,): one for a belief that was flat, zero where the change would undo the belief.
+    """
+    safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
+    taken = backtrack(safe, delta, max_fraction=damping, min_fraction=min(MIN_FRACTION, damping), margin=MARGIN)
+    fraction = torch.where(known, taken, 1.0)
+    return q * delta**fraction, fraction

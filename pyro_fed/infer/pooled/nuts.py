@@ -1,0 +1,195 @@
+"""The No-U-Turn Sampler on the pooled data: Pyro's own kernel on the compiled density.
+
+The reference that federated results are compared with. Pyro's `NUTS` (Hoffman & Gelman 2014, with the
+multinomial sampling, the windows of adaptation and the step-size search of Stan) works on the potential U(z)
+= -log p(z, y) over the flat, unconstrained vector; a leapfrog step is one compiled function instead of a run
+of the model.
+
+Chains run one after the other, each from its own start and with its own seed, so that a chain's draws do not
+depend on how many there are.
+
+Letters: z unconstrained vector (D,), U potential, H = U + kinetic energy.
+
+Deviations from Pyro: one site "z" stands for all sites, so `full_mass=True` is one dense matrix over all of
+them. `energy` is H at the beginning of a trajectory, which is H at its end but for the integrator's error;
+`tree_depth` counts a last doubling that was cut short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pyro
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, CompiledNUTS, Density, Leaf, leapfrog
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+
+#: Leapfrog steps of a tree of five doublings, a usual one.
+LEAPFROGS_A_DRAW = 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTS(Algorithm):
+    """Markov chains on the pooled data by Pyro's NUTS.
+
+    Args:
+        num_samples: draws kept of each chain.
+        warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
+        num_chains: chains, run one after the other.
+        target_accept_prob: that the step size is adapted to; raise it where trajectories diverge.
+        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
+        full_mass: adapt a dense mass matrix instead of a diagonal one.
+        start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; the "prior" (improper
+            sites uniformly); or "laplace", draws of the Laplace approximation with its SDs times
+            `overdispersion`.
+        radius: of the uniform start.
+        overdispersion: of the start from the Laplace approximation.
+        temperature: α; the likelihood is raised to 1/α.
+
+    References:
+        Hoffman & Gelman (2014), The No-U-Turn Sampler. Betancourt (2017), A conceptual introduction to HMC.
+    """
+
+    centralized: ClassVar[bool] = True
+    joint: ClassVar[bool] = True
+    draws_are: ClassVar[str] = "chains"
+
+    num_samples: int = 1000
+    warmup_steps: int = 1000
+    num_chains: int = 4
+    target_accept_prob: float = 0.8
+    max_tree_depth: int = 10
+    full_mass: bool = False
+    start: Literal["uniform", "prior", "laplace"] = "uniform"
+    radius: float = 2.0
+    overdispersion: float = 1.5
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_samples", "num_chains", "max_tree_depth")
+        check_at_least(self, 0, "warmup_steps")
+        check_positive(self, "radius", "overdispersion", "temperature")
+        check_between(self, "target_accept_prob", 0.0, 1.0)
+        check_choice(self, "start", ("uniform", "prior", "laplace"))
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One: there is nobody to talk to."""
+        return 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The mode and the curvature there, for `start="laplace"`."""
+        return FedLaplace() if self.start == "laplace" else None
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The starting points, (chains, 1, D), which are the draws until there are any."""
+        shape = (self.num_chains, problem.dim)
+        if start is not None:
+            q = gaussian(start.shared)
+            mean = q.mean()
+            away = q.sample(self.num_chains, generator) - mean
+            points = (mean + self.overdispersion * away).to(problem.dtype)
+        elif self.start == "uniform":
+            points = (2 * torch.rand(shape, generator=generator, dtype=problem.dtype) - 1) * self.radius
+        else:
+            points = problem.init(self.num_chains, generator, radius=self.radius)
+        none = {name: points.new_zeros(self.num_chains, 1) for name in STATISTICS}
+        return {"draws": points[:, None], **none}, {}
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """A seed a chain, (chains,)."""
+        return torch.randint(2**62, (self.num_chains,), generator=generator)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """All chains."""
+        density = self._density(problem, data.full_batch())
+        steps = self.warmup_steps + self.num_samples
+        bar = tqdm(total=steps * self.num_chains, desc="NUTS", disable=not problem.progress, unit="draw", leave=False)
+        with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
+            chains = []
+            for chain, (point, seed) in enumerate(zip(shared["draws"][0, :, -1], noise[:, 0].tolist(), strict=True)):
+                bar.set_postfix_str(f"chain {chain + 1} of {self.num_chains}")
+                torch.manual_seed(seed)
+                chains.append(self._chain(density, point, bar))
+        message = {name: torch.stack([chain[name] for chain in chains])[None] for name in chains[0]}
+        return message, {}, trajectory_figures(message, self.max_tree_depth)
+
+    def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
+        kernel = CompiledNUTS(
+            density,
+            target_accept_prob=self.target_accept_prob,
+            max_tree_depth=self.max_tree_depth,
+            full_mass=self.full_mass,
+        )
+        with torch.enable_grad():
+            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
+
+    def _density(self, problem: Problem, batch: Batch) -> Density:
+        gradient = problem.mapped(self.value_and_gradient, (0, BATCHES))
+        vector = (problem.dim,)
+        shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
+        state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
+        step = problem.flat(self.leapfrog, (*[0] * 6, BATCHES), (*state, batch), self.expected_gradients())
+        rows = pytree.tree_leaves(batch)
+
+        def value_and_gradient(z: Tensor) -> tuple[Tensor, Tensor]:
+            slope, value = gradient(z[None], batch)
+            return slope[0], value[0]
+
+        def leapfrog_step(*state: Tensor) -> Leaf:
+            with torch.no_grad():
+                out = step(*(value.contiguous()[None] for value in state), *rows)
+            return Leaf(*(value[0] for value in out))
+
+        return Density(value_and_gradient, leapfrog_step)
+
+    def value_and_gradient(self, problem: Problem, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """∇U(z) and U(z): z (D,) → (D,), ()."""
+        return grad_and_value(lambda one: -problem.log_joint(one, batch, self.temperature))(z)
+
+    def leapfrog(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
+        """A leapfrog step, see `pyro_kernel.leapfrog`; a batch comes last."""
+        *state, batch = state_and_batch
+        return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
+
+    def expected_gradients(self) -> int:
+        """Leapfrog steps that a run may need, for the choice of a compiler."""
+        return LEAPFROGS_A_DRAW * self.num_chains * (self.warmup_steps + self.num_samples)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Adopt the chains."""
+        return {name: value[0] for name, value in messages.items()}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
+        return shared["draws"]
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """What ArviZ knows of a trajectory, each (chains, num_samples)."""
+        stats = {name: shared[name] for name in STATISTICS}
+        whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
+        return {**stats, **whole, "diverging": stats["diverging"].bool()}
+
+    def struggled(self, record: Record) -> bool:
+        """Whether trajectories diverged, chains disagree or energies are badly explored."""
+        return struggled(record)
+
+    def warnings(self, record: Record) -> list[str]:
+        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+        return trajectory_warnings(record)

@@ -1,0 +1,118 @@
+"""Value, score and curvature of log densities, averaged over points: what Gaussian sites are made of.
+
+    E_q[f],   E_q[∇f],   E_q[-∇²f]      with q's expectation as a mean over given points
+
+at C clients at once, in float64 sums. The curvature is the negative Hessian (`"hessian"`, by reverse mode over
+reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `infer.fisher`), which is never
+negative and costs no Hessian. `structure` "diag" keeps the diagonal alone.
+
+Points are worked through in blocks, so that memory stays near `MAX_BLOCK` numbers whatever the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vjp
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.infer.sites.fisher import fisher_information
+
+Structure = Literal["full", "diag"]
+Kind = Literal["hessian", "fisher"]
+
+#: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
+MAX_BLOCK = 8_000_000
+#: Seed of the random signs that read off the diagonal of a large prior's Hessian.
+SIGN_SEED = 0
+
+
+class Moments(NamedTuple):
+    """Means over the points, with a leading client axis: value (C,), score (C, D), curvature (C, D[, D])."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+    def finite(self) -> Tensor:
+        """Whether everything that a client computed is finite: (C,)."""
+        return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """Derivatives of the likelihoods and of the prior.
+
+    Args:
+        structure: "full" or "diag".
+        kind: curvature of the likelihood, "hessian" or "fisher".
+        hessian_dim: up to this D the prior's diagonal is read off its full Hessian; above, by random signs (one
+            vector a point), which is exact for a prior whose Hessian is diagonal and unbiased otherwise.
+    """
+
+    structure: Structure
+    kind: Kind
+    hessian_dim: int = 100
+
+    def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
+        """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
+        dim, rows = points.shape[-1], batch.weight.shape[-1]
+        width = dim if self.kind == "hessian" else 1
+        blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
+        return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+
+    def of_prior(self, problem: Problem, points: Tensor) -> Moments:
+        """Means over points (S, 1, D) of the log prior."""
+        generator = torch.Generator().manual_seed(SIGN_SEED)
+        signs = torch.randint(0, 2, points.shape, generator=generator).to(points) * 2 - 1
+        both = torch.stack([points, signs.to(points.device)], 2)
+        return self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
+
+    def _mean(self, problem: Problem, step: Any, blocks: Tensor, const: Any, dims: Any, count: int) -> Moments:
+        clients, dim = blocks.shape[1], blocks.shape[-1]
+        zero = torch.zeros(clients, dtype=torch.float64, device=blocks.device)
+        shape = (clients, dim, dim) if self.structure == "full" else (clients, dim)
+        carry = Moments(zero, zero.new_zeros(clients, dim), zero.new_zeros(shape))
+        total, _ = problem.scan(step, carry, const, blocks.to(problem.dtype), len(blocks), dims)
+        return Moments(*(part / count for part in total))
+
+    def _likelihood_step(self, problem: Problem, total: Moments, batch: Batch, points: Tensor) -> tuple[Moments, Any]:
+        def at(z: Tensor) -> Moments:
+            if self.kind == "fisher":
+                score, value = grad_and_value(lambda t: problem.log_lik(t, batch))(z)
+                return Moments(value, score, fisher_information(problem, z, batch, self.structure))
+            return self._hessian(problem, lambda t: problem.log_lik(t, batch), z)
+
+        return _add(total, problem.vmap(at)(points)), ()
+
+    def _prior_step(self, problem: Problem, total: Moments, _: Any, pairs: Tensor) -> tuple[Moments, Any]:
+        def at(pair: Tensor) -> Moments:
+            z, signs = pair[0], pair[1]
+            if self.structure == "full" or len(z) <= self.hessian_dim:
+                return self._hessian(problem, problem.log_prior, z)
+            both: Any = grad_and_value(problem.log_prior)
+            (score, value), pull = vjp(both, z)[:2]
+            return Moments(value, score, -signs * pull((signs, torch.zeros_like(value)))[0])
+
+        return _add(total, problem.vmap(at)(pairs)), ()
+
+    def _hessian(self, problem: Problem, log_density: Any, z: Tensor) -> Moments:
+        (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
+        none = torch.zeros_like(value)
+        hessian = problem.vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
+        return Moments(value, score, -(hessian if self.structure == "full" else hessian.diagonal()))
+
+
+def _add(total: Moments, parts: Moments) -> Moments:
+    return Moments(*(t + p.double().sum(0) for t, p in zip(total, parts, strict=True)))
+
+
+def in_blocks(points: Tensor, work: int) -> Tensor:
+    """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in `MAX_BLOCK`."""
+    count = len(points)
+    size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= MAX_BLOCK))
+    return points.unflatten(0, (count // size, size)).transpose(1, 2)

@@ -1,0 +1,209 @@
+"""What algorithms of Gaussian sites share: FedLaplace, FedEP and its kin, FSGLD's surrogates, P2P's messages.
+
+    q(θ) ∝ t_0(θ) Π_k t_k(θ),    t_k(θ) = exp(-θ'Λ_kθ/2 + η_k'θ),    t_0 the prior's own site
+
+The format, on the flat unconstrained vector, always float64, "full" or "diag":
+
+    shared   precision (D, D) or (D,), eta (D,)              q
+             prior_precision, prior_eta, likewise            t_0
+    local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
+
+A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step
+as a client, at the server (`prepare`):
+
+    Λ ← E_q[-∇² log p],    η ← E_q[∇ log p] + Λ E_q[θ]
+
+with expectations at standardised antithetic Sobol points, the same for all (see `ops.points`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Moments, Structure
+from pyro_fed.ops.entries import choose
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.matrices import times
+from pyro_fed.ops.points import standardised_sobol
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianAlgorithm(Algorithm):
+    """Base of algorithms whose result is a Gaussian on the unconstrained scale.
+
+    Args:
+        covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihood: "hessian", "fisher" (never negative, see `infer.fisher`), or "auto": Hessians
+            up to `full_dim` parameters.
+        num_points: Sobol points for expectations under q; even.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+    """
+
+    covariance: Literal["auto", "full", "diag"] = "auto"
+    full_dim: int = 100
+    curvature: Literal["auto", "hessian", "fisher"] = "auto"
+    num_points: int = 128
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_choice(self, "covariance", ("auto", "full", "diag"))
+        check_choice(self, "curvature", ("auto", "hessian", "fisher"))
+        check_at_least(self, 1, "full_dim")
+        check_at_least(self, 2, "num_points")
+        check_positive(self, "tolerance")
+        if self.num_points % 2:
+            raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
+
+    def structure(self, problem: Problem) -> Structure:
+        """Full or diagonal for this model: "full" or "diag"."""
+        return structure_of(self.covariance, problem.dim, self.full_dim)
+
+    def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
+        """How scores and curvatures are computed for this model."""
+        kind: Kind = "hessian" if problem.dim <= self.full_dim else "fisher"
+        if self.curvature != "auto":
+            kind = "hessian" if self.curvature == "hessian" else "fisher"
+        return Derivatives(structure or self.structure(problem), kind, self.full_dim)
+
+    def points(self, q: Gaussian) -> Tensor:
+        """Sobol points under a batch of Gaussians (C,): (S, C, D), float64."""
+        return spread_points(q, self.num_points)
+
+    def prior_site(self, problem: Problem, q: Gaussian) -> Gaussian:
+        """The prior's site by an expected Newton step at q."""
+        q = batched(q)
+        return unbatched(site_of(self.derivatives(problem).of_prior(problem, self.points(q)), q.mean()))
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of a mean in SDs, or change of a log SD."""
+        return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """Whether q has stopped moving."""
+        return figures[-1]["change"] < self.tolerance
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Independent draws of q, (1, num_draws, D)."""
+        return gaussian(shared).sample(num_draws, generator)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of q, or of every agent's."""
+        return gaussian(shared).log_factor(draws.transpose(0, 1)).T
+
+
+def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:
+    """The structure that a setting `covariance` stands for: "auto" is full up to `full_dim` parameters."""
+    if covariance == "auto":
+        return "full" if dim <= full_dim else "diag"
+    return covariance
+
+
+def gaussian(state: State, prefix: str = "") -> Gaussian:
+    """The Gaussian, or the batch of them, that a state holds under `{prefix}precision` and `{prefix}eta`."""
+    precision, eta = state[f"{prefix}precision"], state[f"{prefix}eta"]
+    return STRUCTURES["full" if precision.dim() > eta.dim() else "diag"](precision, eta)
+
+
+def as_state(q: Gaussian, prefix: str = "") -> State:
+    """A Gaussian's natural parameters as entries of a state."""
+    return {f"{prefix}precision": q.precision, f"{prefix}eta": q.eta}
+
+
+def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
+    """Means (..., D) and SDs (..., D); NaN where improper."""
+    mean, spread = q.moments()
+    variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
+    return mean, variance.sqrt()
+
+
+def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    """Largest move of a mean in SDs, or change of a log SD, (), between two pairs of means and SDs."""
+    (old_mean, old_sd), (mean, sd) = before, after
+    return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs()).amax()
+
+
+def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
+    """Sites equal to one."""
+    return STRUCTURES[structure].zeros(batch, problem.dim, device=problem.rows[0].device)
+
+
+def batched(q: Gaussian) -> Gaussian:
+    """The same with a leading axis of one."""
+    return type(q)(q.precision[None], q.eta[None])
+
+
+def unbatched(q: Gaussian) -> Gaussian:
+    """Without the leading axis."""
+    return type(q)(q.precision[0], q.eta[0])
+
+
+def site_of(moments: Moments, mean: Tensor) -> Gaussian:
+    """The factor exp(g'(θ-m) - (θ-m)'Λ(θ-m)/2) of an expected Newton step, as a site: η = g + Λ m."""
+    full = moments.curvature.dim() > moments.score.dim()
+    return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + times(moments.curvature, mean))
+
+
+def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
+    """The Gaussian of the same precision with another mean."""
+    still = type(q)(q.precision, torch.zeros_like(q.eta))
+    return type(q)(q.precision, -still.score(mean))
+
+
+def joined(first: Gaussian, others: Gaussian) -> Gaussian:
+    """One Gaussian and a batch (C,) as a batch (1 + C,)."""
+    return type(others)(torch.cat([first.precision[None], others.precision]), torch.cat([first.eta[None], others.eta]))
+
+
+def select(keep: Tensor, sites: Gaussian) -> Gaussian:
+    """The sites where `keep` (C,), and one elsewhere."""
+    return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
+
+
+def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
+    """|H| in place of an indefinite precision H, for directions and starting points, and where that was so.
+
+    H is scaled to a diagonal of ±1, its eigenvalues are taken in absolute value and not below `floor`, and it is
+    scaled back. What is positive definite is returned as it is.
+
+    Args:
+        q: one Gaussian or a batch.
+        floor: smallest scaled eigenvalue.
+
+    Returns:
+        the Gaussian of precision |H| and the same eta, and whether H was indefinite, (...).
+    """
+    proper = q.is_proper()
+    if bool(proper.all()):
+        return q, ~proper
+    matrix = q.to_full().precision
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    scale = torch.where(scale > 0, scale, scale.amax(-1, keepdim=True).clamp_min(floor))
+    both = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh((matrix / both).nan_to_num())
+    size = (vectors * values.abs().clamp_min(floor).unsqueeze(-2)) @ vectors.mT * both
+    fixed = size if q.dense else size.diagonal(dim1=-2, dim2=-1)
+    return type(q)(choose(proper, q.precision, fixed), q.eta), ~proper
+
+
+def spread_points(q: Gaussian, count: int) -> Tensor:
+    """Standardised Sobol points under a batch of Gaussians (C,): (S, C, D)."""
+    standard = sobol(count, q.dim).to(q.eta.device)
+    return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
+
+
+@lru_cache(maxsize=8)
+def sobol(count: int, dim: int) -> Tensor:
+    """Standardised Sobol points, remembered."""
+    return standardised_sobol(count, dim)

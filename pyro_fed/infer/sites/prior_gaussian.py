@@ -1,0 +1,49 @@
+"""A Gaussian for the prior, where nothing else is known: the start of FedEP without a warm start.
+
+The means and variances of a few draws from the prior, then expected Newton steps to the Gaussian of smallest
+KL(q ‖ prior); for a prior that is Gaussian on the unconstrained scale the first step is exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import ModelError
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+if TYPE_CHECKING:
+    from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
+
+#: Draws of the prior behind the first means and variances, and the most Newton steps from there.
+NUM_DRAWS = 32
+MAX_STEPS = 50
+#: The steps stop where q changes by less than this KL divergence.
+SMALLEST_KL = 1e-12
+
+
+def fit_prior(algorithm: GaussianAlgorithm, problem: Problem, generator: torch.Generator) -> Gaussian:
+    """The Gaussian closest to the prior, in the algorithm's structure.
+
+    Raises:
+        ModelError: an improper prior has none.
+    """
+    if problem.layout.improper:
+        raise ModelError(
+            f"{type(algorithm).__name__} cannot start from the prior: sites {sorted(problem.layout.improper)} have "
+            "improper priors. Start from the federated Laplace approximation (start='laplace')"
+        )
+    draws = problem.sample_prior(NUM_DRAWS, generator).double()
+    q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
+    q = q.to_full() if algorithm.structure(problem) == "full" else q
+    for _ in range(MAX_STEPS):
+        delta = algorithm.prior_site(problem, q).quotient(q)
+        new = q.product(delta.power(backtrack(q, delta)))
+        if float(new.kl(q)) < SMALLEST_KL:
+            return new
+        q = new
+    return q

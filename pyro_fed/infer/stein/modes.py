@@ -1,0 +1,208 @@
+"""Modes of a federated posterior: Newton's method from many places at once.
+
+One mode is not the posterior: particles that start around it never see another one. Here M draws of the
+prior, and the mode that `FedLaplace` found, climb f = log p_0 + Σ_k log p_k together. A round: the server
+sends M points; every client answers with value, score and curvature of its log-likelihood at each; the server
+keeps the points that rose and proposes the next ones,
+
+    θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
+
+with λ shrunk after a rise and grown after a fall (Levenberg & Marquardt's damping; Dauphin et al., 2014, for
+|E|).
+
+Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is its
+Laplace evidence, f(θ) - log |H| / 2, normalised over the modes.
+
+Letters: θ `points`, λ `damping`, H `precision`, M `num_starts` + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vjp
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import choose
+from pyro_fed.ops.matrices import times
+
+
+class Look(NamedTuple):
+    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D) of a log density."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes(Algorithm):
+    """Damped Newton from several starts at once.
+
+    Args:
+        num_starts: draws of the prior that climb.
+        max_rounds: rounds at most; starts that have not settled by then are dropped.
+        tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
+        same_mode: points closer than this many SDs are one mode.
+        first_damping: λ at the start.
+        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
+        min_curvature: floor under |E|.
+    """
+
+    draws_are: ClassVar[str] = "particles"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    num_starts: int = 15
+    max_rounds: int = 30
+    tolerance: float = 1e-2
+    same_mode: float = 0.5
+    first_damping: float = 1.0
+    growth: float = 5.0
+    min_curvature: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_starts", "max_rounds")
+        check_positive(self, "tolerance", "same_mode", "first_damping", "growth", "min_curvature")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """`max_rounds`; it stops when all starts have settled."""
+        return self.max_rounds
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The mode that Newton's method finds from zero."""
+        return FedLaplace(min_curvature=self.min_curvature)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The known mode and draws of the prior."""
+        start = started(start, self)
+        found = start.shared
+        draws = problem.init(self.num_starts, generator).to(found["point"])
+        points = torch.cat([found["point"][None], draws])
+        count, dim = points.shape
+        shared = {
+            **found,
+            "points": points,
+            "trial": points,
+            "value": points.new_full((count,), -torch.inf),
+            "damping": points.new_full((count,), self.first_damping),
+            "score": torch.zeros_like(points),
+            "curvature": torch.eye(dim).to(points).repeat(count, 1, 1),
+            "length": points.new_full((count,), torch.inf),
+        }
+        prior = Look(shared["value"], shared["score"], shared["curvature"])
+        return shared | _prefixed("prior_look_", prior), start.local
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The prior at the trial points."""
+        return shared | _prefixed("prior_look_", look_at_prior(problem, shared["trial"].to(problem.dtype)))
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The trial points."""
+        return super().download({"trial": shared["trial"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """The log-likelihood at the trial points, with its derivatives."""
+        batch = data.full_batch()
+        found = problem.mapped(_look_at_likelihood, (0, BATCHES))(shared["trial"].to(problem.dtype), batch)
+        usable = torch.stack(
+            [part.isfinite().flatten(2).all(-1) if part.dim() > 2 else part.isfinite() for part in found]
+        ).all(0)
+        parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
+        return {**parts, "usable": usable}, local, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Keep what rose, and propose the next points."""
+        seen = {name: messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields}
+        finite = torch.stack(
+            [part.flatten(1).isfinite().all(1) if part.dim() > 1 else part.isfinite() for part in seen.values()]
+        ).all(0)
+        rose = messages["usable"].all(0) & finite & (seen["value"] >= shared["value"])
+        kept = {name: choose(rose, seen[name], shared[name]) for name in Look._fields}
+        points = choose(rose, shared["trial"], shared["points"])
+        damping = torch.where(rose, shared["damping"] / self.growth, shared["damping"] * self.growth)
+        step, length = newton_steps(kept["score"], kept["curvature"], damping, self.min_curvature)
+        length = torch.where(kept["value"].isfinite(), length, torch.inf)
+        return {
+            **shared,
+            **kept,
+            "points": points,
+            "damping": damping,
+            "length": length,
+            "trial": points + step,
+        }
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """The longest next step in SDs, and how many starts have settled."""
+        settled = float((after["length"] < self.tolerance).double().mean())
+        return {"change": float(after["length"].amax()), "settled": settled}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """Whether all starts have settled."""
+        return figures[-1]["settled"] == 1.0
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The modes' points, (1, M, D)."""
+        return shared["points"][None]
+
+
+def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The different settled maxima, best first: points (C, D), precisions (C, D, D) and shares (C,)."""
+    value, points, precision = shared["value"], shared["points"], shared["curvature"]
+    factor = equilibrated_cholesky(precision)
+    settled = (shared["length"] < tolerance) & factor.proper
+    settled[0] |= bool(factor.proper[0])
+    evidence = torch.where(settled, value - 0.5 * torch.linalg.slogdet(precision)[1], -torch.inf)
+    chosen: list[int] = []
+    for i in evidence.argsort(descending=True).tolist():
+        offsets = points[i] - points[chosen]
+        near = torch.einsum("cd,de,ce->c", offsets, precision[i], offsets) < same_mode**2
+        if settled[i] and not bool(near.any()):
+            chosen.append(i)
+    return points[chosen], precision[chosen], torch.softmax(evidence[chosen], 0)
+
+
+def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Damped steps (M, D), and the lengths (M,) of the undamped ones in the metric |H|."""
+    scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
+    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
+    size = values.abs().clamp_min(floor)
+    along = times(vectors.mT, scale * score)
+    step = scale * times(vectors, along / (size + damping.unsqueeze(-1)))
+    return step, (along.square() / size).sum(-1).sqrt()
+
+
+def look_at_prior(problem: Problem, points: Tensor) -> Look:
+    """The log prior at points (M, D)."""
+    return Look(*(part.double() for part in _look(problem, problem.log_prior, points)))
+
+
+def _look_at_likelihood(problem: Problem, points: Tensor, batch: Batch) -> Look:
+    return _look(problem, lambda z: problem.log_lik(z, batch), points)
+
+
+def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
+    def at(z: Tensor) -> Look:
+        (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
+        directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
+        hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
+        return Look(value, score, -hessian)
+
+    return problem.vmap(at)(points)
+
+
+def _prefixed(prefix: str, look: Look) -> State:
+    return {f"{prefix}{name}": value for name, value in look._asdict().items()}

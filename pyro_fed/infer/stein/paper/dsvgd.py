@@ -1,0 +1,209 @@
+"""Distributed Stein variational gradient descent (Kassab & Simeone, Algorithm 1).
+
+One client k works in a round. It moves the global particles by L steps of SVGD towards its tilted target,
+
+    ∇ log p̃_k(θ) = ∇ log q^(i-1)(θ) - ∇ log t_k^(i-1)(θ) - 1/α ∇ L_k(θ)                               (14)
+
+then distils its new site into its N local particles by L' steps towards
+
+    ∇ log t_k^(i)(θ) = ∇ log q^(i)(θ) + ∇ log t_k^(i-1)(θ) - ∇ log q^(i-1)(θ)                          (17)
+
+where q^(i) and t_k^(i) are Gaussian KDEs of the global and the local particles; q^(0) is the prior itself and
+t_k^(0) = 1, as Algorithm 1's first line says.
+
+Letters: θ `particles`, q `received` (the particles sent down), t `site` (local particles), α `temperature`,
+-L_k log-likelihood of client k, L `local_steps`, L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
+
+Deviation: `kde_floor`, which the authors' code has and the paper has not, lies under every KDE; its score then fades
+where the particles are far away, and the prior counts about once a client there. Scores are computed in log space.
+
+Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
+neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
+where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
+which distils nothing, is free of that (`benchmarks/mixtures.py`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import RoundRobin, Schedule
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.stein.particles import ParticleAlgorithm, likelihood_scores, prior_scores
+from pyro_fed.ops.kde import effective_neighbours, kde_score
+from pyro_fed.ops.stein import ksd, spread
+
+#: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
+FEWEST_NEIGHBOURS = 2.0
+#: The KDE is called dead where it is so for more than the rest of the particles.
+ALIVE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteParticles(ParticleAlgorithm):
+    """Global particles at a server and one site a client, in turn: what DSVGD and U-DSVGD share.
+
+    Args:
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+    """
+
+    kde_bandwidth: float = 0.55
+    kde_floor: float = 1e-9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "kde_bandwidth")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """Two passes over the clients, and at least 20 rounds."""
+        return max(20, 2 * num_clients)
+
+    def default_schedule(self) -> Schedule:
+        """One client a round, in turn (Appendix C.1)."""
+        return RoundRobin()
+
+    @abstractmethod
+    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
+        """Score of a client's site at the particles: (N, D)."""
+
+    def start_shared(self, problem: Problem, generator: torch.Generator) -> State:
+        """Particles drawn from the prior; `is_prior` says that q is the prior still."""
+        particles = problem.init(self.num_particles, generator)
+        return {"particles": particles, "is_prior": torch.tensor(True, device=particles.device)}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Adopt the particles; q is no longer the prior."""
+        return super().combine(shared, messages, weights) | {"is_prior": torch.zeros_like(shared["is_prior"])}
+
+    def global_score(self, problem: Problem, particles: Tensor, received: Tensor, is_prior: Tensor) -> Tensor:
+        """Score of q^(i-1): the prior's before the first update, the KDE's after."""
+        density = kde_score(particles, received, self.kde_bandwidth, self.kde_floor)
+        return torch.where(is_prior, prior_scores(problem, particles), density)
+
+    def move_global(self, problem: Problem, shared: State, site: State, data: ClientData, noise: Noise) -> Tensor:
+        """L steps towards the tilted target, Eq. (13): (C, N, D)."""
+        batch, dims = with_batches(data, self.batch_size)
+        carry = (shared["particles"], self.start_optimiser(shared["particles"]))
+        axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
+        (particles, _), _ = problem.scan(self._global_step, carry, (shared, site, batch), noise, self.local_steps, axes)
+        return particles
+
+    def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+        particles, optimiser = carry
+        shared, site, rows = const
+        scores = self.tilted_scores(problem, particles, shared, site, batch_of(rows, picks))
+        return self.move(particles, scores, optimiser), ()
+
+    def report(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
+        batch = data.full_batch()
+        if kind == "hip":
+            scores = problem.mapped(likelihood_scores, (0, BATCHES))(shared["particles"], batch)
+            return {"scores": scores / self.temperature}
+        axes = (dict.fromkeys(shared, 0), dict.fromkeys(local, 0), BATCHES)
+        return {"ksd": problem.mapped(self._tilted_ksd, axes)(shared, local, batch)}
+
+    def _tilted_ksd(self, problem: Problem, shared: State, site: State, batch: Batch) -> Tensor:
+        particles = shared["particles"]
+        return ksd(particles, self.tilted_scores(problem, particles, shared, site, batch), self.kernel)
+
+    def tilted_scores(self, problem: Problem, particles: Tensor, shared: State, site: State, batch: Batch) -> Tensor:
+        """Score of the tilted target, Eq. (14), at particles (N, D)."""
+        is_prior = shared["is_prior"].to(particles.dtype)
+
+        def model_part(z: Tensor) -> Tensor:
+            """log p_0 in the first round and -L_k / α, by one execution of the model."""
+            log_prior, pointwise = problem.log_parts(z, batch.rows)
+            return is_prior * log_prior + (pointwise * batch.weight).sum() / self.temperature
+
+        density = kde_score(particles, shared["particles"], self.kde_bandwidth, self.kde_floor)
+        return (
+            problem.vmap(grad(model_part))(particles)
+            + (1.0 - is_prior) * density
+            - self.site_score(problem, particles, site)
+        )
+
+    def figures(self, shared: State, particles: Tensor) -> State:
+        """Effective neighbours in the KDE of q^(i-1) at the new particles, and the particles' spread."""
+        neighbours = effective_neighbours(particles, shared["particles"], self.kde_bandwidth)
+        alive = (neighbours >= FEWEST_NEIGHBOURS).to(particles.dtype)
+        return {
+            "kde_neighbours": neighbours.mean(-1),
+            "kde_alive": alive.mean(-1),
+            "spread": spread(particles).mean(-1),
+        }
+
+    def warnings(self, record: Record) -> list[str]:
+        """A dead KDE."""
+        alive = record.last("kde_alive")
+        if len(alive) == 0 or np.mean(alive) >= ALIVE:
+            return []
+        dead = 1 - float(np.mean(alive))
+        return [
+            f"the KDE of bandwidth {self.kde_bandwidth} is dead: {100 * dead:.0f} % of the particles have fewer than "
+            f"{FEWEST_NEIGHBOURS:g} effective neighbours in it, so q^(i-1) only ties each of them to its old place "
+            "and the prior may be counted more than once; compare with a reference before trusting this result"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperDSVGD(SiteParticles):
+    """DSVGD as published: particles at the server, and one site of N local particles a client.
+
+    Args:
+        distill_steps: L', SVGD steps that distil the site.
+
+    References:
+        Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.
+    """
+
+    distill_steps: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "distill_steps")
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """All local particles start as the global ones, with sites equal to one."""
+        shared = self.start_shared(problem, generator)
+        site = shared["particles"].expand(num_clients, -1, -1).clone()
+        return shared, {"site": site, "visited": torch.zeros(num_clients, dtype=torch.bool, device=site.device)}
+
+    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
+        """Score of t_k^(i-1): zero before the client's first turn."""
+        score = kde_score(particles, site["site"], self.kde_bandwidth, self.kde_floor)
+        return torch.where(site["visited"], score, torch.zeros_like(score))
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Move the global particles, then distil the site."""
+        particles = self.move_global(problem, shared, local, data, noise)
+        carry = (local["site"], self.start_optimiser(local["site"]))
+        (site, _), _ = problem.scan(self._distill_step, carry, (shared, local, particles), (), self.distill_steps)
+        new_local = {"site": site, "visited": torch.ones_like(local["visited"])}
+        return {"particles": particles}, new_local, self.figures(shared, particles)
+
+    def _distill_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        site, optimiser = carry
+        shared, local, particles = const
+        scores = (
+            kde_score(site, particles, self.kde_bandwidth, self.kde_floor)
+            + self.site_score(problem, site, local)
+            - self.global_score(problem, site, shared["particles"], shared["is_prior"])
+        )
+        return self.move(site, scores, optimiser), ()

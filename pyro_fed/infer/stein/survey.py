@@ -1,0 +1,223 @@
+"""Where particles start: points under the posterior's modes, and the clients' scores there, in one round.
+
+    "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
+                 to its `full_dim` parameters, and the Laplace approximation beyond
+    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says
+    "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
+    "apart"      draws of the prior, in units of the prior's SDs and without surrogates: for densities that have no
+                 useful mode, as those of neural networks, where every particle finds a basin of its own
+    "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more
+
+Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites.
+
+The check: a network is stationary where all weights are zero, which second derivatives do not tell from a maximum
+(those of its ReLUs are zero there, and a Fisher matrix is never negative). All clients send scores at `probe` times
+the standard points Z = U S V', so that with s = -H z the curvature H on the span of the points is known,
+
+    V'HV ≈ -S⁻¹ U' s(probe Z) V / probe        (one where q is right, never negative for a log-concave density)
+
+and m is no maximum if its smallest eigenvalue is below -`saddle`.
+
+Letters: z `white`, m and A as in `coordinates`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.site_updates import warm_sites
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.stein.modes import Modes, modes_of
+from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
+from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature, mixture_points, unit_coordinates
+
+Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
+BEGINNINGS = get_args(Begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey(Algorithm):
+    """Starting points, and all clients' scores there.
+
+    Args:
+        num_particles: N.
+        begin: "gaussian", "modes", "prior", "apart" or "checked".
+        temperature: the likelihood is raised to 1/temperature.
+        min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
+        probe: how far out the check looks, in SDs of q.
+        saddle: upward curvature, in units of q's, that makes a point no maximum.
+    """
+
+    draws_are: ClassVar[str] = "particles"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    num_particles: int = 100
+    begin: Begin = "gaussian"
+    temperature: float = 1.0
+    min_curvature: float = 1e-6
+    probe: float = 0.1
+    saddle: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_particles")
+        check_choice(self, "begin", BEGINNINGS)
+        check_positive(self, "temperature", "min_curvature", "probe", "saddle")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One, and one before it that checks."""
+        return 2 if self.begin == "checked" else 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The Gaussian, or the search for modes."""
+        if self.begin == "modes":
+            return self.modes()
+        if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
+            return self.ep()
+        return self.laplace()
+
+    def laplace(self) -> Algorithm:
+        """Laplace's approximation at one mode."""
+        return FedLaplace(min_curvature=self.min_curvature)
+
+    def modes(self) -> Algorithm:
+        """The modes."""
+        return Modes(min_curvature=self.min_curvature)
+
+    def ep(self) -> Algorithm:
+        """The Gaussian nearest to the posterior."""
+        return FedEP(min_curvature=self.min_curvature)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The points, and the sites in whitened coordinates."""
+        start = started(start, self)
+        _, sites, prior = warm_sites(start, self.min_curvature)
+        sites = sites.power(1.0 / self.temperature)
+        q = sites.product_over(0).product(prior).require_proper(f"{type(self).__name__}: the warm start's Gaussian")
+        coordinates = Coordinates.of(q)
+        white = coordinates.site(sites)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        drawn = self.num_particles if self.begin in ("prior", "apart", "checked") else 0
+        draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
+        if self.begin == "apart":
+            coordinates = unit_coordinates(coordinates, draws)
+        points, shares = self._points(coordinates, draws, start.shared, seed)
+        shared = {
+            "white": points,
+            "draws": draws,
+            "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
+            "checking": torch.tensor(self.begin == "checked"),
+            "scores": torch.zeros_like(points),
+            "shares": shares,
+            **as_state(white.product_over(0)),
+            **coordinates._asdict(),
+        }
+        return shared, as_state(white) | {"scores": torch.zeros_like(points).expand(num_clients, -1, -1).clone()}
+
+    def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
+        """Whitened starting points (N, D), and the modes' shares of them, one where there is one mode."""
+        whole = torch.ones(1, dtype=torch.float64)
+        if self.begin in ("prior", "apart"):
+            return coordinates.white(draws), whole
+        if self.begin == "modes":
+            modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
+            return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+        points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
+        return (self.probe * points if self.begin == "checked" else points), whole
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The points and the coordinates."""
+        return super().download({name: shared[name] for name in ("white", "mean", "factor")}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Likelihood scores in whitened coordinates, at all points."""
+        coordinates = Coordinates(shared["mean"], shared["factor"])
+        points = coordinates.model(shared["white"]).to(problem.dtype)
+        found = problem.mapped(likelihood_scores, (0, BATCHES))(points, data.full_batch())
+        scores = coordinates.pull(found.double()) / self.temperature
+        return {"scores": scores}, {**local, "scores": scores}, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Sum the clients' scores."""
+        return {**shared, "scores": messages["scores"].sum(0)}
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """After the round that checks: the points of the next one."""
+        if not bool(shared["checking"]):
+            return shared
+        coordinates = Coordinates(shared["mean"], shared["factor"])
+        prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
+        lowest = lowest_curvature(shared["white"], shared["scores"] + coordinates.pull(prior))
+        chosen = {**shared, "white": shared["white"] / self.probe, "checking": torch.zeros_like(shared["checking"])}
+        if lowest >= -self.saddle:
+            return chosen
+        units = unit_coordinates(coordinates, shared["draws"])
+        apart = {"white": units.white(shared["draws"]), "apart": torch.ones_like(shared["apart"])}
+        return {**chosen, **apart, **units._asdict()}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The points, (1, N, D)."""
+        return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace):
+    """Newton's method on the pooled data."""
+
+    centralized: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledEP(FedEP):
+    """`FedEP` with a single client, which holds all rows."""
+
+    centralized: ClassVar[bool] = True
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Newton's method on the pooled data."""
+        return PooledLaplace(min_curvature=self.min_curvature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledModes(Modes):
+    """Modes of the pooled data's posterior."""
+
+    centralized: ClassVar[bool] = True
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The mode that Newton's method finds from zero."""
+        return PooledLaplace(min_curvature=self.min_curvature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledSurvey(Survey):
+    """The survey of the pooled data."""
+
+    centralized: ClassVar[bool] = True
+
+    def laplace(self) -> Algorithm:
+        """Laplace's approximation of the pooled data."""
+        return PooledLaplace(min_curvature=self.min_curvature)
+
+    def ep(self) -> Algorithm:
+        """The Gaussian nearest to the pooled data's posterior."""
+        return PooledEP(min_curvature=self.min_curvature)
+
+    def modes(self) -> Algorithm:
+        """Modes of the pooled data's posterior."""
+        return PooledModes(min_curvature=self.min_curvature)

@@ -1,0 +1,225 @@
+"""Federated importance sampling: Gaussian sites put right by one round in which clients send numbers alone.
+
+After any algorithm that leaves a Gaussian site t_k at each client, the server, alone,
+
+    1. draws z_s of the Gaussian q, and takes them to p_0(z) t(z), the exact prior with the sites, by annealed
+       importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t
+       (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance;
+    2. sends them to all clients, who answer with log p_k(z_s), S numbers;
+    3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
+
+and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted ones, and
+
+    E w = ∫ p_0 Π_k p_k = p(y)                                                  the evidence, for Bayes factors.
+
+Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
+themselves: with a Pareto k above 0.7 a run warns. What a Gaussian cannot follow is mostly the prior (a precision
+that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many rows are
+near their sites. Weights cannot see a mode that the sites do not reach.
+
+None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
+from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.surrogates.phase import NAMES, Name, surrogate_phase
+from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
+from pyro_fed.ops.annealing import Annealed, Difference, anneal
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
+from pyro_fed.ops.student import Tails
+
+#: Log-likelihood of a draw that is impossible: messages hold finite numbers.
+IMPOSSIBLE = -1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAIS(Algorithm):
+    """Federated annealed importance sampling: exact in the limit, and it says how near that is.
+
+    Args:
+        surrogates: where the sites come from: an algorithm that leaves Gaussian ones, `Given`, "laplace", "fedep",
+            "local_sgld", or "auto": FedEP up to its `full_dim` parameters, and Laplace beyond.
+        num_proposals: S, draws that every client is asked about.
+        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
+        levels: J, of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
+        flat: this much, in SDs over draws.
+        leapfrog_steps: of an annealing transition.
+        step_size: of these, in SDs of q.
+        trusted_share: a Pareto k above 0.7 is warned of where the weights are worth less than this share of S; where
+            they hardly differ, k is the shape of nothing.
+        min_effective: fewer effective draws than this are warned of.
+
+    The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
+    `log_evidence` log p(y) with its standard error `log_evidence_se`.
+
+    References:
+        Neal (2001), Annealed importance sampling. Vehtari et al. (2024), Pareto smoothed importance sampling.
+    """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    surrogates: Algorithm | Given | Name = "auto"
+    num_proposals: int = 8000
+    freedom: float | None = 40.0
+    levels: int = 32
+    flat: float = 0.01
+    leapfrog_steps: int = 8
+    step_size: float = 0.25
+    trusted_share: float = 0.95
+    min_effective: int = 400
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_proposals")
+        check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
+        check_positive(self, "flat", "step_size")
+        check_positive(self, "freedom", allow_none=True)
+        check_between(self, "trusted_share", 0, 1)
+        if isinstance(self.surrogates, str):
+            check_choice(self, "surrogates", NAMES)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One with all clients; it stops when each has answered."""
+        return num_clients
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """What fits the sites."""
+        return surrogate_phase(self.surrogates, problem)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Proposals and the logarithms of a_s / t(z_s)."""
+        surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
+        sites, q = fitted(problem, surrogates, start)
+        product = one_each(sites, num_clients).product_over(0)
+        coordinates = Coordinates.of(q)
+        tails = Tails.of(coordinates.site(product), self.freedom)
+        found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
+        draws = coordinates.model(found.white).to(problem.dtype)
+        asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        shared = {
+            "draws": draws,
+            "log_weights": found.log_weights - asked,
+            "accepted": found.accepted,
+            "answered": found.accepted.new_zeros(()),
+            "num_clients": found.accepted.new_tensor(float(num_clients)),
+            "proper": found.accepted.new_tensor(float(not problem.layout.improper)),
+        }
+        return shared, {"answered": found.accepted.new_zeros(num_clients)}
+
+    def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
+        white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)
+        value = difference(white)[0]
+        if float(value.std()) < self.flat:
+            return Annealed(white, value, value.new_ones(()))
+        return anneal(
+            difference,
+            white,
+            generator,
+            levels=self.levels,
+            leapfrog_steps=self.leapfrog_steps,
+            step_size=self.step_size,
+        )
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The proposals."""
+        return super().download({"draws": shared["draws"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """log p_k(z_s), (C, S), float64, zero for who has answered before."""
+        batch = data.full_batch()
+        evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
+        pieces = in_chunks(shared["draws"], data.row_index.numel() * problem.num_nodes, 1)
+        values = torch.cat([evaluate(piece, batch).double() for piece in pieces], 1).clamp_min(IMPOSSIBLE)
+        new = 1 - local["answered"]
+        message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
+        return message, {"answered": torch.ones_like(new)}, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The weights so far."""
+        return {
+            **shared,
+            "log_weights": shared["log_weights"] + messages["log_lik"].sum(0),
+            "answered": shared["answered"] + messages["answered"].sum(),
+        }
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """The shape of the weights, what they are worth and their mean, once all clients have answered."""
+        work = {"answered": float(after["answered"] / after["num_clients"]), "accepted": float(after["accepted"])}
+        if work["answered"] < 1:
+            return work
+        found = smoothed(after["log_weights"])
+        figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        if bool(after["proper"]):
+            figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
+        return figures | work
+
+    def converged(self, figures: list[dict[str, float]]) -> bool:
+        """Whether all clients have answered."""
+        return figures[-1]["answered"] >= 1
+
+    def warnings(self, record: Record) -> list[str]:
+        """Clients that have not answered, and weights with too long a tail or of too few."""
+        latest, answered = record.latest, record.latest.get("answered", 0.0)
+        if answered < 1:
+            return [f"{100 * answered:.0f} % of the clients have answered: the result lacks the others' likelihoods"]
+        k, effective = latest["pareto_k"], latest["effective_draws"]
+        if k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals:
+            return [
+                f"the sites do not fit: the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K} the result is not "
+                "to be trusted. Give other surrogates, or sample by FSGLD, DSVGD or NUTS"
+            ]
+        if effective < self.min_effective:
+            return [f"the weights are worth {effective:.0f} draws: raise num_proposals"]
+        return []
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """Other sites."""
+        return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
+        weights = smoothed(shared["log_weights"]).weights
+        return shared["draws"][systematic(weights, num_draws, generator)][None]
+
+
+def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
+    """A client's log-likelihood at points (S, D): (S,)."""
+    return problem.log_lik(points, batch)
+
+
+def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and values of the log prior at points (S, D)."""
+    score, value = problem.vmap(grad_and_value(problem.log_prior))(points)
+    return score, value
+
+
+def _difference(problem: Problem, coordinates: Coordinates, product: Gaussian, tails: Tails, q: Gaussian) -> Difference:
+    """log p_0 + log t - log q of whitened points, with its gradient."""
+    prior = problem.mapped(_prior, (0,))
+
+    def difference(white: Tensor) -> tuple[Tensor, Tensor]:
+        z = coordinates.model(white)
+        score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
+        wider, outward = tails.log_ratio(white)
+        slope = coordinates.pull(score + product.score(z) - q.score(z)) + outward
+        return value + product.log_factor(z) - q.log_prob(z) + wider, slope
+
+    return difference

@@ -1,0 +1,213 @@
+"""Surrogates from local draws: each client samples its own likelihood by SGLD (el Mekkaoui et al., Section 3.1).
+
+    θ ← θ + h_s/2 ∇ log p(x_s | θ) + η,    q_s = N(mean, covariance of the draws)
+
+The paper gives no step size. Where none is given, h_s = `share_of_stable` × 4/λ_s, λ_s the largest curvature of
+the client's log-likelihood, taken again `stages` times during burn-in.
+
+A likelihood that is flat or runs away in some direction (separable classes, fewer rows than parameters) is improper:
+its draws drift, and their covariance says how long the chain was and nothing of the likelihood. Where the curvature
+at the draws' mean, in units of their covariance, is below `confined` in some direction, the surrogate takes the
+positive part of the curvature as its precision instead, which is zero along flat directions: a tempered factor. The
+client is named in a warning. FSGLD stays unbiased with any surrogate.
+
+Letters: h_s `step`, λ_s `curvature`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.errors import listed
+from pyro_fed.infer.langevin.curvature import STABLE, largest_likelihood_curvature
+from pyro_fed.infer.peers.beliefs import where
+from pyro_fed.infer.sites.derivatives import Derivatives, Structure
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of
+from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.matrices import positive_part, times
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGLD(Algorithm):
+    """One Gaussian a client from draws of its own likelihood, in one round.
+
+    Args:
+        num_samples: draws a client.
+        burn_in: steps before them.
+        stages: how often the curvature is taken during burn-in; divides it.
+        batch_size: rows a step; None takes all.
+        step_size: h_s; None derives it.
+        share_of_stable: derived step as a share of the largest stable one.
+        confined: see above; 1 is a Gaussian likelihood.
+        covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: see `covariance`.
+
+    References:
+        El Mekkaoui et al., Section 3.1.
+    """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    num_samples: int = 3000
+    burn_in: int = 1000
+    stages: int = 10
+    batch_size: int | None = None
+    step_size: float | None = None
+    share_of_stable: float = 0.05
+    confined: float = 0.1
+    covariance: Literal["auto", "full", "diag"] = "auto"
+    full_dim: int = 100
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_samples")
+        check_at_least(self, 1, "burn_in", "stages", "full_dim")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size", allow_none=True)
+        check_positive(self, "confined")
+        check_between(self, "share_of_stable", 0, 1)
+        check_choice(self, "covariance", ("auto", "full", "diag"))
+
+    @property
+    def _stage_steps(self) -> int:
+        return -(-self.burn_in // self.stages)
+
+    def structure(self, problem: Problem) -> Structure:
+        """Full or diagonal for this model: "full" or "diag"."""
+        return structure_of(self.covariance, problem.dim, self.full_dim)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One."""
+        return 1
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """All clients start at the same draw from the prior."""
+        structure = self.structure(problem)
+        shared = {"position": problem.init(1, generator)[0], **as_state(flat_site(problem, structure), "product_")}
+        return shared, as_state(flat_site(problem, structure, num_clients))
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The start."""
+        return super().download({"position": shared["position"]}, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """Noise and minibatches of burn-in and sampling."""
+        steps = self.stages * self._stage_steps + self.num_samples
+        normal = torch.randn(steps, problem.dim, generator=generator, dtype=problem.dtype)
+        if self.batch_size is None:
+            return {"normal": normal}
+        picks = draw_minibatches(num_rows, self.batch_size, steps, generator, problem.dtype)
+        return {"normal": normal, "picks": picks}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Burn in, sample, and take the moments."""
+        position, done = shared["position"], 0
+        for _ in range(self.stages):
+            position, _ = self._walk(problem, position, data, noise, done, self._stage_steps, keep=False)
+            done += self._stage_steps
+        mean, spread = self._walk(problem, position, data, noise, done, self.num_samples, keep=True)
+        curvature = (
+            Derivatives(self.structure(problem), "hessian")
+            .of_likelihood(problem, mean[None], data.full_batch())
+            .curvature
+        )
+        site, tempered = self._surrogate(mean.double(), spread.double(), curvature)
+        return as_state(site), as_state(site), {"tempered": tempered.double()}
+
+    def _walk(
+        self, problem: Problem, position: Tensor, data: ClientData, noise: Noise, first: int, steps: int, keep: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Steps of all clients at one step size each: the last position, or mean and covariance of the draws."""
+        step = self._step_sizes(problem, position, data)
+        picks = noise.get("picks")
+        xs: dict[str, Any] = {"normal": noise["normal"][first : first + steps]}
+        if picks is not None:
+            xs["picks"] = type(picks)(*(part[first : first + steps] for part in picks))
+        rows, dims = with_batches(data, self.batch_size)
+        wide = self.structure(problem) == "full"
+        zeros = position.new_zeros(*position.shape, *position.shape[1:] if wide else ())
+        carry = (position, torch.zeros_like(position), zeros, position.new_zeros(len(position)))
+        (position, mean, squares, count), _ = problem.scan(self._step, carry, (step, rows), xs, steps, (0, dims))
+        if not keep:
+            return position, zeros
+        return mean, squares / widened(count - 1, squares)
+
+    def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
+        if self.step_size is not None:
+            return position.new_full((len(position),), self.step_size)
+        curvature = largest_likelihood_curvature(problem, position, data.full_batch()).abs()
+        return self.share_of_stable * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
+
+    def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
+        position, mean, squares, count = carry
+        step, rows = const
+        batch = batch_of(rows, x.get("picks"))
+        position = langevin_step(position, grad(lambda z: problem.log_lik(z, batch))(position), step, x["normal"])
+        # Welford's recursion: no large sums.
+        count = count + 1
+        before = position - mean
+        mean = mean + before / count
+        after = position - mean
+        squares = squares + (before.unsqueeze(-1) * after if squares.ndim == 2 else before * after)
+        return (position, mean, squares, count), ()
+
+    def _surrogate(self, mean: Tensor, spread: Tensor, curvature: Tensor) -> tuple[Gaussian, Tensor]:
+        """Site of each client, and whether it is tempered."""
+        full = spread.dim() > mean.dim()
+        structure = STRUCTURES["full" if full else "diag"]
+        site = structure.from_moments(mean, spread)
+        usable = mean.isfinite().all(-1) & curvature.flatten(1).isfinite().all(-1)
+        curvature = choose(usable, curvature, 0.0)
+        mean = choose(usable, mean, 0.0)
+        least = site.relative_change(structure(curvature, site.eta)).amin(-1)
+        tempered = ~(least >= self.confined)
+        soft = positive_part(curvature) if full else curvature.clamp_min(0)
+        return where(tempered, structure(soft, times(soft, mean)), site), tempered
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The product of the surrogates."""
+        return shared | as_state(gaussian(messages).product_over(), "product_")
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of the surrogates' product, without the prior: (1, num_draws, D)."""
+        product = gaussian(shared, "product_").require_proper("LocalSGLD: the product of the surrogates")
+        return product.sample(num_draws, generator)[None]
+
+    def warnings(self, record: Record) -> list[str]:
+        """The clients with tempered surrogates."""
+        return tempered_clients(record)
+
+
+def tempered_clients(record: Record) -> list[str]:
+    """A sentence that names the clients with tempered surrogates, where there are any."""
+    names = [
+        record.client_names[client]
+        for r in record.rounds
+        if "tempered" in r.info
+        for client, tempered in zip(r.clients, r.info["tempered"], strict=True)
+        if tempered
+    ]
+    if not names:
+        return []
+    return [
+        f"the likelihoods of clients {listed(names)} are flat or improper "
+        "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
+        "variance between clients may be larger"
+    ]

@@ -1,0 +1,109 @@
+"""How far the clients' surrogates are from their likelihoods, in one round: what bounds FSGLD's visits.
+
+    e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
+
+is what a chain's score at client s has of its own: the f-weighted mean over clients is that of the posterior. With C
+the covariance of the Gaussian q = p Π_s q_s, (C e_s)_i / sqrt(C_ii) pulls at parameter i, in its SDs. Each client
+sends their mean squares over standardised Sobol points under q, D numbers; the server keeps Σ_s f_s of them, which
+`ops.visits` turns into the longest visit. The squares are about zero, and so count what all clients' errors have in
+common, which does no harm: an upper bound, close for more than a few clients. The record has each client's worst.
+
+Letters: f_s `share`, e_s `errors`, Σ f_s E (C e_s)_i² / C_ii `mismatch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
+from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
+from pyro_fed.ops.gaussian import Gaussian
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch(Algorithm):
+    """One round that measures the surrogates; it leaves them as they were.
+
+    Args:
+        surrogates: where they come from, as in `LangevinAlgorithm`.
+        alpha: weight of the conducive gradient.
+        probabilities: f_s; uniform by default.
+        num_points: Sobol points; even.
+    """
+
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    surrogates: Algorithm | Given
+    alpha: float = 1.0
+    probabilities: tuple[float, ...] | None = None
+    num_points: int = 128
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_points")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One."""
+        return 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """What fits the surrogates."""
+        return self.surrogates if isinstance(self.surrogates, Algorithm) else None
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """q, and each client's surrogate."""
+        sites, target = fitted(problem, self.surrogates, start)
+        share = shares(self.probabilities, num_clients)
+        local = as_state(one_each(sites, num_clients)) | {"share": share}
+        return as_state(target) | {"mismatch": torch.zeros_like(target.eta)}, local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """q."""
+        return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """f_s times the mean squares of the pulls, (C, D)."""
+        q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
+        points = spread_points(q, self.num_points)
+        at = points.transpose(0, 1).to(problem.dtype)
+        scores = problem.mapped(likelihood_scores, (0, BATCHES), calls=0)(at, data.full_batch())
+        errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share
+        if self.alpha != 1:
+            prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
+            errors = errors - (1 - self.alpha) * (q.score(points) - prior)
+        squares = _pulls(q, errors).square().mean(0)
+        return {"mismatch": share * squares}, {}, {"mismatch": squares.amax(-1)}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The sum over clients."""
+        return shared | {"mismatch": messages["mismatch"].sum(0)}
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """Other surrogates."""
+        return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of q, (1, num_draws, D)."""
+        return gaussian(shared).sample(num_draws, generator)[None]
+
+
+def _pulls(q: Gaussian, errors: Tensor) -> Tensor:
+    """(C e)_i / sqrt(C_ii) of errors (S, C, D)."""
+    spread = q.moments()[1]
+    if spread.dim() == q.eta.dim():
+        return spread.sqrt() * errors
+    moved = (spread @ errors.unsqueeze(-1)).squeeze(-1)
+    return moved / spread.diagonal(dim1=-2, dim2=-1).sqrt()

@@ -1,0 +1,189 @@
+"""Gaussian surrogates q_s of the clients' likelihoods (el Mekkaoui et al., Section 3.1), and their product.
+
+    q(θ) = Π_s q_s(θ),    q_s(θ) ≈ p(x_s | θ) up to a constant
+
+FSGLD stays unbiased whatever they are, so a surrogate need not be proper; the better it is the smaller the
+variance between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client
+(the format of `infer.gaussian_sites`), run as a phase of its own and sent once:
+
+    FedEP()                 expected curvature under q (the default as far as its covariance is full)
+    FedLaplace()            curvature at the joint mode (the default beyond)
+    LocalSGLD()             mean and covariance of local draws, the paper's way
+    Given(precision, eta)   analytic: no phase
+
+They are kept in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacrev
+
+from pyro_fed.algorithm.contract import Start
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.matrices import positive_part, times
+
+#: Newton steps to the mode of p(θ) Π q_s(θ), and the step, in its SDs, at which they stop.
+NEWTON_STEPS = 50
+NEWTON_CLOSE = 1e-6
+#: Halvings of a Newton step that does not go uphill.
+HALVINGS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Surrogates in natural parameters.
+
+    Args:
+        precision: (K, D, D), or (K, D) for diagonal ones; symmetric, need not be positive definite.
+        eta: precision times mean, (K, D).
+
+    Raises:
+        SettingError: shapes that do not fit, or values that are not finite.
+    """
+
+    precision: Tensor
+    eta: Tensor
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.eta.shape)
+        if self.eta.ndim != 2 or tuple(self.precision.shape) not in (shape, (*shape, shape[-1])):
+            raise SettingError(
+                "Given: expected eta (K, D) and precision (K, D, D) or (K, D), received "
+                f"{shape} and {tuple(self.precision.shape)}"
+            )
+        finite = torch.isfinite(self.eta).all(-1) & torch.isfinite(self.precision.flatten(1)).all(-1)
+        if not bool(finite.all()):
+            bad = (~finite).nonzero().flatten().tolist()
+            raise SettingError(f"Given: the surrogates of clients {bad} are not finite")
+
+    @classmethod
+    def from_moments(cls, means: Tensor, covariances: Tensor) -> Given:
+        """From means (K, D) and covariances (K, D, D), or variances (K, D)."""
+        structure = DiagGaussian if covariances.ndim == 2 else FullGaussian
+        sites = structure.from_moments(means.double(), covariances.double())
+        sites.require_proper("Given.from_moments")
+        return cls(sites.precision, sites.eta)
+
+    def sites(self, problem: Problem) -> Gaussian:
+        """One factor a client, batch (K,), float64.
+
+        Raises:
+            SettingError: of another dimension than the model's.
+        """
+        if self.eta.shape[-1] != problem.dim:
+            raise SettingError(
+                f"Given: the surrogates have dimension {self.eta.shape[-1]}, the model's vector {problem.dim}"
+            )
+        return gaussian({"precision": self.precision.double(), "eta": self.eta.double()})
+
+
+def fitted(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
+    """The clients' surrogates, batch (K,), and the Gaussian p(θ) Π q_s(θ).
+
+    Args:
+        problem: the model's densities.
+        surrogates: `Given`, or the algorithm whose final states are `start`.
+        start: final states of the phase.
+
+    Raises:
+        SettingError: the phase left no Gaussian sites.
+        ModelError: see `posterior_gaussian`.
+    """
+    if isinstance(surrogates, Given):
+        sites = surrogates.sites(problem)
+        return sites, posterior_gaussian(problem, sites)
+    if start is None or not {"precision", "eta"} <= start.local.keys():
+        name = type(surrogates).__name__
+        raise SettingError(f"surrogates: {name} leaves no Gaussian site at the clients; use FedLaplace() or Given()")
+    sites = gaussian(start.local)
+    posterior = gaussian(start.shared) if "precision" in start.shared else None
+    if posterior is None or not bool(posterior.is_proper()):
+        posterior = posterior_gaussian(problem, sites)
+    return sites, posterior
+
+
+def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
+    """f_s, (K,), float64; uniform where none are given.
+
+    Raises:
+        SettingError: not one a client.
+    """
+    if probabilities is None:
+        return torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)
+    if len(probabilities) != num_clients:
+        raise SettingError(f"probabilities: received {len(probabilities)} probabilities for {num_clients} clients")
+    return torch.tensor(probabilities, dtype=torch.float64)
+
+
+def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
+    """The surrogates, of which there must be one a client.
+
+    Raises:
+        SettingError: there is not.
+    """
+    if len(sites.eta) != num_clients:
+        raise SettingError(f"surrogates: received {len(sites.eta)} surrogates for {num_clients} clients")
+    return sites
+
+
+def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
+    """The Gaussian at the mode of p(θ) Π_s q_s(θ), with its curvature, by Newton's method.
+
+    Where the log prior is not concave, the outward part of its curvature counts as none.
+
+    Raises:
+        ModelError: there is no proper one; the posterior may be improper.
+    """
+    product = sites.product_over()
+    z = _finite_mean(product)
+    for _ in range(NEWTON_STEPS):
+        curvature = _prior_curvature(problem, z, product)
+        prior_score = grad(problem.log_prior)(z.to(problem.dtype)).double()
+        # In displacements from z: precision of the posterior, eta equal to its score at z.
+        around = type(product)(product.precision + curvature, prior_score + product.score(z))
+        if not bool(around.is_proper()):
+            raise ModelError(
+                "prior and surrogates together leave a direction without curvature: the posterior is improper, or "
+                "the surrogates are too poor; give the model a proper prior, or other surrogates"
+            )
+        move = _uphill(problem, product, z, around.mean())
+        z = z + move
+        if float((move * around.eta).sum().abs().sqrt()) < NEWTON_CLOSE:
+            break
+    return type(product)(around.precision, times(around.precision, z))
+
+
+def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Tensor:
+    """A Newton move, halved until log p(θ) + Σ log q_s(θ) does not fall; zero where none is left."""
+
+    def value(z: Tensor) -> Tensor:
+        return problem.log_prior(z.to(problem.dtype)).double() + product.log_factor(z)
+
+    before = value(z)
+    for _ in range(HALVINGS):
+        if bool(value(z + move) >= before):
+            return move
+        move = move / 2
+    return torch.zeros_like(move)
+
+
+def _finite_mean(product: Gaussian) -> Tensor:
+    """The product's mean, or zero where it has none."""
+    mean = product.mean()
+    return mean if bool(torch.isfinite(mean).all()) else torch.zeros_like(mean)
+
+
+def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
+    """-∇² log p(z) without its negative part, in the product's structure."""
+    curvature = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
+    if not product.dense:
+        return curvature.diagonal().clamp_min(0)
+    return positive_part(curvature)
