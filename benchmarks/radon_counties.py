@@ -21,7 +21,7 @@ from pyro import poutine
 from pyro.infer.reparam import LocScaleReparam
 
 import pyro_fed as pf
-from pyro_fed import library
+from pyro_fed.recipes import library
 
 ALGORITHMS = {
     "FedLaplace": pf.FedLaplace(),

@@ -11,13 +11,14 @@ import click
 
 import pyro_fed as pf
 import pyro_fed.infer
-from pyro_fed import library, metrics, recipe, report
-from pyro_fed._convert import parse_assignment, to_toml
-from pyro_fed._experiment import build_federation
+from pyro_fed import metrics, report
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.cli_compare import compare
 from pyro_fed.cli_flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
+from pyro_fed.recipes import library, recipe
+from pyro_fed.recipes.experiment import build_federation
+from pyro_fed.recipes.values import parse_assignment, to_toml
 
 #: Rows of the posterior's table that are shown unless more are asked for.
 SUMMARY_ROWS = 20

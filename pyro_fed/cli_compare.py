@@ -9,11 +9,12 @@ import click
 import pandas as pd
 
 import pyro_fed as pf
-from pyro_fed import library, page, recipe, report
-from pyro_fed._convert import parse_assignment
-from pyro_fed._experiment import build_federation
+from pyro_fed import page, report
 from pyro_fed.errors import SettingError
 from pyro_fed.page_tables import TABLES, cell
+from pyro_fed.recipes import library, recipe
+from pyro_fed.recipes.experiment import build_federation
+from pyro_fed.recipes.values import parse_assignment
 
 
 @click.command()

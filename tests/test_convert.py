@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from pyro_fed._convert import Mismatch, convert, describe, parse_assignment, to_toml
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes.values import Mismatch, convert, describe, parse_assignment, to_toml
 
 
 @pytest.mark.parametrize(

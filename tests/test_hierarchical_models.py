@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 import pyro_fed as pf
-from pyro_fed import _experiment, library
+from pyro_fed.recipes import experiment, library
 
 GROUPED = ("radon", "hierarchical_logistic")
 NAMES = (*GROUPED, "gaussian_mixture")
@@ -107,7 +107,7 @@ def test_the_slope_is_a_second_latent_of_the_county():
 
 
 def test_the_command_line_finds_the_groups():
-    fed, test = _experiment.build_federation(library.load_model("hierarchical_logistic"), 3, "iid", 0)
+    fed, test = experiment.build_federation(library.load_model("hierarchical_logistic"), 3, "iid", 0)
     assert fed.num_rows == 12 and test is None
 
 

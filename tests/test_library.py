@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyro_fed import library
 from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.recipes import library
 
 
 @pytest.mark.parametrize("find", [library.find_recipe, library.find_model])

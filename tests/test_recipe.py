@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pyro_fed import library, recipe
-from pyro_fed._components import public_callables, snake_case
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes import library, recipe
+from pyro_fed.recipes.components import public_callables, snake_case
 
 ALGORITHM = '''
 from __future__ import annotations

@@ -18,7 +18,7 @@ import warnings
 import numpy as np
 
 import pyro_fed as pf
-from pyro_fed import library
+from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
 regression = library.load_model("logistic_regression")

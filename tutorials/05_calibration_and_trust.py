@@ -17,7 +17,7 @@ import os
 import warnings
 
 import pyro_fed as pf
-from pyro_fed import library
+from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
 logistic = library.load_model("logistic_regression")

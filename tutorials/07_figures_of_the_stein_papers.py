@@ -30,8 +30,8 @@ import torch
 from torch.distributions import constraints
 
 import pyro_fed as pf
-from pyro_fed import library
 from pyro_fed.metrics import test_metrics
+from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
 toy = library.load_model("gaussian_mixture_1d")

@@ -18,7 +18,6 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pyro_fed import recipe as recipes
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
@@ -39,8 +38,9 @@ from pyro_fed.flower.wire import (
     record_of,
     reply_tensors,
 )
-from pyro_fed.library import load_model
 from pyro_fed.messages import answer, decode
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
 from pyro_fed.rounds import chain_of
 
 #: Most bytes that a client takes from its server in one message.

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pyro_fed
-from pyro_fed import library, recipe
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes import library, recipe
 
 PYPROJECT = """\
 [build-system]

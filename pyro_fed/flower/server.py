@@ -9,12 +9,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from pyro_fed import recipe as recipes
 from pyro_fed.errors import ProtocolError, QuorumError
 from pyro_fed.flower.description import Description, Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.wire import SETTINGS, record_of
-from pyro_fed.library import load_model
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
 from pyro_fed.run import run
 
 #: Seconds between two looks for clients.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from pyro_fed._experiment import build_federation
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes.experiment import build_federation
 
 
 def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition: str = "iid", seed: int = 0) -> Any:

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import pyro_fed as pf
-from pyro_fed import library, recipe
-from pyro_fed._experiment import build_federation
 from pyro_fed.cli import main
+from pyro_fed.recipes import library, recipe
+from pyro_fed.recipes.experiment import build_federation
 
 pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
 

@@ -70,7 +70,7 @@ def test_plot_consensus_needs_traces() -> None:
 
 @pytest.mark.parametrize("recipe", ["p2p_vi", "p2p_vi_paper", "p2p_ep"])
 def test_recipes_build_their_algorithm_and_graph(recipe: str) -> None:
-    from pyro_fed import recipe as recipes
+    from pyro_fed.recipes import recipe as recipes
 
     loaded = recipes.load(recipe)
     algorithm, options = loaded.build(), loaded.run_options(4)

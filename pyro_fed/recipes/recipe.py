@@ -28,10 +28,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyro_fed._components import import_or_explain, resolve_component
-from pyro_fed._convert import Mismatch, convert, describe
 from pyro_fed.errors import SettingError
-from pyro_fed.library import closest, find_recipe
+from pyro_fed.recipes.components import import_or_explain, resolve_component
+from pyro_fed.recipes.library import closest, find_recipe
+from pyro_fed.recipes.values import Mismatch, convert, describe
 
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {

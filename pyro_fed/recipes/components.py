@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from pyro_fed.errors import SettingError
-from pyro_fed.library import closest
+from pyro_fed.recipes.library import closest
 
 
 def import_or_explain(module_name: str, where: str) -> ModuleType:

@@ -23,7 +23,7 @@ MODEL_PARTS = ("model", "PLATE", "load_data")
 
 def library_folder(kind: str) -> Path:
     """The folder of the shipped ``"models"`` or ``"inference"`` files."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     packaged = package / "_library"
     return (packaged if packaged.is_dir() else package.parent) / kind
 
