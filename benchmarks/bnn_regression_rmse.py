@@ -33,7 +33,7 @@ import numpy as np
 
 import pyro_fed as pf
 from models import bnn_regression
-from pyro_fed.metrics import test_metrics
+from pyro_fed.analysis.judging.metrics import test_metrics
 
 STEPS, SHOWN = 12_000, (1000, 3000, 6000, 12_000)
 NETWORK = {"num_particles": 20, "batch_size": 100}

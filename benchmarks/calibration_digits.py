@@ -36,9 +36,9 @@ from curves import save
 
 import pyro_fed as pf
 from models import bnn_classification
-from pyro_fed.calibration import calibration_errors, reliability
-from pyro_fed.metrics import accuracy, predict_rows
-from pyro_fed.to_arviz import unconstrained_draws
+from pyro_fed.analysis.judging.calibration import calibration_errors, reliability
+from pyro_fed.analysis.judging.metrics import accuracy, predict_rows
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 HIDDEN, PARTICLES = (20, 50, 100), (2, 5, 10, 20)
 ROUNDS, STEPS = 10, 200

@@ -15,8 +15,8 @@ import numpy as np
 import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.analysis.judging.metrics import test_metrics
 from pyro_fed.evaluation import Evaluate
-from pyro_fed.metrics import test_metrics
 
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]

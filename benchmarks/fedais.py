@@ -25,7 +25,7 @@ import torch
 
 import pyro_fed as pf
 from models import logistic_regression
-from pyro_fed.distances import against_reference, stacked
+from pyro_fed.analysis.judging.distances import against_reference, stacked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import posteriordb

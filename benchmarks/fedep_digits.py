@@ -49,7 +49,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 import pyro_fed as pf
-from pyro_fed.calibration import calibration_errors, reliability
+from pyro_fed.analysis.judging.calibration import calibration_errors, reliability
 
 CLASSES, CLIENTS, PER_ROUND, DRAWS, BINS, LAST = 10, 100, 10, 50, 15, 50
 

@@ -11,9 +11,19 @@ __version__ = "0.1.0"
 from pyro_fed import executors, graph
 from pyro_fed.algorithm import combination, schedule
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.compare import compare
+from pyro_fed.analysis.judging.compare import compare
+from pyro_fed.analysis.judging.ksd import ksd
+from pyro_fed.analysis.judging.predict import predict
+from pyro_fed.analysis.plots import (
+    plot_comparison,
+    plot_consensus,
+    plot_convergence,
+    plot_graph,
+    plot_particles,
+    plot_partition,
+    plot_reliability,
+)
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.discrepancy import ksd
 from pyro_fed.errors import (
     CheckpointError,
     DataError,
@@ -56,16 +66,6 @@ from pyro_fed.infer import (
     PaperSVGD,
     ParallelDSVGD,
 )
-from pyro_fed.plots import (
-    plot_comparison,
-    plot_consensus,
-    plot_convergence,
-    plot_graph,
-    plot_particles,
-    plot_partition,
-    plot_reliability,
-)
-from pyro_fed.predict import predict
 from pyro_fed.run import run
 
 __all__ = [

@@ -11,8 +11,9 @@ import click
 
 import pyro_fed as pf
 import pyro_fed.infer
-from pyro_fed import metrics, report
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.analysis.judging import metrics
+from pyro_fed.analysis.report import terminal
 from pyro_fed.cli_compare import compare
 from pyro_fed.cli_flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
@@ -120,9 +121,9 @@ def run(
     if rounds is not None:
         options["num_rounds"] = rounds
     idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **options)
-    click.echo(report.posterior_table(idata, rows))
-    click.echo(report.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
-    click.echo(report.cost_block(idata))
+    click.echo(terminal.posterior_table(idata, rows))
+    click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
+    click.echo(terminal.cost_block(idata))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         idata.to_netcdf(str(out))
@@ -131,12 +132,12 @@ def run(
 
 def _run_block(module: Any, chosen: recipe.Recipe, algorithm: Any, fed: Any, partition_text: str) -> str:
     lines = [
-        report.field("model", f"{Path(module.__file__).stem}: {library.first_line(module.__doc__)}"),
-        report.field("recipe", f"{chosen.name}: {chosen.description}"),
-        report.field("settings", ", ".join(f"{k}={v}" for k, v in _settings(algorithm).items())),
-        report.field("clients", f"{report.client_line(fed.row_counts.tolist())} ({partition_text})"),
+        terminal.field("model", f"{Path(module.__file__).stem}: {library.first_line(module.__doc__)}"),
+        terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
+        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in _settings(algorithm).items())),
+        terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
-    return "\n".join([report.heading("Run"), *lines])
+    return "\n".join([terminal.heading("Run"), *lines])
 
 
 def _settings(algorithm: Any) -> dict[str, str]:
@@ -152,9 +153,9 @@ def list_all() -> None:
     """List the models, the recipes and the algorithms."""
     models = {name: library.model_description(path) for name, path in library.list_models().items()}
     recipes = {name: recipe.read_toml(path).get("description", "") for name, path in library.list_recipes().items()}
-    click.echo(report.listing("Models", models))
-    click.echo(report.listing("Recipes", recipes))
-    click.echo(report.listing("Algorithms", _algorithms()))
+    click.echo(terminal.listing("Models", models))
+    click.echo(terminal.listing("Recipes", recipes))
+    click.echo(terminal.listing("Algorithms", _algorithms()))
     click.echo("\nTry: pyro-fed run logistic_regression dsvgd --clients 10")
 
 

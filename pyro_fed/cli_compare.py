@@ -9,9 +9,9 @@ import click
 import pandas as pd
 
 import pyro_fed as pf
-from pyro_fed import page, report
+from pyro_fed.analysis.report import page, terminal
+from pyro_fed.analysis.report.tables import TABLES, cell
 from pyro_fed.errors import SettingError
-from pyro_fed.page_tables import TABLES, cell
 from pyro_fed.recipes import library, recipe
 from pyro_fed.recipes.experiment import build_federation
 from pyro_fed.recipes.values import parse_assignment
@@ -53,7 +53,7 @@ def compare(
     table = pf.compare(results, stem, federation=fed, test=test)
     click.echo(comparison_block(table))
     if out is not None:
-        rows = report.client_line(fed.row_counts.tolist())
+        rows = terminal.client_line(fed.row_counts.tolist())
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
         page.write_report(out, table, results, fed, title=title, lead=lead, reference=stem, test=test)
@@ -87,7 +87,7 @@ def comparison_block(table: pd.DataFrame) -> str:
         written = {c.heading: [cell(value, c.write) for value in table[name]] for name, c in columns.items()}
         block = pd.DataFrame(written, index=table.index)
         block.index.name = None
-        lines += [report.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
-    lines.append(report.heading("What speaks against them"))
-    lines += [report.field(str(name), str(text) or "nothing") for name, text in table["warnings"].items()]
+        lines += [terminal.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
+    lines.append(terminal.heading("What speaks against them"))
+    lines += [terminal.field(str(name), str(text) or "nothing") for name, text in table["warnings"].items()]
     return "\n".join(lines)

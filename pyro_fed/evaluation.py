@@ -10,7 +10,7 @@ from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.to_arviz import posterior_alone
+from pyro_fed.results.to_arviz import posterior_alone
 
 if TYPE_CHECKING:
     from pyro_fed.context import Context

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed import trust
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.analysis.judging import doubts
 from pyro_fed.checkpoint import Checkpoint, fingerprint
 from pyro_fed.context import Context
 from pyro_fed.conventions import seeding
@@ -33,8 +33,8 @@ from pyro_fed.local_pass import collected, integration_notes
 from pyro_fed.membership import hand_over
 from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.rounds import run_phases
-from pyro_fed.to_arviz import to_inference_data
 
 
 def run(
@@ -207,7 +207,7 @@ class _Finish:
         whole = self.context.federation.holds_data and self.context.combination is None and not failed
         if whole and (problem.local_dim or record.converged):  # q is meant to be the posterior of all rows
             density = self.algorithm.log_density(shared, draws)
-            record.notes += [] if density is None else trust.tail_warnings(problem, draws[0], density[0])
+            record.notes += [] if density is None else doubts.tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=5)
 

@@ -12,8 +12,8 @@ from algorithms import SMALL, unequal_lines
 
 import pyro_fed as pf
 import pyro_fed.infer
-from pyro_fed import report
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.analysis.report import terminal
 
 PARTICLES = {**SMALL, "num_particles": 30}
 
@@ -130,7 +130,7 @@ def test_what_the_draws_are_is_said(name):
     """R-hat and ESS are for chains; the attribute says what a result holds, and the table follows it."""
     idata = fitted(name)
     assert idata.attrs["draws_are"] in ("particles", "independent", "chains", "agents", "point")
-    text = report.posterior_table(idata, 5)
+    text = terminal.posterior_table(idata, 5)
     assert ("r_hat" in text) == (idata.attrs["draws_are"] == "chains")
 
 

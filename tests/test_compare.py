@@ -12,9 +12,9 @@ from algorithms import line, line_data
 from scipy import stats
 
 import pyro_fed as pf
-from pyro_fed import calibration, distances, trust
+from pyro_fed.analysis.judging import calibration, distances, doubts
 from pyro_fed.errors import DataError, SettingError
-from pyro_fed.to_arviz import make_inference_data
+from pyro_fed.results.to_arviz import make_inference_data
 
 DRAWS = 1000
 
@@ -80,18 +80,18 @@ def test_mmd_is_the_closed_form():
 @pytest.mark.parametrize("likelihood", [1.0, 4.0])
 def test_the_prior_is_counted(fed, prior, likelihood):
     draws = torch.as_tensor(draws_of(*exact(prior, likelihood), count=4000))
-    found = trust.prior_count(draws, *distances.scores(fed.problem, draws))
+    found = doubts.prior_count(draws, *distances.scores(fed.problem, draws))
     assert found.value == pytest.approx(prior / likelihood, abs=max(5 * found.error, 1e-6))
     assert found.error < 0.2 + 0.1 * prior
     assert found.wrong == (abs(prior / likelihood - 1) > 0.5)
 
 
 def test_laplace_sds_of_a_gaussian_are_exact(fed):
-    sds = trust.laplace_sds(fed, fed.problem)
+    sds = doubts.laplace_sds(fed, fed.problem)
     np.testing.assert_allclose(sds, np.sqrt(np.diag(exact()[1])), rtol=1e-6)
     collapsed = torch.as_tensor(draws_of(exact()[0], exact()[1] / 16))
-    assert "variance collapse: SDs are 0.2" in trust.spread_warnings(collapsed, sds)[0]
-    assert trust.spread_warnings(torch.as_tensor(draws_of(*exact())), sds) == []
+    assert "variance collapse: SDs are 0.2" in doubts.spread_warnings(collapsed, sds)[0]
+    assert doubts.spread_warnings(torch.as_tensor(draws_of(*exact())), sds) == []
 
 
 def test_calibration_errors_are_their_definition():

@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 import pyro_fed as pf
-from pyro_fed.to_arviz import make_inference_data
+from pyro_fed.results.to_arviz import make_inference_data
 
 CLIENTS, ROWS = 5, 20
 #: DSGLD as in the papers, without what this package adds.

@@ -7,7 +7,7 @@ import pytest
 from algorithms import ALGORITHMS, graph_of, line_data, unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.metrics import test_metrics as metrics_on
+from pyro_fed.analysis.judging.metrics import test_metrics as metrics_on
 
 ALL = pytest.mark.parametrize(
     ("factory", "federation"), [row[1:] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS]

@@ -40,7 +40,7 @@ def load_data():
 def test_library_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch, packaged):
     package = tmp_path / "pyro_fed"
     (package / "_library" if packaged else package).mkdir(parents=True)
-    monkeypatch.setattr(library, "__file__", str(package / "library.py"))
+    monkeypatch.setattr(library, "__file__", str(package / "recipes" / "library.py"))
     expected = package / "_library" / "models" if packaged else tmp_path / "models"
     assert library.library_folder("models") == expected
 

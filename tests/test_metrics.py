@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 import pyro_fed as pf
-from pyro_fed import metrics
+from pyro_fed.analysis.judging import metrics
 from pyro_fed.errors import DataError
 
 

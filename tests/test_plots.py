@@ -9,7 +9,7 @@ from algorithms import line, line_data
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
-from pyro_fed.to_arviz import make_inference_data
+from pyro_fed.results.to_arviz import make_inference_data
 
 pytestmark = pytest.mark.usefixtures("close_figures")
 

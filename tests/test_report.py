@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from pyro_fed import report
+from pyro_fed.analysis.report import terminal
 
 
 def result(size=4, **attrs):
@@ -31,7 +31,7 @@ def result(size=4, **attrs):
 
 
 def test_posterior_table():
-    text = click.unstyle(report.posterior_table(result(), 3))
+    text = click.unstyle(terminal.posterior_table(result(), 3))
     lines = text.splitlines()
     assert lines[1] == "Posterior"
     assert lines[2].split() == ["mean", "sd", "hdi_3%", "hdi_97%"]
@@ -44,7 +44,7 @@ def test_posterior_table():
 
 
 def test_posterior_table_without_omission():
-    text = report.posterior_table(result(), 5)
+    text = terminal.posterior_table(result(), 5)
     assert "more" not in text
     assert "r_hat" not in text
     assert "ess" not in text
@@ -52,12 +52,12 @@ def test_posterior_table_without_omission():
 
 @pytest.mark.parametrize(("draws_are", "shown"), [("particles", False), ("independent", False), ("chains", True)])
 def test_diagnostics_of_markov_chains_alone(draws_are, shown):
-    text = report.posterior_table(result(draws_are=draws_are), 5)
+    text = terminal.posterior_table(result(draws_are=draws_are), 5)
     assert ("ess_bulk" in text) is shown
 
 
 def test_cost_block():
-    text = click.unstyle(report.cost_block(result()))
+    text = click.unstyle(terminal.cost_block(result()))
     assert [line.split()[-2:] for line in text.splitlines()[2:]] == [
         ["rounds", "2"],
         ["6.0", "kB"],
@@ -75,7 +75,7 @@ def test_cost_block():
     ],
 )
 def test_prediction_block(metrics, expected, absent):
-    text = report.prediction_block(metrics)
+    text = terminal.prediction_block(metrics)
     assert np.any([len(line) > 0 for line in text.splitlines()])
     assert " ".join(expected.replace(" +", " ").split()) in " ".join(text.split())
     assert absent not in text
@@ -86,14 +86,14 @@ def test_prediction_block(metrics, expected, absent):
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (5e15, "5000.0 TB")],
 )
 def test_readable_bytes(count, text):
-    assert report.readable_bytes(count) == text
+    assert terminal.readable_bytes(count) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.123, "0.12 s"), (12.34, "12.3 s"), (61.6, "1 min 02 s"), (119.7, "2 min 00 s")]
 )
 def test_readable_seconds(seconds, text):
-    assert report.readable_seconds(seconds) == text
+    assert terminal.readable_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_readable_seconds(seconds, text):
     ],
 )
 def test_client_line(sizes, text):
-    assert report.client_line(sizes) == text
+    assert terminal.client_line(sizes) == text
 
 
 def test_listing_aligns_long_names():
-    text = click.unstyle(report.listing("Models", {"a": "first", "a_name_that_is_longer_than_the_column": "second"}))
+    text = click.unstyle(terminal.listing("Models", {"a": "first", "a_name_that_is_longer_than_the_column": "second"}))
     lines = text.splitlines()[2:]
     assert lines[0].index("first") == lines[1].index("second")
-    assert "(none)" in report.listing("Models", {})
+    assert "(none)" in terminal.listing("Models", {})

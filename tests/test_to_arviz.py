@@ -15,11 +15,11 @@ from zoo_rows import named_as_plate, schools, several
 from zoo_sites import deterministic, factors, linear
 
 import pyro_fed as pf
-from pyro_fed import to_arviz
 from pyro_fed.density.rows import batches
 from pyro_fed.messages import encoded_size
 from pyro_fed.messages.header import Entry
-from pyro_fed.to_arviz import unconstrained_draws
+from pyro_fed.results import to_arviz
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
 ROUGH = pf.PaperSVGD(num_particles=30, local_steps=1)

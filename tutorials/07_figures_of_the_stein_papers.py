@@ -30,7 +30,7 @@ import torch
 from torch.distributions import constraints
 
 import pyro_fed as pf
-from pyro_fed.metrics import test_metrics
+from pyro_fed.analysis.judging.metrics import test_metrics
 from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"

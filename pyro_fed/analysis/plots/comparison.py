@@ -9,9 +9,9 @@ import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pyro_fed.distances import stacked
+from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.plots.style import colors, tidy
 from pyro_fed.errors import SettingError
-from pyro_fed.plots.style import colors, tidy
 
 #: Half-width of a panel, in SDs of the reference: a result outside it is named at the edge.
 PANEL_SDS = 5.0

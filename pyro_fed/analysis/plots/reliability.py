@@ -7,14 +7,14 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from pyro_fed import metrics
-from pyro_fed.calibration import BINS, calibration_errors, reliability
-from pyro_fed.compare import thinned
-from pyro_fed.distances import DRAWS_COMPARED
+from pyro_fed.analysis.judging import metrics
+from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
+from pyro_fed.analysis.judging.compare import thinned
+from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
+from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.plots.style import by_name, colors, tidy
-from pyro_fed.to_arviz import unconstrained_draws
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 
 def plot_reliability(results: Mapping[str, Any] | Any, federation: Federation, test: Any, *, bins: int = BINS) -> Any:

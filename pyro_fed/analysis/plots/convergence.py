@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
-from pyro_fed.plots.style import by_name, colors, tidy
 
 #: Traffic that varies by more than this factor is shown on a logarithmic axis.
 DECADES = 100.0

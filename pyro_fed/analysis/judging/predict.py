@@ -29,7 +29,7 @@ from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.to_arviz import make_inference_data
+from pyro_fed.results.to_arviz import make_inference_data
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256

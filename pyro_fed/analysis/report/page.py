@@ -12,10 +12,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pyro_fed import plots
+from pyro_fed.analysis import plots
+from pyro_fed.analysis.report.tables import TABLES, cell
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.page_tables import TABLES, cell
 
 #: Where the page's template is, and the resolution of its figures.
 TEMPLATES = Path(__file__).parent / "templates"

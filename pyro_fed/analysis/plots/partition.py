@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
 from pyro_fed.federation.federation import Federation
-from pyro_fed.plots.style import COLORS, new_axes, tidy
 
 #: Clients up to which each has its name below its bar.
 MAX_NAMED = 30

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyro_fed.distances import stacked
+from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
 from pyro_fed.errors import SettingError
-from pyro_fed.plots.style import COLORS, new_axes, tidy
 
 #: Grid points a side, and the shares of the probability that the contours enclose.
 GRID = 120

@@ -23,7 +23,7 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.record_dataset import federation_group
+from pyro_fed.results.record_dataset import federation_group
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyro_fed.report import readable_bytes, readable_seconds
+from pyro_fed.analysis.report.terminal import readable_bytes, readable_seconds
 
 
 class Column(NamedTuple):

@@ -27,7 +27,7 @@ from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
 from pyro_fed.ops.kernel_base import Kernel, Preconditioned
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd as stein_discrepancy
-from pyro_fed.to_arviz import unconstrained_draws
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 
 def ksd(

@@ -14,12 +14,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed import distances, metrics, trust
-from pyro_fed.calibration import calibration_errors
-from pyro_fed.discrepancy import ksd
+from pyro_fed.analysis.judging import distances, doubts, metrics
+from pyro_fed.analysis.judging.calibration import calibration_errors
+from pyro_fed.analysis.judging.ksd import ksd
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.to_arviz import make_inference_data, unconstrained_draws
+from pyro_fed.results.to_arviz import make_inference_data, unconstrained_draws
 
 #: Draws at which scores are taken, evenly spaced.
 DRAWS_FOR_KSD = 400
@@ -73,7 +73,7 @@ def compare(
         found = _recorded(idata)
         if truth is not None and name != reference:
             measured = distances.against_reference(distances.stacked(idata, names)[0], truth)
-            found += trust.reference_warnings(measured)
+            found += doubts.reference_warnings(measured)
             row |= measured
         if federation is not None:
             values, said = _density(idata, federation, sds)
@@ -145,7 +145,7 @@ def _loo(idata: Any) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
         found = az.loo(_as_idata(total), pointwise=True)
-    bad = int((np.asarray(found.pareto_k) > trust.LARGEST_PARETO_K).sum())
+    bad = int((np.asarray(found.pareto_k) > doubts.LARGEST_PARETO_K).sum())
     return {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": bad}
 
 
@@ -163,7 +163,7 @@ def _laplace(federation: Federation | None) -> Tensor | None:
     if federation is None or federation.problem.dim > LARGEST_DIM_FOR_LAPLACE:
         return None
     with torch.no_grad():
-        return trust.laplace_sds(federation, federation.problem)
+        return doubts.laplace_sds(federation, federation.problem)
 
 
 def _density(idata: Any, federation: Federation, sds: Tensor | None) -> tuple[dict[str, float], list[str]]:
@@ -174,14 +174,14 @@ def _density(idata: Any, federation: Federation, sds: Tensor | None) -> tuple[di
         few = thinned(idata, DRAWS_FOR_KSD)
         draws = unconstrained_draws(few, problem)
         prior, likelihood = distances.scores(problem, draws)
-    count = trust.prior_count(draws, prior, likelihood)
+    count = doubts.prior_count(draws, prior, likelihood)
     values = {
         "ksd": ksd(few, federation, num_draws=DRAWS_FOR_KSD, statistic="U"),
         "prior_count": count.value,
         "prior_count_se": count.error,
     }
-    spread = trust.spread_warnings(draws, sds) if sds is not None else []
-    return values, trust.density_warnings(count) + spread
+    spread = doubts.spread_warnings(draws, sds) if sds is not None else []
+    return values, doubts.density_warnings(count) + spread
 
 
 def _predictive(idata: Any, federation: Any, test: Any) -> dict[str, float]:

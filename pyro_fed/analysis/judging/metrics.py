@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyro_fed.density.observations import observation
 from pyro_fed.errors import DataError
-from pyro_fed.to_arviz import unconstrained_draws
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64

@@ -1,0 +1,1 @@
+"""What one does with results: compare, predict, draw, report."""

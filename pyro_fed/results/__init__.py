@@ -1,0 +1,1 @@
+"""What a run returns: draws and the record as ArviZ InferenceData."""
