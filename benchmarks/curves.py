@@ -16,7 +16,7 @@ import xarray as xr
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging.metrics import test_metrics
-from pyro_fed.evaluation import Evaluate
+from pyro_fed.runtime.evaluation import Evaluate
 
 #: Values over (seed, round), by method.
 Curves = Mapping[str, np.ndarray]

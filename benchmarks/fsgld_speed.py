@@ -18,8 +18,8 @@ from pyro import poutine
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.executors.base import Work, select
-from pyro_fed.executors.local import Vectorised
+from pyro_fed.runtime.executors.base import Work, select
+from pyro_fed.runtime.executors.local import Vectorised
 
 PAPER = {
     "precondition": False,

@@ -8,7 +8,7 @@ idata = pf.run(pf.DSVGD(num_particles=100), fed)
 
 __version__ = "0.1.0"
 
-from pyro_fed import executors, graph
+from pyro_fed import graph
 from pyro_fed.algorithm import combination, schedule
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.analysis.judging.compare import compare
@@ -66,7 +66,8 @@ from pyro_fed.infer import (
     PaperSVGD,
     ParallelDSVGD,
 )
-from pyro_fed.run import run
+from pyro_fed.runtime import executors
+from pyro_fed.runtime.run import run
 
 __all__ = [
     "BCM",

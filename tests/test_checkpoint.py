@@ -18,8 +18,8 @@ from algorithms import graph_of
 from short_runs import Interrupting
 
 import pyro_fed as pf
-from pyro_fed import rounds
 from pyro_fed.errors import CheckpointError, SettingError
+from pyro_fed.runtime import rounds
 
 ROUNDS = 6
 
@@ -192,7 +192,7 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
 
 
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
-    import pyro_fed.checkpoint as module
+    import pyro_fed.runtime.checkpoint as module
 
     written = []
 

@@ -10,7 +10,7 @@ from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm.combination import Clipped, Median, TrimmedMean, clip
-from pyro_fed.executors import Faulty
+from pyro_fed.runtime.executors import Faulty
 
 QUIET = {"progress": False, "compile": "off"}
 FEDSEP = pf.FedSEP(start="prior", damping=0.5)

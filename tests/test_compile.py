@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, pays
-from pyro_fed.executors import Vectorised, Work
+from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.
 INDUCTOR = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

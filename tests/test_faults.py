@@ -11,7 +11,7 @@ from algorithms import line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
-from pyro_fed.executors import Faulty
+from pyro_fed.runtime.executors import Faulty
 
 QUIET = {"progress": False, "compile": "off"}
 SILENT = ("raises", "hangs", "dies")

@@ -10,12 +10,12 @@ from torch.func import grad, vmap
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import HIP, KSD, Availability
-from pyro_fed.executors.base import Work
-from pyro_fed.executors.local import Vectorised
-from pyro_fed.messages import encoded_size
-from pyro_fed.messages.header import Entry
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd, stein_inner_product
+from pyro_fed.runtime.executors.base import Work
+from pyro_fed.runtime.executors.local import Vectorised
+from pyro_fed.runtime.messages import encoded_size
+from pyro_fed.runtime.messages.header import Entry
 
 QUIET = {"progress": False, "compile": "off", "log_likelihood": False}
 KERNEL = IMQ()

@@ -16,10 +16,10 @@ from zoo_sites import deterministic, factors, linear
 
 import pyro_fed as pf
 from pyro_fed.density.rows import batches
-from pyro_fed.messages import encoded_size
-from pyro_fed.messages.header import Entry
 from pyro_fed.results import to_arviz
 from pyro_fed.results.to_arviz import unconstrained_draws
+from pyro_fed.runtime.messages import encoded_size
+from pyro_fed.runtime.messages.header import Entry
 
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
 ROUGH = pf.PaperSVGD(num_particles=30, local_steps=1)

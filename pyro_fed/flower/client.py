@@ -23,9 +23,6 @@ from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
-from pyro_fed.executors.base import Reply, Work
-from pyro_fed.executors.host import Host, Phase, Request, Verdict
-from pyro_fed.executors.local import Made, Sequential
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.wire import (
@@ -38,10 +35,13 @@ from pyro_fed.flower.wire import (
     record_of,
     reply_tensors,
 )
-from pyro_fed.messages import answer, decode
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.rounds import chain_of
+from pyro_fed.runtime.executors.base import Reply, Work
+from pyro_fed.runtime.executors.host import Host, Phase, Request, Verdict
+from pyro_fed.runtime.executors.local import Made, Sequential
+from pyro_fed.runtime.messages import answer, decode
+from pyro_fed.runtime.rounds import chain_of
 
 #: Most bytes that a client takes from its server in one message.
 MAX_BYTES = 2**30

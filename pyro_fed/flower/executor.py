@@ -13,13 +13,13 @@ from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
-from pyro_fed.executors.base import Reply
-from pyro_fed.executors.host import Request
-from pyro_fed.executors.remote import Remote
 from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack
-from pyro_fed.messages import Header, Mailbox, Spec, decode, spec_of
-from pyro_fed.messages.expected import expected_reply
-from pyro_fed.messages.header import Entry
+from pyro_fed.runtime.executors.base import Reply
+from pyro_fed.runtime.executors.host import Request
+from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
+from pyro_fed.runtime.messages.expected import expected_reply
+from pyro_fed.runtime.messages.header import Entry
 
 #: Longest part of a client's error that the record keeps.
 MAX_REASON = 300

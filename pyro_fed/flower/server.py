@@ -15,7 +15,7 @@ from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.wire import SETTINGS, record_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.run import run
+from pyro_fed.runtime.run import run
 
 #: Seconds between two looks for clients.
 LOOK_EVERY = 0.5

@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, RecordDict
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import prefixed
 from pyro_fed.errors import ProtocolError
-from pyro_fed.executors.base import Reply
-from pyro_fed.messages import Header, Message, encode
+from pyro_fed.runtime.executors.base import Reply
+from pyro_fed.runtime.messages import Header, Message, encode
 
 #: Names of the two records of a message.
 SETTINGS, MESSAGE = "settings", "message"

@@ -11,7 +11,7 @@ from families import FAMILIES, assert_same, sequential
 import pyro_fed as pf
 from pyro_fed.cli import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
-from pyro_fed.executors import Faulty
+from pyro_fed.runtime.executors import Faulty
 
 pytest.importorskip("flwr")
 from flower_case import LocalGrid, make_client, write_case

@@ -14,8 +14,8 @@ from families import FAMILIES, assert_same, run, sequential
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.errors import QuorumError, SettingError, StoppedError
-from pyro_fed.executors.host import share_of
-from pyro_fed.executors.ray import pickled
+from pyro_fed.runtime.executors.host import share_of
+from pyro_fed.runtime.executors.ray import pickled
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]

@@ -7,8 +7,8 @@ from gaussian_case import analytic_surrogates, exact, federation, shards
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
-from pyro_fed.messages import encoded_size
-from pyro_fed.messages.header import Entry
+from pyro_fed.runtime.messages import encoded_size
+from pyro_fed.runtime.messages.header import Entry
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree")

@@ -9,10 +9,10 @@ from pyro import poutine
 from torch.func import grad, hessian
 
 import pyro_fed as pf
-from pyro_fed import local_pass
 from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite
 from pyro_fed.density.observations import observation
-from pyro_fed.local_pass import integration_error
+from pyro_fed.runtime import collecting
+from pyro_fed.runtime.collecting import integration_error
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
 FEDS = {name: case.federation() for name, case in hierarchies.CASES.items()}
@@ -164,11 +164,11 @@ def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
     errors = torch.stack([(coarse.pointwise_log_lik(one) - case.log_lik(one, *case.args)).sum() for one in theta])
     expected = float(errors.std(correction=0))
     assert integration_error(coarse, theta) == pytest.approx(expected, rel=0.02)
-    monkeypatch.setattr(local_pass, "LARGEST_ERROR", 0.5 * expected)
-    (note,) = local_pass.integration_notes(coarse, theta)
+    monkeypatch.setattr(collecting, "LARGEST_ERROR", 0.5 * expected)
+    (note,) = collecting.integration_notes(coarse, theta)
     assert f"{expected:.1g}"[:4] in note
     assert "order=21" in note
-    assert local_pass.integration_notes(FEDS["rates"].problem, theta) == []
+    assert collecting.integration_notes(FEDS["rates"].problem, theta) == []
 
 
 def neighbours(sd, y):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.checkpoint import Checkpoint, Saved
-from pyro_fed.messages import Header, Message, decode, encode, spec_of, token
+from pyro_fed.runtime.checkpoint import Checkpoint, Saved
+from pyro_fed.runtime.messages import Header, Message, decode, encode, spec_of, token
 
 STATE = {
     "precision": torch.eye(12, dtype=torch.float64),

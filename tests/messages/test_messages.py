@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 import pyro_fed as pf
-from pyro_fed.messages import (
+from pyro_fed.runtime.messages import (
     Header,
     Mailbox,
     Message,
@@ -21,8 +21,8 @@ from pyro_fed.messages import (
     spec_of,
     token,
 )
-from pyro_fed.messages.codec import KINDS
-from pyro_fed.messages.header import DTYPES, MAX_DIMS
+from pyro_fed.runtime.messages.codec import KINDS
+from pyro_fed.runtime.messages.header import DTYPES, MAX_DIMS
 
 HEADER = Header("reply", "0123456789abcdef", 7, "north-3", "fedcba9876543210")
 STATE = {
@@ -85,7 +85,7 @@ def test_sizes_are_exact_whatever_the_names_shapes_and_dtypes():
 def test_the_record_has_the_bytes_of_the_encoded_messages(executor, monkeypatch):
     from algorithms import unequal_lines
 
-    from pyro_fed.executors import resolve
+    from pyro_fed.runtime.executors import resolve
 
     inner, seen = resolve(executor), []
 

@@ -12,7 +12,7 @@ from conjugate import QUIET, federation
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
-from pyro_fed.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.messages import encoded_size, spec_of_one
 
 matplotlib.use("Agg")
 

@@ -8,11 +8,11 @@ import torch
 
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.record import Round, as_figures
-from pyro_fed.context import Context, Phase
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.executors import Work
-from pyro_fed.network import Network
-from pyro_fed.replies import gather, hidden
+from pyro_fed.runtime.context import Context, Phase
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.network import Network
+from pyro_fed.runtime.replies import gather, hidden
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:

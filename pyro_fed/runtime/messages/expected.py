@@ -10,9 +10,9 @@ from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.executors.base import Work
-from pyro_fed.executors.local import Sequential
-from pyro_fed.messages.codec import Spec, spec_of_one
+from pyro_fed.runtime.executors.base import Work
+from pyro_fed.runtime.executors.local import Sequential
+from pyro_fed.runtime.messages.codec import Spec, spec_of_one
 
 
 def expected_reply(

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Noise, State
 from pyro_fed.algorithm.states import concatenate, contiguous, select, write
-from pyro_fed.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
 
 class Made(NamedTuple):

@@ -1,16 +1,7 @@
 """Messages as bytes: what travels between a server and its clients."""
 
-from pyro_fed.messages.codec import (
-    Header,
-    Message,
-    Spec,
-    decode,
-    encode,
-    encoded_size,
-    spec_of,
-    spec_of_one,
-)
-from pyro_fed.messages.mailbox import Mailbox, answer, token
+from pyro_fed.runtime.messages.codec import Header, Message, Spec, decode, encode, encoded_size, spec_of, spec_of_one
+from pyro_fed.runtime.messages.mailbox import Mailbox, answer, token
 
 __all__ = [
     "Header",

@@ -16,10 +16,10 @@ from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import select
 from pyro_fed.errors import DivergenceError, QuorumError
-from pyro_fed.executors import Reply, Work
+from pyro_fed.runtime.executors import Reply, Work
 
 if TYPE_CHECKING:
-    from pyro_fed.context import Context
+    from pyro_fed.runtime.context import Context
 
 #: How often a client is asked in a round that cannot do without it.
 ATTEMPTS = 10

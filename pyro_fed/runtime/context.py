@@ -8,12 +8,12 @@ from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.checkpoint import Checkpoint
 from pyro_fed.density.problem import Problem
-from pyro_fed.evaluation import Evaluation
-from pyro_fed.executors import Executor
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.runtime.checkpoint import Checkpoint
+from pyro_fed.runtime.evaluation import Evaluation
+from pyro_fed.runtime.executors import Executor
 
 
 @dataclass

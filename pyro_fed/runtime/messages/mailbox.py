@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field, replace
 
-from pyro_fed.messages.codec import Header
+from pyro_fed.runtime.messages.codec import Header
 
 #: What the answer to a request is called.
 ANSWER = {"work": "reply", "ask": "report"}

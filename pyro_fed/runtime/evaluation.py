@@ -13,7 +13,7 @@ from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.to_arviz import posterior_alone
 
 if TYPE_CHECKING:
-    from pyro_fed.context import Context
+    from pyro_fed.runtime.context import Context
 
 #: From the posterior so far, as InferenceData with the group `posterior` alone, to figures by name.
 Evaluate = Callable[[Any], Mapping[str, float]]

@@ -12,17 +12,17 @@ from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
-from pyro_fed.checkpoint import Saved
-from pyro_fed.context import Context, Phase
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.evaluation import Evaluation
-from pyro_fed.executors import Work
-from pyro_fed.messages import encoded_size, spec_of_one
-from pyro_fed.network import Network, connect
-from pyro_fed.one_round import one_round
+from pyro_fed.runtime.checkpoint import Saved
+from pyro_fed.runtime.context import Context, Phase
+from pyro_fed.runtime.evaluation import Evaluation
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.network import Network, connect
+from pyro_fed.runtime.one_round import one_round
 
 
 def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:

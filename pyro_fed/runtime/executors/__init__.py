@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pyro_fed.errors import SettingError
-from pyro_fed.executors.base import Executor, Reply, Work
-from pyro_fed.executors.faulty import Faulty
-from pyro_fed.executors.local import Sequential, Vectorised
-from pyro_fed.executors.ray import Ray
+from pyro_fed.runtime.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.faulty import Faulty
+from pyro_fed.runtime.executors.local import Sequential, Vectorised
+from pyro_fed.runtime.executors.ray import Ray
 
 #: Executors that `run` takes by name.
 NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}

@@ -20,9 +20,9 @@ from torch import nn
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.executors.host import Host, Request, Share, share_of
-from pyro_fed.executors.local import Sequential, Vectorised
-from pyro_fed.executors.remote import Remote
+from pyro_fed.runtime.executors.host import Host, Request, Share, share_of
+from pyro_fed.runtime.executors.local import Sequential, Vectorised
+from pyro_fed.runtime.executors.remote import Remote
 
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}

@@ -21,8 +21,8 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.executors.base import Reply, Work
-from pyro_fed.executors.local import Local
+from pyro_fed.runtime.executors.base import Reply, Work
+from pyro_fed.runtime.executors.local import Local
 
 
 @dataclass(frozen=True)

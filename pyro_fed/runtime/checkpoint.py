@@ -25,7 +25,7 @@ import pyro_fed
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import contiguous, prefixed, within
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
-from pyro_fed.messages.header import PREFIX, header_length, read_header
+from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation

@@ -17,24 +17,24 @@ from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.analysis.judging import doubts
-from pyro_fed.checkpoint import Checkpoint, fingerprint
-from pyro_fed.context import Context
 from pyro_fed.conventions import seeding
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
-from pyro_fed.evaluation import Evaluate, Evaluation
-from pyro_fed.executors import Executor, resolve
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
-from pyro_fed.local_pass import collected, integration_notes
-from pyro_fed.membership import hand_over
-from pyro_fed.network import connect
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.to_arviz import to_inference_data
-from pyro_fed.rounds import run_phases
+from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.collecting import collected, integration_notes
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.evaluation import Evaluate, Evaluation
+from pyro_fed.runtime.executors import Executor, resolve
+from pyro_fed.runtime.handover import hand_over
+from pyro_fed.runtime.network import connect
+from pyro_fed.runtime.rounds import run_phases
 
 
 def run(

@@ -24,7 +24,7 @@ from pyro_fed.graph import Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.varying import without_links
-from pyro_fed.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.messages import encoded_size, spec_of_one
 
 #: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
 #: should have brought disagreement down to this fraction.

@@ -16,8 +16,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import concatenate, select, write
 from pyro_fed.errors import StoppedError
-from pyro_fed.executors.base import Executor, Reply, Work
-from pyro_fed.executors.host import Phase, Request, Verdict
+from pyro_fed.runtime.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.host import Phase, Request, Verdict
 
 
 class Remote(Executor):

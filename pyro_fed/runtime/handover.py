@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from pyro_fed.algorithm.contract import Algorithm, Start
-from pyro_fed.checkpoint import describe_model, latest
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
+from pyro_fed.runtime.checkpoint import describe_model, latest
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
