@@ -6,7 +6,6 @@ fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
 idata = pf.run(pf.DSVGD(num_particles=100), fed)
 """
 
-__version__ = "0.1.0"
 
 from pyro_fed import graph
 from pyro_fed.algorithm import combination, schedule
@@ -23,6 +22,7 @@ from pyro_fed.analysis.plots import (
     plot_partition,
     plot_reliability,
 )
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.errors import (
     CheckpointError,
@@ -68,6 +68,8 @@ from pyro_fed.infer import (
 )
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
+
+__version__ = VERSION
 
 __all__ = [
     "BCM",

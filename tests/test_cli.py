@@ -9,7 +9,7 @@ import arviz as az
 import pytest
 from click.testing import CliRunner
 
-from pyro_fed.cli import main
+from pyro_fed.cli.main import main
 from pyro_fed.recipes import library
 
 SMALL = ["--set", "num_particles=8", "--set", "local_steps=5", "--set", "distill_steps=5", "--rounds", "3"]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from test_cli import CONJUGATE
 
-from pyro_fed.cli import main
+from pyro_fed.cli.main import main
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHEAP = {

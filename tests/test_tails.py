@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import doubts
+from pyro_fed.results import tails
 
 
 def conjugate(y):
@@ -37,7 +37,7 @@ def test_an_answer_is_told_how_it_is_wrong(shift, narrower, said):
     sd = math.sqrt(0.5)
     q = dist.Normal(torch.tensor(0.5 + shift * sd, dtype=torch.float64), narrower * sd)
     draws = q.icdf((torch.arange(1000, dtype=torch.float64) + 0.5) / 1000)
-    found = doubts.tail_warnings(problem, draws[:, None], q.log_prob(draws))
+    found = tails.tail_warnings(problem, draws[:, None], q.log_prob(draws))
     assert len(found) == (said is not None)
     assert all(re.search(said, note) for note in found)
 

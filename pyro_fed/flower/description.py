@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord
 
-import pyro_fed
 from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DataError, ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
@@ -53,7 +53,7 @@ class Description:
         }
         only = len(arguments.sharded) == len(arguments.leaves) and all(label.isidentifier() for label in rows)
         sites = {label: list(site.shape) for label, site in problem.sites.items()}
-        return cls(name, federation.num_rows, rows, only, sites, pyro_fed.__version__)
+        return cls(name, federation.num_rows, rows, only, sites, VERSION)
 
     def to_record(self) -> ConfigRecord:
         """As Flower sends it."""

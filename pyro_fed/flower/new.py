@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-import pyro_fed
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
 
@@ -104,7 +104,7 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
         "name": package.replace("_", "-"),
         "package": package,
         "clients": clients,
-        "version": pyro_fed.__version__,
+        "version": VERSION,
         "description": f"{checked.name} on {model_file.stem}, by pyro_fed",
     }
     (folder / "pyproject.toml").write_text(PYPROJECT.format(**settings), encoding="utf-8")

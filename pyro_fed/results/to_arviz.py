@@ -14,10 +14,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-import pyro_fed
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
@@ -199,7 +199,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "inference_library": "pyro_fed",
-        "inference_library_version": pyro_fed.__version__,
+        "inference_library_version": VERSION,
         "algorithm": type(algorithm).__name__,
         "settings": repr(asdict(algorithm)),
         "draws_are": algorithm.draws_are,

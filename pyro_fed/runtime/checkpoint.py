@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch.utils import _pytree as pytree
 
-import pyro_fed
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import contiguous, prefixed, within
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
 
@@ -197,7 +197,7 @@ def fingerprint(
         "combination": repr(combination),
         "start": str(start),
         "seed": str(seed),
-        "versions": f"pyro_fed {pyro_fed.__version__}, torch {torch.__version__}, pyro {pyro.__version__}",
+        "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
     }
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions import seeding
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
+from pyro_fed.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.to_arviz import posterior_alone
-
-if TYPE_CHECKING:
-    from pyro_fed.runtime.context import Context
 
 #: From the posterior so far, as InferenceData with the group `posterior` alone, to figures by name.
 Evaluate = Callable[[Any], Mapping[str, float]]
@@ -40,20 +40,38 @@ class Evaluation:
         if self.every < 1:
             raise SettingError(f"evaluate_every must be at least 1, received {self.every}")
 
-    def figures(self, algorithm: Algorithm, context: Context, shared: State, done: int) -> dict[str, float]:
+    def figures(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        problem: Problem,
+        record: Record,
+        seed: int,
+        shared: State,
+        done: int,
+    ) -> dict[str, float]:
         """Figures of the state after `done` rounds; none between evaluations, or while there is no distribution.
+
+        Args:
+            algorithm: what is run.
+            federation: on what.
+            problem: its densities.
+            record: what happened so far.
+            seed: the run's seed.
+            shared: the server's state.
+            done: rounds of the algorithm that are done.
 
         Raises:
             SettingError: the function returned something other than numbers by name.
         """
         if done % self.every:
             return {}
-        generator = seeding.torch_generator(context.seed, seeding.DRAWS)
+        generator = seeding.torch_generator(seed, seeding.DRAWS)
         try:
-            draws = algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
+            draws = algorithm.sample(shared, self.num_draws, generator).to(problem.dtype)
         except ImproperGaussianError:
             return {}
-        found = self.evaluate(posterior_alone(algorithm, context.federation, context.problem, draws, context.record))
+        found = self.evaluate(posterior_alone(algorithm, federation, problem, draws, record))
         return _checked(found)
 
 

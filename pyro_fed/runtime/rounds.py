@@ -158,7 +158,9 @@ def _evaluated(
     Raises:
         SettingError: a name that a figure of the run has already.
     """
-    found = evaluation.figures(phase.algorithm, context, after, phase.done + 1)
+    found = evaluation.figures(
+        phase.algorithm, context.federation, context.problem, context.record, context.seed, after, phase.done + 1
+    )
     if both := sorted(found.keys() & (taken.keys() | context.record.rounds[-1].info.keys())):
         raise SettingError(f"evaluate returned figures named {both}, which the run has itself: choose other names")
     return found

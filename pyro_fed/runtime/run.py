@@ -16,7 +16,6 @@ from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.analysis.judging import doubts
 from pyro_fed.conventions import seeding
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
@@ -26,6 +25,7 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.tails import tail_warnings
 from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.collecting import collected, integration_notes
@@ -207,7 +207,7 @@ class _Finish:
         whole = self.context.federation.holds_data and self.context.combination is None and not failed
         if whole and (problem.local_dim or record.converged):  # q is meant to be the posterior of all rows
             density = self.algorithm.log_density(shared, draws)
-            record.notes += [] if density is None else doubts.tail_warnings(problem, draws[0], density[0])
+            record.notes += [] if density is None else tail_warnings(problem, draws[0], density[0])
         for note in record.notes:
             warnings.warn(note, UserWarning, stacklevel=5)
 

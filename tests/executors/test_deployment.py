@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import pyro_fed as pf
-from pyro_fed.cli import main
+from pyro_fed.cli.main import main
 from pyro_fed.recipes import library, recipe
 from pyro_fed.recipes.experiment import build_federation
 

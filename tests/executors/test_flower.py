@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from families import FAMILIES, assert_same, sequential
 
 import pyro_fed as pf
-from pyro_fed.cli import main
+from pyro_fed.cli.main import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
 from pyro_fed.runtime.executors import Faulty
 

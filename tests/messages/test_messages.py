@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save
 
 import pyro_fed as pf
+from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.runtime.messages import (
     Header,
     Mailbox,
     Message,
     answer,
-    check_client_id,
     decode,
     encode,
     encoded_size,

@@ -19,6 +19,7 @@ from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.ksd import ksd
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.to_arviz import make_inference_data, unconstrained_draws
 
 #: Draws at which scores are taken, evenly spaced.
@@ -145,7 +146,7 @@ def _loo(idata: Any) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
         found = az.loo(_as_idata(total), pointwise=True)
-    bad = int((np.asarray(found.pareto_k) > doubts.LARGEST_PARETO_K).sum())
+    bad = int((np.asarray(found.pareto_k) > LARGEST_PARETO_K).sum())
     return {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": bad}
 
 

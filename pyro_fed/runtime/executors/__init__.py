@@ -1,30 +1,9 @@
 """Where the clients' work is done: all at once in this process, one by one, or elsewhere."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 from pyro_fed.runtime.executors.faulty import Faulty
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
+from pyro_fed.runtime.executors.named import resolve
 from pyro_fed.runtime.executors.ray import Ray
-
-#: Executors that `run` takes by name.
-NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
-
-
-def resolve(executor: Any) -> Executor:
-    """An executor from its name or itself.
-
-    Raises:
-        SettingError: an unknown name.
-    """
-    if isinstance(executor, Executor):
-        return executor
-    if executor not in NAMED:
-        raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
-    return NAMED[executor]()
-
 
 __all__ = ["Executor", "Faulty", "Ray", "Reply", "Sequential", "Vectorised", "Work", "resolve"]

@@ -14,6 +14,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.named import resolve
 
 #: Faults that give no reply, and what the record says of them.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
@@ -51,8 +52,6 @@ class Faulty(Executor):
         clients: tuple[int, ...] | None = None,
         seed: int = 0,
     ) -> None:
-        from pyro_fed.runtime.executors import resolve  # it names this class
-
         if not 0 <= probability <= 1:
             raise SettingError(f"Faulty: probability must lie in [0, 1], received {probability}")
         if not kinds or not set(kinds) <= SILENT.keys() | WRONG.keys():

@@ -14,8 +14,8 @@ import pyro_fed.infer
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.report import terminal
-from pyro_fed.cli_compare import compare
-from pyro_fed.cli_flower import flower
+from pyro_fed.cli.compare import compare
+from pyro_fed.cli.flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
 from pyro_fed.recipes import library, recipe
 from pyro_fed.recipes.experiment import build_federation

@@ -1,0 +1,1 @@
+"""The shell: ``pyro-fed run``, ``compare``, ``flower``, ``list`` and ``show``."""

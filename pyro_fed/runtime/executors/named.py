@@ -1,0 +1,25 @@
+"""Executors by name, as `run` takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro_fed.errors import SettingError
+from pyro_fed.runtime.executors.base import Executor
+from pyro_fed.runtime.executors.local import Sequential, Vectorised
+
+#: Executors that `run` takes by name.
+NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
+
+
+def resolve(executor: Any) -> Executor:
+    """An executor from its name or itself.
+
+    Raises:
+        SettingError: an unknown name.
+    """
+    if isinstance(executor, Executor):
+        return executor
+    if executor not in NAMED:
+        raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
+    return NAMED[executor]()
