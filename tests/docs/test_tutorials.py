@@ -7,7 +7,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "tutorials"
+FOLDER = Path(__file__).parents[2] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
 
 
