@@ -9,6 +9,7 @@ Names are those of the classes in snake case; no list of them is kept.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import typing
@@ -17,10 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pyro_fed.conventions.settings_repr import SettingsRepr
-from pyro_fed.conventions.spelling import closest, snake_case
+from pyro_fed.conventions.spelling import LIKENESS, closest, snake_case
 from pyro_fed.errors import SettingError
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(SettingsRepr):
     """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses.
 
@@ -141,7 +143,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
 
     Example:
         >>> pf.FedEP(svi_steps=5)
-        SettingError: FedEP has no setting 'svi_steps', which is one of the tilted inference 'svi': write
+        SettingError: FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': write
         FedEP(client=pf.tilted.SVI(steps=5))
     """
     init: Callable[..., None] = cls.__init__
@@ -154,7 +156,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
                 raise SettingError(_unknown(type(self), name, settings[name]))
         init(self, *values, **settings)
 
-    cls.__init__ = __init__  # type: ignore[assignment]
+    cls.__init__ = __init__  # type: ignore[method-assign]
     return cls
 
 
@@ -171,17 +173,26 @@ def _unknown(owner: type, name: str, value: Any) -> str:
     places = _places(owner)
     hits = places.get(name, [])
     if not hits:
-        names = [*(field.name for field in dataclasses.fields(owner)), *places]  # type: ignore[arg-type]
-        return f"{owner.__name__} has no setting {name!r}; {closest(name, names)}"
-    first = hits[0]
-    cure = f"{owner.__name__}({first.field}={first.within.door}.{first.within.__name__}({first.name}={value!r}))"
-    homes = dict.fromkeys(_home(place) for place in hits)
-    return f"{owner.__name__} has no setting {name!r}, which is one of {', '.join(homes)}: write {cure}"
+        own = [field.name for field in dataclasses.fields(owner)]
+        near = difflib.get_close_matches(name, [*own, *places], n=1, cutoff=LIKENESS)
+        if not near or near[0] in own:
+            return f"{owner.__name__} has no setting {name!r}; {closest(name, own)}"
+        return f"{owner.__name__} has no setting {name!r}; did you mean {_written(owner, places[near[0]][0], value)}?"
+    homes = " or ".join(dict.fromkeys(_home(place) for place in hits))
+    return (
+        f"{owner.__name__} has no setting {name!r}, which is a setting of {homes}: write "
+        f"{_written(owner, hits[0], value)}"
+    )
+
+
+def _written(owner: type, place: _Place, value: Any) -> str:
+    """The setting where it stands: "FedEP(client=pf.tilted.SVI(steps=5))"."""
+    return f"{owner.__name__}({place.field}={place.within.door}.{place.within.__name__}({place.name}={value!r}))"
 
 
 def _home(place: _Place) -> str:
     within = place.within
-    return f"the {within.what} {within.kind()!r}" if issubclass(within, Variant) else f"{within.__name__}"
+    return f"the {within.what} {within.kind()!r}" if issubclass(within, Variant) else place.field
 
 
 def _places(owner: type) -> dict[str, list[_Place]]:
@@ -194,7 +205,7 @@ def _places(owner: type) -> dict[str, list[_Place]]:
         for within in family.kinds().values() if issubclass(family, Variant) else (family,):
             families = [c for c in within.__mro__ if issubclass(c, family)]
             prefixes = ["", *(f"{snake_case(one.__name__)}_" for one in families)]
-            for inner in dataclasses.fields(within):  # type: ignore[arg-type]
+            for inner in dataclasses.fields(within):
                 for prefix in prefixes:
                     places.setdefault(prefix + inner.name, []).append(_Place(field, within, inner.name))
     return places

@@ -1,4 +1,4 @@
-"""Settings as text: short for people, who want to see what is not as usual, and whole for files, which outlive defaults."""
+"""Settings as text: what differs from the defaults, for people; all of it, for files, which outlive defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyro_fed.conventions.spelling import snake_case
 class SettingsRepr:
     """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``.
 
-    Every class derived from it gets this `repr`, in place of the one that `dataclass` would write, unless it has its own.
+    Every class derived from it has this `repr`, in place of the one that `dataclass` would write, or its own.
 
     Example:
         >>> @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ def _text(value: Any) -> str:
 def whole(settings: Any) -> dict[str, Any]:
     """All fields of a dataclass, defaults too, as plain values: numbers, text, and lists and dictionaries of these.
 
-    A dataclass within is a dictionary with its class's name under ``name``, as recipes write it; a function or class is its
-    qualified name, a tensor its shape and a hash of its values. Equal settings give equal values in every process.
+    A dataclass within is a dictionary with its class's name under ``name``, as recipes write it; a function or class
+    is its qualified name, a tensor its shape and a hash of its values. Equal settings give equal values in every
+    process.
 
     Args:
         settings: an instance of a dataclass.
@@ -71,6 +72,11 @@ def whole(settings: Any) -> dict[str, Any]:
         {'steps': 1}
     """
     return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+
+
+def described(settings: Any) -> str:
+    """A dataclass and all its fields as one line of text, on which two processes agree: a run and the one resumed."""
+    return f"{type(settings).__name__}({whole(settings)})"
 
 
 def _plain(value: Any) -> Any:

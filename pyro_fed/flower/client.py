@@ -18,8 +18,10 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
@@ -125,9 +127,12 @@ class _Site:
         known: list[str] = []
         for path in self.given:
             chosen = recipes.load(path)
-            algorithm, graph = chosen.build(), chosen.run_options(order.num_clients).get("graph")
-            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), federation.problem):
-                known.append(repr(part))
+            algorithm: Algorithm = chosen.build()
+            graph = chosen.run_options(order.num_clients).get("graph")
+            if graph is not None and isinstance(algorithm, OnGraph):
+                algorithm = algorithm.on_graph(graph)
+            for part in chain_of(algorithm, federation.problem):
+                known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")

@@ -9,8 +9,10 @@ import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from pyro_fed.algorithm.capabilities import Indicators, Pooled
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack
@@ -47,7 +49,7 @@ class Flower(Remote):
         Raises:
             SettingError: the algorithm needs the pooled data.
         """
-        if self.algorithm.centralized:
+        if isinstance(self.algorithm, Pooled):
             name = type(self.algorithm).__name__
             raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
         super().prepare()
@@ -87,7 +89,7 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=repr(self.algorithm),
+            algorithm=described(self.algorithm),
             num_clients=len(self.nodes),
             num_rows=self.problem.num_rows,
             width=self.data.row_index.shape[1],
@@ -152,4 +154,5 @@ class Flower(Remote):
         assert request.work is not None and request.indicator is not None
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
-        return self.algorithm.report(request.indicator, self.problem, request.work.shared, local, row)
+        assert isinstance(self.algorithm, Indicators)
+        return self.algorithm.indicate(request.indicator, self.problem, request.work.shared, local, row)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import torch
 
+from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
 from pyro_fed.runtime.checkpoint import describe_model, latest
@@ -36,11 +38,13 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
         SettingError: the algorithm's clients keep no sites.
     """
     marks, saved = latest(folder)
-    for name, mine in {"algorithm": repr(algorithm), "model": describe_model(federation)}.items():
+    for name, mine in {"algorithm": described(algorithm), "model": describe_model(federation)}.items():
         if marks.get(name) != mine:
             raise CheckpointError(
                 f"{folder} cannot be the start: its {name} is {marks.get(name)!r}, this run's is {mine!r}"
             )
     before = json.loads(marks["clients"])
     origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
+    if not isinstance(algorithm, SiteKeeping):
+        raise no_sites(algorithm)
     return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
-from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
@@ -120,7 +120,7 @@ class FedAvg(Algorithm):
         batch = batch_of(data, picks)
 
         def objective(z: Tensor) -> Tensor:
-            value = problem.log_lik(z, batch) / rows.clamp_min(1)
+            value: Tensor = problem.log_lik(z, batch) / rows.clamp_min(1)
             return value + problem.log_prior(z) / total if self.prior else value
 
         velocity = self.momentum * velocity + grad(objective)(point)

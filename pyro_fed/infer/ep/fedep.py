@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
-from pyro_fed.algorithm.delegation import Delegates
+from pyro_fed.algorithm.capabilities import Delegates, ServerWork, SiteKeeping
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import prefixed
+from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -90,7 +90,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, Delegates):
+class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -134,8 +134,6 @@ class FedEP(GaussianAlgorithm, Delegates):
         >>> idata = pf.run(pf.FedEP(guide=AutoDiagonalNormal), fed)
     """
 
-    additive: ClassVar[bool] = True
-    keeps_sites: ClassVar[bool] = True
     #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
 
@@ -206,8 +204,8 @@ class FedEP(GaussianAlgorithm, Delegates):
         kind = vars(type(self)).get("guided")
         if kind is None:
             raise SettingError(
-                f"{type(self).__name__}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...) "
-                "or an automatic guide such as AutoMultivariateNormal"
+                f"{type(self).__name__}: a hand-written guide is federated by FedEP and PVI alone; use "
+                "FedEP(guide=...), or an automatic guide such as AutoMultivariateNormal"
             )
         refuse_unused(
             self,
@@ -235,17 +233,12 @@ class FedEP(GaussianAlgorithm, Delegates):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 50; with an inference that has no randomness it stops when q does not move any more."""
-        return 50 if self.stops_itself else 20
+        return 50 if self.deterministic else 20
 
     @property
     def deterministic(self) -> bool:
         """Whether the clients' inference has no randomness."""
         return self.inference.deterministic
-
-    @property
-    def stops_itself(self) -> bool:
-        """Where nothing is random q comes to rest."""
-        return self.deterministic
 
     def fraction_for(self, clients: int) -> float:
         """δ in a round of some clients."""
@@ -301,8 +294,6 @@ class FedEP(GaussianAlgorithm, Delegates):
         Raises:
             SettingError: the clients keep no sites, or those that are left make no distribution.
         """
-        if not self.keeps_sites:
-            return super().regroup(problem, shared, local, origin)
         kept = gaussian({name: value[origin] for name, value in local.items()})
         prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, kept)
         q = prior.product(sites.product_over(0))
@@ -445,11 +436,14 @@ class FedEP(GaussianAlgorithm, Delegates):
             "share": share,
         }
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Whether q did not move in as many rounds as let every client work once, and nothing was held back."""
-        return self.stops_itself and at_rest(figures, self.tolerance)
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
-    def warnings(self, record: Record) -> list[str]:
+        Where the clients' inference is random q never comes to rest, and there is no criterion.
+        """
+        return at_rest(figures, self.tolerance) if self.deterministic else None
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         notes = site_warnings(record) + unsettled_warnings(record, newton=isinstance(self.client, Newton))
         if self.server_optimiser is not None or self.client_optimiser is not None:

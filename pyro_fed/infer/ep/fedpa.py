@@ -19,7 +19,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
@@ -43,17 +44,16 @@ class FedPA(FedEP):
             parameters.
         num_points: Sobol points for expectations under q; even.
         tolerance: refused: the answers do not depend on q, so that there is nothing to converge.
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`; one that is a function is
-            refused.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
         num_guide_draws: refused, as guides that are functions are.
         client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
-        start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or "auto":
-            the prior where it is proper and there are more than `full_dim` parameters.
+        start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
+            "auto": the prior where it is proper and there are more than `full_dim` parameters.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
-        damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton", and
-            else one over the clients of the round.
+        damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
+            and else one over the clients of the round.
         min_fraction: a change of q is skipped where less than this share of it can be taken.
         margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
         min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
@@ -89,14 +89,9 @@ class FedPA(FedEP):
         """The clients' answers do not depend on q, save for where their chains start."""
         return 5
 
-    @property
-    def stops_itself(self) -> bool:
-        """No: there is nothing to converge."""
-        return False
-
-    def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Never."""
-        return False
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """No criterion: there is nothing to converge."""
+        return None
 
 
 @explains_unknown
@@ -111,8 +106,7 @@ class BCM(FedEP):
             parameters.
         num_points: Sobol points for expectations under q; even.
         tolerance: refused: one round is all.
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`; one that is a function is
-            refused.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
         num_guide_draws: refused, as guides that are functions are.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
         start: "prior" alone.
@@ -181,6 +175,6 @@ class BCM(FedEP):
         """The prior."""
         return gaussian(shared, "prior_")
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """After its one round."""
         return True

@@ -16,8 +16,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.capabilities import no_sites
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -37,8 +40,7 @@ class FedSEP(FedEP):
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
-        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`; one that is a function is
-            refused.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
         num_guide_draws: refused, as guides that are functions are.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi".
@@ -67,12 +69,20 @@ class FedSEP(FedEP):
         >>> idata = pf.run(pf.FedSEP(start="prior"), fed, schedule=pf.schedule.UniformRandom(10))
     """
 
-    keeps_sites: ClassVar[bool] = False
+    additive: ClassVar[bool] = True
     guided: ClassVar[type[GuidedFedEP] | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unused(self, "its clients keep no state for an optimiser; use FedEP", "client_optimiser")
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the clients keep no sites.
+
+        Raises:
+            SettingError: always.
+        """
+        raise no_sites(self)
 
     def client_state(self, sites: Gaussian) -> State:
         """Nothing."""

@@ -20,15 +20,17 @@ integrated out, which is what the best of all local guides would give.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
@@ -47,7 +49,7 @@ DRAWS_SEED = 0
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(Algorithm):
+class GuidedFedEP(Algorithm, SiteKeeping, ServerWork):
     """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
 
     Args:
@@ -68,9 +70,6 @@ class GuidedFedEP(Algorithm):
         ...     pyro.sample("rate", dist.Gamma(a, torch.tensor(1.0)))
         >>> idata = pf.run(pf.FedEP(guide=guide), fed)
     """
-
-    additive: ClassVar[bool] = True
-    keeps_sites: ClassVar[bool] = True
 
     guide: Any
     num_points: int = 1024
@@ -208,7 +207,7 @@ class GuidedFedEP(Algorithm):
             "share": float(after["share"]),
         }
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q did not move in as many rounds as let every client work once."""
         return at_rest(figures, self.tolerance)
 
@@ -216,7 +215,7 @@ class GuidedFedEP(Algorithm):
         """Draws of the fitted guide, (1, num_draws, D)."""
         return shared["draws"][torch.arange(num_draws) % self.num_guide_draws][None]
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose message was not finite."""
         usable = record.last("usable")
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
@@ -228,4 +227,5 @@ class GuidedFedEP(Algorithm):
 def _site(draws: Draws, scores: Tensor) -> Tensor:
     """F⁻¹ ∇_λ E[f] of C functions from their scores (C, S, D): (C, P)."""
     gradient = torch.einsum("csd,sdp->cp", scores, draws.jacobian) / len(draws.z)
-    return torch.linalg.solve(draws.fisher.T, gradient.T).T
+    site: Tensor = torch.linalg.solve(draws.fisher.T, gradient.T).T
+    return site

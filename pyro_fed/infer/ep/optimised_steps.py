@@ -1,6 +1,8 @@
 """Steps of FedEP's q and sites by optimisers, in place of fractions of the changes.
 
     q ← q optim(Π_k Δ_k),    t_k ← t_k optim(Δ_k)                     Guo et al., Section 2.2.3
+
+The learning rate is δ, the algorithm's `damping`.
 """
 
 from __future__ import annotations
@@ -8,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
-from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep.site_updates import Limits
 from pyro_fed.ops.backtrack import backtrack

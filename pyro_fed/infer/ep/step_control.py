@@ -21,9 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian

@@ -1,6 +1,8 @@
 """What a tilted inference is: from q and the cavity to a new Gaussian site, at many clients at once.
 
     q̂_k ≈ p_k q_-k,    t_k = q̂_k / q_-k                        Guo et al., Algorithm 3, step 3; Section 2.2.2
+
+An inference has its own settings alone; how derivatives are computed comes from the algorithm that asks (`Numerics`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -89,9 +92,7 @@ class TiltedInference(Variant):
         return ()
 
     @abstractmethod
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """New sites of C clients.
 
         Args:

@@ -124,7 +124,7 @@ class Chain(TiltedInference):
         steps = torch.arange(self.steps, dtype=torch.float64)
         since = steps[self.burn_in :: self.thin].unsqueeze(1) - steps
         decayed = (1 - self.step_size / 2) ** since.clamp_min(0)
-        return self.step_size**0.5 * torch.where(since >= 0, decayed, 0.0).mean(0)
+        return torch.where(since >= 0, decayed, 0.0).mean(0) * self.step_size**0.5
 
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
         z, velocity = carry
@@ -177,9 +177,7 @@ class MCMC(Chain):
         super().__post_init__()
         check_positive(self, "shrinkage", "least_factor")
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from moments."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean, count = self.mean(samples, factor, noise), len(samples)
@@ -235,9 +233,7 @@ class Identity(Chain):
         super().__post_init__()
         check_positive(self, "scale", allow_none=True)
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of scaled identity covariance."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean = self.mean(samples, factor, noise)

@@ -51,9 +51,7 @@ class Laplace(TiltedInference):
         if not self.fractions or not all(fraction > 0 for fraction in self.fractions):
             raise SettingError(f"Laplace: fractions must be positive, and at least one, received {self.fractions}")
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the tilted mode and curvature."""
         batch, cavity = data.full_batch(), received.cavity
         inner = cavity.to_full() if numerics.exact.structure == "full" else cavity
@@ -78,7 +76,8 @@ class Laplace(TiltedInference):
         return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
 
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        return values
 
 
 def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:

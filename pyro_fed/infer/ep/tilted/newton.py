@@ -46,9 +46,7 @@ class Newton(TiltedInference):
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps")
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
         batch, q_hat = data.full_batch(), received.q
         for _ in range(self.steps):

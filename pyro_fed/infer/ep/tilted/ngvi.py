@@ -65,9 +65,7 @@ class NGVI(Chain):
         if self.fisher_samples < 2 or self.fisher_samples % 2:
             raise SettingError(f"NGVI: fisher_samples must be even and at least 2, received {self.fisher_samples}")
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the chain's mean and the averaged Fisher information."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean, batch = self.mean(samples, factor, noise), data.full_batch()

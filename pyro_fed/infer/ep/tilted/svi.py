@@ -68,9 +68,7 @@ class SVI(TiltedInference):
         """The fit's draws and minibatches."""
         return self.guide_fit.draw_noise(problem, num_rows, generator)
 
-    def infer(
-        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise
-    ) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the fitted guides."""
         start = tilted_scale(numerics, problem, received, data)
         return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)
