@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from pyro_fed.conventions.spelling import snake_case
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
-from pyro_fed.recipes.components import public_callables, snake_case
+from pyro_fed.recipes.components import public_callables
 
 ALGORITHM = '''
 from __future__ import annotations
 import dataclasses
 from typing import Literal
+from pyro_fed.conventions.spelling import snake_case
 from pyro_fed.errors import SettingError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ def test_every_shipped_recipe_builds(name):
 def test_every_shipped_setting_cites_its_source(name):
     """Each assignment under [settings] carries a comment on its line."""
     text = library.find_recipe(name).read_text(encoding="utf-8")
-    lines = text.split("[settings]")[1].split("\n[")[0].splitlines()
+    lines = text.split("[settings]")[1].split("\n[run]")[0].split("\n[source]")[0].splitlines()
     assignments = [line for line in lines if "=" in line.split("#")[0]]
     assert assignments
     assert all(len(line.partition("#")[2].strip()) > 10 for line in assignments)
