@@ -54,14 +54,9 @@ from pyro_fed.analysis.judging.calibration import calibration_errors, reliabilit
 CLASSES, CLIENTS, PER_ROUND, DRAWS, BINS, LAST = 10, 100, 10, 50, 15, 50
 
 BAYES: dict[str, Any] = {
-    "client": "ngvi",
+    "client": pf.tilted.NGVI(steps=60, burn_in=20, step_size=0.5, fisher_steps=3, fisher_samples=6),
     "covariance": "diag",
     "start": "prior",
-    "chain_steps": 60,
-    "burn_in": 20,
-    "step_size": 0.5,
-    "curvature_steps": 3,
-    "fisher_samples": 6,
 }
 #: The recipe `inference/fedavg.toml`, which has Table 7's values, and the paper's number of rounds.
 FEDAVG: dict[str, Any] = {
@@ -69,8 +64,7 @@ FEDAVG: dict[str, Any] = {
     "step_size": 0.01,
     "momentum": 0.9,
     "batch_size": 20,
-    "server_optimiser": "sgd",
-    "optimiser_momentum": 0.9,
+    "server_optimiser": pf.optim.SGD(momentum=0.9),
     "damping": 0.5,
 }
 #: Algorithm, rounds, and the prior SD of the weights, which FedAvg's objective has not.

@@ -48,7 +48,7 @@ def main() -> None:
     exact = true_mean(MEANS.unsqueeze(1), COVARIANCES.unsqueeze(1))[0]
     points = {
         "FedAvg": MEANS.mean(0),
-        "FedPA": gaussian_mean(pf.FedPA(**family, client="laplace", curvature_steps=1), fed, num_rounds=1),
+        "FedPA": gaussian_mean(pf.FedPA(**family, client=pf.tilted.Laplace(steps=1)), fed, num_rounds=1),
         "FedEP": gaussian_mean(pf.FedEP(**family, tolerance=1e-8), fed),
     }
     figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")

@@ -66,7 +66,7 @@ def distances(num_draws: int, seed: int = 0) -> dict[str, Tensor]:
             shard=("covariances", "means"),
             partition=pf.partition.Explicit([[0], [1]]),
         )
-        averaged = pf.FedPA(**family, client="laplace", curvature_steps=1)
+        averaged = pf.FedPA(**family, client=pf.tilted.Laplace(steps=1))
         found["FedPA"].append(gaussian_mean(averaged, fed, num_rounds=1))
         found["FedEP"].append(gaussian_mean(pf.FedEP(**family, tolerance=1e-8), fed))
     truth = true_mean(means, covariances)
