@@ -65,10 +65,10 @@ from pyro_fed.infer import (
     PaperParallelDSVGD,
     PaperSVGD,
     ParallelDSVGD,
+    StepControl,
+    optim,
+    tilted,
 )
-from pyro_fed.infer.averaging import optim
-from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
 
