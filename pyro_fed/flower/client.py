@@ -7,7 +7,7 @@ a new process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
@@ -85,6 +86,7 @@ class _Site:
     given: list[str | Path]
     load_rows: LoadRows
     federations: dict[str, Federation] = field(default_factory=dict)
+    problems: dict[tuple[str, int, str], Problem] = field(default_factory=dict)
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client in its own words."""
@@ -95,9 +97,11 @@ class _Site:
         """The answer to an order."""
         order = Order.from_record(record_of(content, SETTINGS))
         message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
-        federation = self._federation(_name(context), context)
-        algorithm = self._algorithm(order, federation)
-        host = _host(order, federation, algorithm)
+        name = _name(context)
+        data = self._federation(name, context).client_data()
+        problem = self._problem(order, name, context)
+        algorithm = self._algorithm(order, problem)
+        host = _host(order, problem, data)
         _restore(host, order, algorithm, context, message.header.run)
         found = host.answer(_request(order, algorithm, message.tensors))
         _keep(host, context, message.header.run)
@@ -116,7 +120,15 @@ class _Site:
             self.federations[name] = federation
         return self.federations[name]
 
-    def _algorithm(self, order: Order, federation: Federation) -> Algorithm:
+    def _problem(self, order: Order, name: str, context: Context) -> Problem:
+        """The client's problem as the run has it: its number of rows, and its compiler, whose steps are kept."""
+        key = name, order.num_rows, order.level
+        if key not in self.problems:
+            problem = self._federation(name, context).problem
+            self.problems[key] = replace(problem, num_rows=order.num_rows, compiler=Compiler(order.level))
+        return self.problems[key]
+
+    def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
         """The one that the server runs, from this client's own recipes.
 
         Raises:
@@ -126,7 +138,7 @@ class _Site:
         for path in self.given:
             chosen = recipes.load(path)
             algorithm, graph = chosen.build(), chosen.run_options(order.num_clients).get("graph")
-            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), federation.problem):
+            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), problem):
                 known.append(repr(part))
                 if known[-1] == order.algorithm:
                     return part
@@ -140,10 +152,10 @@ def _check(federation: Federation) -> None:
         ModelError: says what.
     """
     problem = federation.problem
-    if problem.constants:
+    if problem.bound.constants:
         raise ModelError(
-            f"pyro.param statements {sorted(problem.constants)} may differ between clients' processes: write their "
-            "values into the model"
+            f"pyro.param statements {sorted(problem.bound.constants)} may differ between clients' processes: write "
+            "their values into the model"
         )
     if problem.local_dim or problem.arguments.nested_plates:
         raise ModelError(
@@ -158,12 +170,8 @@ def _name(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def _host(order: Order, federation: Federation, algorithm: Algorithm) -> Host:
+def _host(order: Order, problem: Problem, data: ClientData) -> Host:
     """A host of this one client, with rows padded as long as the longest client's."""
-    problem, data = federation.problem, federation.client_data()
-    problem.num_rows = order.num_rows
-    if problem.compiler.level != order.level:
-        problem.compiler = Compiler(order.level)
     index = torch.zeros(1, order.width, dtype=torch.int64)
     index[:, : data.row_index.shape[1]] = data.row_index
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())

@@ -33,6 +33,8 @@ from pyro_fed.errors import SettingError
 #: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")
 
+#: What a model raises that cannot be mapped or traced.
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
@@ -191,7 +193,7 @@ def failure(attempt: Callable[[], Any]) -> str:
     """Why the attempt failed, in one line; empty where it did not."""
     try:
         attempt()
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except FAILURES as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ""
 
