@@ -32,13 +32,13 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.pvi import PVI
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.derivatives import in_blocks
 from pyro_fed.infer.sites.gaussian_sites import largest_move
-from pyro_fed.infer.stein.particles import likelihood_scores
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
