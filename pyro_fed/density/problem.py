@@ -190,7 +190,8 @@ class Problem:
 
         def source(msg: Message, transform: Any) -> Tensor:
             value = torch.as_tensor(values[msg["name"]], dtype=self.dtype)
-            return transform.inv(value.reshape(msg["fn"].shape()))
+            z: Tensor = transform.inv(value.reshape(msg["fn"].shape()))
+            return z
 
         with self._written(values.values()):
             return self.collect(source)
@@ -308,13 +309,15 @@ class Problem:
     def log_prior(self, z: Tensor) -> Tensor:
         """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...)."""
         if z.dim() > 1:
-            return self.vmap(self.log_prior)(z)
+            many: Tensor = self.vmap(self.log_prior)(z)
+            return many
         return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
         if z.dim() > 1:
-            return self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
+            many: Tensor = self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
+            return many
         return self.log_parts(z, self.all_rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
@@ -323,7 +326,8 @@ class Problem:
         Where latents are integrated out the observed sites have one term together, under their joined names.
         """
         if z.dim() > 1:
-            return self.vmap(self.site_log_lik)(z)
+            many: dict[str, Tensor] = self.vmap(self.site_log_lik)(z)
+            return many
         if self.local_dim:
             return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
         return {name: terms for name, (_, terms) in self._pooled_terms(z).items()}
@@ -338,7 +342,8 @@ class Problem:
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default."""
         if z.dim() > 1:
-            return self.vmap(lambda one: self.log_lik(one, batch))(z)
+            many: Tensor = self.vmap(lambda one: self.log_lik(one, batch))(z)
+            return many
         if batch is None:
             return self.pointwise_log_lik(z).sum()
         return (self.pointwise_log_lik(z, batch.rows) * batch.weight).sum()
@@ -362,7 +367,8 @@ class Problem:
             site name → (..., *site shape).
         """
         if z.dim() > 1:
-            return self.vmap(lambda one: self.constrain(one, rows))(z)
+            many: dict[str, Tensor] = self.vmap(lambda one: self.constrain(one, rows))(z)
+            return many
         rows = self.all_rows if rows is None else rows
         trace, filler, _ = self.execute_at(z, rows)
         values = {name: filler.values[name] for name in self.sites}

@@ -19,7 +19,8 @@ def prior_scores(problem: Problem, points: Tensor) -> Tensor:
     Returns:
         (N, D).
     """
-    return problem.vmap(grad(problem.log_prior))(points)
+    scores: Tensor = problem.vmap(grad(problem.log_prior))(points)
+    return scores
 
 
 def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = None) -> Tensor:
@@ -37,4 +38,5 @@ def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = No
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
 
-    return problem.vmap(grad(log_lik))(points)
+    scores: Tensor = problem.vmap(grad(log_lik))(points)
+    return scores

@@ -48,15 +48,19 @@ def draw_starts(
         ModelError: no such point was found in `MAX_TRIES` draws.
     """
 
+    def unconstrained(transform: Any, value: Tensor) -> Tensor:
+        z: Tensor = transform.inv(value.to(problem.bound.dtype))
+        return z
+
     def source(msg: Message, transform: Any) -> Tensor:
         if msg["name"] not in problem.layout.improper:
             value = msg["fn"].sample() if strategy is None else strategy(msg)
-            return transform.inv(value.to(problem.bound.dtype))
+            return unconstrained(transform, value)
         shape = problem.sites[msg["name"]].unconstrained_shape
         if strategy is None:
             return (2 * torch.rand(shape, dtype=problem.bound.dtype) - 1) * radius
         feasible = _Feasible(transform(torch.zeros(shape, dtype=problem.bound.dtype)), msg["fn"].support)
-        return transform.inv(strategy(msg | {"fn": feasible}).to(problem.bound.dtype))
+        return unconstrained(transform, strategy(msg | {"fn": feasible}))
 
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):

@@ -81,7 +81,8 @@ class Compiler:
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
         """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
-        return self._compiled(function, problem, in_dims, args, calls).run
+        run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls).run
+        return run
 
     def scan(
         self,
@@ -121,7 +122,8 @@ class Compiler:
             state = list(out[: len(state)])
             outs.append(out[len(state) :])
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
-        return pytree.tree_unflatten(state + stacked, step.spec())
+        last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
+        return last, outputs
 
     def _compiled(self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int) -> Step:
         leaves, spec = pytree.tree_flatten(args)

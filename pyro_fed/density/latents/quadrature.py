@@ -155,7 +155,8 @@ class Quadrature:
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            return (apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()).amax()
+            beyond: Tensor = apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()
+            return beyond.amax()
 
         return float(problem.vmap(bend)(theta).max())
 
@@ -220,7 +221,8 @@ class Quadrature:
                 value = problem.conditional_parts(theta, rows, y)[1]
                 return value.sum(), value
 
-            return grad(total, has_aux=True)(x)
+            score, value = grad(total, has_aux=True)(x)
+            return score, value
 
         (score, value), pull = vjp(score_and_value, place)[:2]
         units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)
