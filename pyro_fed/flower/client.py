@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
@@ -39,7 +40,7 @@ from pyro_fed.flower.wire import (
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import Reply, Work
-from pyro_fed.runtime.executors.host import Host, Phase, Request, Verdict
+from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
 from pyro_fed.runtime.messages import answer, decode
 from pyro_fed.runtime.rounds import chain_of
@@ -137,8 +138,11 @@ class _Site:
         known: list[str] = []
         for path in self.given:
             chosen = recipes.load(path)
-            algorithm, graph = chosen.build(), chosen.run_options(order.num_clients).get("graph")
-            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), problem):
+            algorithm: Algorithm = chosen.build()
+            graph = chosen.run_options(order.num_clients).get("graph")
+            if graph is not None and isinstance(algorithm, OnGraph):
+                algorithm = algorithm.on_graph(graph)
+            for part in chain_of(algorithm, problem):
                 known.append(repr(part))
                 if known[-1] == order.algorithm:
                     return part
@@ -178,7 +182,7 @@ def _host(order: Order, problem: Problem, data: ClientData) -> Host:
 
 
 def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
-    phase = Phase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
     verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
     work = None
     if order.job != STATES:
@@ -199,7 +203,7 @@ def _restore(host: Host, order: Order, algorithm: Algorithm, context: Context, r
             raise ProtocolError("this client has lost its state: its node was started anew")
         return
     tensors = load(kept["data"])
-    host.answer(Request(Phase(order.phase, algorithm, within(tensors, "local")), None))
+    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept["waiting"]
     host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
 

@@ -181,7 +181,8 @@ class _SumOut(LogRing):
     """Sums of log densities and `logsumexp`, one dimension after the other, the cheapest first."""
 
     def __init__(self, dim_to_size: Mapping[str, int]) -> None:
-        super().__init__(dim_to_size=dict(dim_to_size))
+        ring: Any = super()  # without types
+        ring.__init__(dim_to_size=dict(dim_to_size))
 
     def sumproduct(self, terms: Iterable[Tensor], dims: Iterable[str]) -> Tensor:
         left: list[Any] = list(terms)
