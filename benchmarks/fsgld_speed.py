@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 
 import pyro
 import torch
@@ -47,8 +48,7 @@ def given(fed):
 
 def seconds_a_step(algorithm, fed, repeats=3):
     """Processor seconds of one step of all chains, the best of several visits, compiled by Inductor."""
-    problem = fed.problem
-    problem.compiler = Compiler("inductor")
+    problem = replace(fed.problem, compiler=Compiler("inductor"))
     with torch.no_grad(), pyro.validation_enabled(False):
         shared, local = algorithm.init(problem, fed.num_clients, torch.Generator().manual_seed(0), None)
         if "ready" in local:

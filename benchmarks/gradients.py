@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pyro
@@ -81,7 +82,7 @@ def gradients(rows: int, columns: int, particles: int) -> None:
     weight = torch.ones(rows)
     by_hand = make_fx(vmap(grad(partial(log_density_by_hand, x=x, y=y, weight=weight))))(z)
     for level, treat in (("trace", lambda graph: graph), ("inductor", partial(torch.compile, dynamic=False))):
-        problem.compiler = Compiler(level)
+        problem = replace(problem, compiler=Compiler(level))
         layer = problem.mapped(model_score, (0, None))
         hand = treat(by_hand)
         batch = Batch((x, y), weight)
@@ -133,8 +134,7 @@ def dsvgd(clients: int = 20, steps: int = 400) -> None:
     """Print a step's time against eager torch, and 20 clients together against one."""
     x, y = data(100 * clients, 30)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=clients)
-    problem = fed.problem
-    problem.compiler = Compiler("inductor")
+    problem = replace(fed.problem, compiler=Compiler("inductor"))
     algorithm = pf.PaperDSVGD(num_particles=6, local_steps=steps, batch_size=10)
     shared, local = algorithm.init(problem, clients, torch.Generator().manual_seed(0), None)
     shared = shared | {"is_prior": torch.tensor(False)}

@@ -9,6 +9,7 @@ python benchmarks/local_latents.py
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -69,7 +70,7 @@ def seconds_a_step(model, args, visits=3):
     """Processor seconds of one step of all chains together, the best of several visits, compiled by Inductor."""
     fed = pf.Federation(model, args, plate="group", num_clients=CLIENTS)
     algorithm, problem = pf.DSGLD(local_steps=STEPS, batch_size=None), fed.problem
-    problem.compiler = Compiler("inductor")
+    problem = replace(problem, compiler=Compiler("inductor"))
     with torch.no_grad(), pyro.validation_enabled(False):
         sites = as_state(flat_site(problem, "full", CLIENTS))
         start = Start(as_state(FullGaussian.from_moments(torch.zeros(2), torch.eye(2))), sites)

@@ -12,6 +12,7 @@ Whitening and the other clients' sites are dense for the regression, diagonal fo
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,7 +32,7 @@ STEPS, PARTICLES, ROWS = 50, 20, 1000
 def problem_of(model, columns, level="inductor"):
     """A federation of one client, its steps compiled by Inductor."""
     fed = pf.Federation(model, data(ROWS, columns), plate="data", num_clients=1)
-    fed.problem.compiler = Compiler(level)
+    fed.problem = replace(fed.problem, compiler=Compiler(level))
     return fed
 
 
