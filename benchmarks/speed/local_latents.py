@@ -19,7 +19,7 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site
 from pyro_fed.ops.gaussian_structures import FullGaussian
-from pyro_fed.runtime.executors.base import Work, select
+from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 
 STEPS, CLIENTS = 1000, 8
@@ -76,11 +76,11 @@ def seconds_a_step(model, args, visits=3):
         shared, local = algorithm.init(problem, CLIENTS, torch.Generator().manual_seed(0), start)
         local["ready"][:] = True  # the stability check is no part of a step
         executor, times = Vectorised(), []
-        executor.start(algorithm, problem, fed.client_data())
+        executor.start(algorithm, problem, fed.client_data(), local)
         clients = list(range(algorithm.num_chains))
         at = torch.tensor(clients)
         for visit in range(1 + visits):
-            work = Work(visit, 0, clients, algorithm.download(shared, at), select(local, at))
+            work = Work(visit, 0, clients, algorithm.download(shared, at))
             began = time.process_time()
             executor.execute(work)
             times.append(time.process_time() - began)
