@@ -9,6 +9,7 @@ a few step sizes, chosen by its own test accuracy.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -46,11 +47,7 @@ def points(algorithm: Any, fed: pf.Federation, graph: pf.graph.Graph) -> Tensor:
             kept.append(gaussian(shared).mean() if "eta" in shared else shared["point"])
             return super().sample({name: value[:1] for name, value in shared.items()}, num_draws, generator)
 
-    settings = {
-        name: getattr(algorithm, name)
-        for name in type(algorithm).__dataclass_fields__
-        if name not in ("centralized", "draws_are", "serverless")
-    }
+    settings = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pf.run(
