@@ -62,7 +62,7 @@ def prepare(case):
         ),
         "DSVGD": (pf.DSVGD(), {"compile": "trace"}),
         "FedEP": (pf.FedEP(), {"compile": "trace"}),
-        "FSGLD": (pf.FSGLD(), {"num_rounds": 20, "compile": "trace"}),
+        "FSGLD": (pf.FSGLD(), {"num_rounds": 10, "compile": "trace"}),
     }[case]
     return lambda: pf.run(algorithm, fed, progress=False, log_likelihood=False, **options)
 
@@ -153,7 +153,7 @@ def main():
     parser.add_argument("before", type=Path, nargs="?")
     parser.add_argument("after", type=Path, nargs="?")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
