@@ -20,7 +20,7 @@ where the particles are far away, and the prior counts about once a client there
 Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
 neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
 where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
-which distils nothing, is free of that (`benchmarks/mixtures.py`).
+which distils nothing, is free of that (`benchmarks/papers/mixtures.py`).
 """
 
 from __future__ import annotations
