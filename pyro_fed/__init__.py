@@ -65,6 +65,9 @@ from pyro_fed.infer import (
     PaperParallelDSVGD,
     PaperSVGD,
     ParallelDSVGD,
+    StepControl,
+    optim,
+    tilted,
 )
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
@@ -110,12 +113,14 @@ __all__ = [
     "Quadrature",
     "QuorumError",
     "SettingError",
+    "StepControl",
     "column_sums",
     "combination",
     "compare",
     "executors",
     "graph",
     "ksd",
+    "optim",
     "partition",
     "plot_comparison",
     "plot_consensus",
@@ -128,4 +133,5 @@ __all__ = [
     "predict",
     "run",
     "schedule",
+    "tilted",
 ]
