@@ -21,6 +21,7 @@ from pyro import poutine
 from pyro.infer.reparam import LocScaleReparam
 
 import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.recipes import library
 
 ALGORITHMS = {
@@ -76,7 +77,7 @@ def main() -> None:
     print(f"NUTS {time.perf_counter() - began:.1f} s; {nuts.attrs['warnings']}")
     print("           mean error (SD)  SD ratios", flush=True)
     for name in options.names:
-        graph = pf.graph.ring(10) if ALGORITHMS[name].serverless else None
+        graph = pf.graph.ring(10) if isinstance(ALGORITHMS[name], OnGraph) else None
         began = time.perf_counter()
         idata = pf.run(ALGORITHMS[name], fed, graph=graph, num_draws=4000, progress=False, log_likelihood=False)
         report(name, idata, time.perf_counter() - began, names, moments(nuts, names))

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
@@ -131,9 +132,9 @@ def check_combination(combination: Combination | None, chain: list[Algorithm]) -
         return
     for algorithm in chain:
         name = type(algorithm).__name__
-        if not algorithm.additive:
+        if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
             raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
-        if algorithm.keeps_sites:
+        if not algorithm.additive:
             raise SettingError(
                 f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
                 "use FedSEP, whose clients keep none"

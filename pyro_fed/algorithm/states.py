@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+#: Named tensors: what a server or a client keeps, or a message.
+State = dict[str, Tensor]
 
 
 def select(state: State, index: Tensor | slice) -> State:

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.compiling.compiler import Compiler, threads
@@ -125,8 +126,11 @@ class _Site:
         known: list[str] = []
         for path in self.given:
             chosen = recipes.load(path)
-            algorithm, graph = chosen.build(), chosen.run_options(order.num_clients).get("graph")
-            for part in chain_of(algorithm if graph is None else algorithm.on_graph(graph), federation.problem):
+            algorithm: Algorithm = chosen.build()
+            graph = chosen.run_options(order.num_clients).get("graph")
+            if graph is not None and isinstance(algorithm, OnGraph):
+                algorithm = algorithm.on_graph(graph)
+            for part in chain_of(algorithm, federation.problem):
                 known.append(repr(part))
                 if known[-1] == order.algorithm:
                     return part

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from pyro_fed.algorithm.capabilities import Indicators, Pooled
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.density.rows.batches import ClientData
@@ -47,7 +48,7 @@ class Flower(Remote):
         Raises:
             SettingError: the algorithm needs the pooled data.
         """
-        if self.algorithm.centralized:
+        if isinstance(self.algorithm, Pooled):
             name = type(self.algorithm).__name__
             raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
         super().prepare()
@@ -152,4 +153,5 @@ class Flower(Remote):
         assert request.work is not None and request.indicator is not None
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
-        return self.algorithm.report(request.indicator, self.problem, request.work.shared, local, row)
+        assert isinstance(self.algorithm, Indicators)
+        return self.algorithm.indicate(request.indicator, self.problem, request.work.shared, local, row)

@@ -15,6 +15,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions import seeding
@@ -236,7 +237,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(asdict(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": str(algorithm.centralized),
+        "centralized": str(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),

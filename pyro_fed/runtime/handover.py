@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
@@ -43,4 +44,6 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
             )
     before = json.loads(marks["clients"])
     origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
+    if not isinstance(algorithm, SiteKeeping):
+        raise no_sites(algorithm)
     return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

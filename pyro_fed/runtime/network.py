@@ -16,6 +16,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.conventions import seeding
@@ -132,7 +133,8 @@ class Peers(Network):
         round: int,
     ) -> tuple[State, Traffic]:
         """Each agent's row of W, `steps` times; sleepers keep what they have."""
-        if len(clients) < len(self.awake(round, list(range(self.graph.num_agents)))):
+        missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
+        if missing and isinstance(algorithm, OnGraph):
             algorithm.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
         mine = {name: value[clients] for name, value in shared.items()}
         self._bytes_per_edge = encoded_size(spec_of_one(messages))
@@ -193,7 +195,7 @@ def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_cli
         GraphError: a graph that cannot carry this algorithm.
     """
     name = type(algorithm).__name__
-    if not algorithm.serverless:
+    if not isinstance(algorithm, OnGraph):
         if graph is not None:
             raise SettingError(f"{name} works with a server and takes no graph; leave graph= out, or use P2PVI")
         return Server()

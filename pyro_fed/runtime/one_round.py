@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from pyro_fed.algorithm.capabilities import Chains, ServerWork, SiteKeeping
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.density.rows.batches import ClientData
@@ -23,7 +24,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
     asked = torch.tensor(clients)
-    shared = algorithm.prepare(context.problem, phase.shared)
+    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
+    shared = server.prepare(context.problem, phase.shared)
     received = network.download(algorithm, shared, asked, number)
     began = time.perf_counter()
     found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
@@ -34,14 +36,14 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
     shares = weights / weights.sum().clamp_min(1)
-    messages = (
-        found.messages if len(at) == len(asked) else algorithm.stand_in(shared, found.messages, found.slots, asked)
-    )
+    messages = found.messages
+    if isinstance(algorithm, Chains) and len(at) < len(asked):
+        messages = algorithm.stand_in(shared, messages, found.slots, asked)
     if context.combination is not None:
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
-    after = algorithm.refine(context.problem, after)
-    told, figures = algorithm.feedback(after, at)
+    after = server.refine(context.problem, after)
+    told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     context.executor.settle(found.slots, told)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))

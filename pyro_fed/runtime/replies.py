@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Advice
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import select
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError
 from pyro_fed.runtime.executors import Reply, Work
 
@@ -96,7 +98,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         finite, why = _finite(reply.messages)
         if not bool(finite.any()) and context.min_clients != 0:
             raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
-        advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
+        advice = "" if bool(finite.all()) else _advice(algorithm, context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         slots, reply = slots[finite], _rows(reply, finite)
     if len(slots) and not hidden(context):
@@ -131,6 +133,11 @@ def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
     return finite, why
 
 
+def _advice(algorithm: Algorithm, problem: Problem, before: State) -> str:
+    """The cure for an update that left the finite numbers."""
+    return algorithm.advice(problem, before) if isinstance(algorithm, Advice) else "reduce the step size"
+
+
 def _diverged(
     algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
 ) -> DivergenceError:
@@ -139,7 +146,7 @@ def _diverged(
     largest = max((float(part.abs().max()) for part in floating), default=0.0)
     error = DivergenceError(
         f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g}); {algorithm.advice(context.problem, before)}. The last finite "
+        f"(largest magnitude before: {largest:.3g}); {_advice(algorithm, context.problem, before)}. The last finite "
         "state is kept in this error's `result`",
         client=client,
         round=work.round,

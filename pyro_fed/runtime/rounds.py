@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Asked, Record
@@ -79,11 +80,11 @@ def _begin(
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:
-    return context.federation.pooled_data() if algorithm.centralized else context.federation.client_data()
+    return context.federation.pooled_data() if isinstance(algorithm, Pooled) else context.federation.client_data()
 
 
 def _num_clients(algorithm: Algorithm, context: Context) -> int:
-    return 1 if algorithm.centralized else context.federation.num_clients
+    return 1 if isinstance(algorithm, Pooled) else context.federation.num_clients
 
 
 def _loop(phase: Phase, context: Context) -> None:
@@ -168,9 +169,11 @@ def _evaluated(
 
 def _state_of(phase: Phase, record: Record) -> bool | None:
     """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
-    if record.figures[-1] and phase.algorithm.converged([figures for figures in record.figures if figures]):
+    measured = [figures for figures in record.figures if figures]
+    verdict = phase.algorithm.converged(measured) if measured else None
+    if verdict and record.figures[-1]:
         return True
-    return False if phase.algorithm.stops_itself and phase.done == phase.rounds else None
+    return None if verdict is None or phase.done < phase.rounds else False
 
 
 def _save(phase: Phase, context: Context) -> None:
@@ -185,12 +188,12 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
-    schedule = algorithm.default_schedule() if phase.given is None or algorithm.centralized else phase.given
+    schedule = algorithm.default_schedule() if phase.given is None or isinstance(algorithm, Pooled) else phase.given
     drawn = index // schedule.period(num_clients)
     rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
     if isinstance(schedule, Informed):
         return _ask(phase, context, schedule, rng)
-    if algorithm.num_slots is None:
+    if not isinstance(algorithm, Chains):
         return schedule.select(index, num_clients, rng), None
     rngs = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(algorithm.num_slots)]
     return [client for one in rngs for client in schedule.select(index, num_clients, one)], None
@@ -201,10 +204,12 @@ def _ask(
 ) -> tuple[list[int], Asked | None]:
     """All clients' reports of how important they are, and the choice by them."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
-    received = phase.algorithm.download(phase.shared, everyone)
+    algorithm = phase.algorithm
+    assert isinstance(algorithm, Indicators)  # `run` has refused the schedule otherwise
+    received = algorithm.download(phase.shared, everyone)
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)
-    importance = phase.algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
+    importance = algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
     asked = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(reports))
     return schedule.choose(importance, rng), asked
 

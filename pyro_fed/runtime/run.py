@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions import seeding
-from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
@@ -115,14 +115,14 @@ def run(
     _check_indicator(algorithm, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-    if algorithm.joint and federation.problem.local_dim:
+    if isinstance(algorithm, Pooled) and algorithm.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad():
         problem = _bind(federation.problem, compile, rounds)
         problem.progress = progress
         record = Record(federation.client_names)
         connect(algorithm, graph, schedule, federation.num_clients, seed)
-        algorithm = algorithm if graph is None else algorithm.on_graph(graph)
+        algorithm = algorithm if graph is None or not isinstance(algorithm, OnGraph) else algorithm.on_graph(graph)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
         )
@@ -156,9 +156,10 @@ def _check_numbers(rounds: int, num_draws: int, seed: int, min_clients: int | No
 
 
 def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
-    if schedule is None or not schedule.asks or schedule.asks in algorithm.indicators:
+    given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
+    if schedule is None or not schedule.asks or schedule.asks in given:
         return
-    has = f"it gives {list(algorithm.indicators)}" if algorithm.indicators else "it gives none"
+    has = f"it gives {list(given)}" if given else "it gives none"
     raise SettingError(
         f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
         f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
@@ -184,7 +185,7 @@ class _Finish:
             if record.interrupted:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
-        stats = self.algorithm.sample_stats(shared, draws)
+        stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
         self._warn(shared, draws)
         results = (context.federation, context.problem, draws)
         if context.problem.local_dim and self.collect_local and context.federation.holds_data:
@@ -196,16 +197,15 @@ class _Finish:
     def _warn(self, shared: State, draws: Tensor) -> None:
         record, problem = self.context.record, self.context.problem
         failed = record.failed()
-        record.notes += [*self.algorithm.warnings(record), *failed]
-        if self.algorithm.struggled(record):
-            record.notes += funnel_hint(problem)
+        record.notes += [*self.algorithm.warnings(record, problem), *failed]
         if record.converged is False and "change" in record.latest:
             change = record.latest["change"]
             record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if problem.local_dim:
             record.notes += integration_notes(problem, draws.flatten(0, 1))
         whole = self.context.federation.holds_data and self.context.combination is None and not failed
-        if whole and (problem.local_dim or record.converged):  # q is meant to be the posterior of all rows
+        ended = whole and (problem.local_dim or record.converged)
+        if ended and isinstance(self.algorithm, KnownDensity):  # q is meant to be the posterior of all rows
             density = self.algorithm.log_density(shared, draws)
             record.notes += [] if density is None else tail_warnings(problem, draws[0], density[0])
         for note in record.notes:

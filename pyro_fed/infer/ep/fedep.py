@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -56,8 +56,6 @@ class FedEP(EPStates):
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
     """
 
-    additive: ClassVar[bool] = True
-
     def __new__(cls, **settings: Any) -> Self:
         """The subclass that federates hand-written guides, where one is given."""
         if not is_hand_written(settings.get("guide")):
@@ -68,17 +66,12 @@ class FedEP(EPStates):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 50; with a client that has no randomness it stops when q does not move any more."""
-        return 50 if self.stops_itself else 20
+        return 50 if self.deterministic else 20
 
     @property
     def deterministic(self) -> bool:
         """Whether the client's inference has no randomness."""
         return self.client in ("newton", "laplace")
-
-    @property
-    def stops_itself(self) -> bool:
-        """Where nothing is random q comes to rest."""
-        return self.deterministic
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""
@@ -171,14 +164,17 @@ class FedEP(EPStates):
             "share": share,
         }
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Whether q did not move in as many rounds as let every client work once, and nothing was held back."""
-        if not self.stops_itself:
-            return False
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+
+        Where the client's inference is random q never comes to rest, and there is no criterion.
+        """
+        if not self.deterministic:
+            return None
         window = math.ceil(1 / figures[-1]["share"])
         recent = figures[-window:]
         return len(recent) == window and all(f["change"] < self.tolerance and f["fraction"] > 0 for f in recent)
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, and optimisers that give up the invariant."""
         return site_warnings(self, record)

@@ -51,14 +51,9 @@ class FedPA(FedEP):
         """The clients' answers do not depend on q, save for where their chains start."""
         return 5
 
-    @property
-    def stops_itself(self) -> bool:
-        """No: there is nothing to converge."""
-        return False
-
-    def converged(self, figures: list[dict[str, float]]) -> bool:
-        """Never."""
-        return False
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """No criterion: there is nothing to converge."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +106,6 @@ class BCM(FedEP):
         """The prior."""
         return gaussian(shared, "prior_")
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """After its one round."""
         return True

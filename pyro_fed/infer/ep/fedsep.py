@@ -16,7 +16,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import no_sites
 from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -33,7 +35,7 @@ class FedSEP(FedEP):
         Guo et al. (2023), Section 2.2.4.
     """
 
-    keeps_sites: ClassVar[bool] = False
+    additive: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +43,14 @@ class FedSEP(FedEP):
             raise SettingError(
                 f"FedSEP: its clients keep no state for client_optimiser={self.client_optimiser!r}; use FedEP"
             )
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """Refused: the clients keep no sites.
+
+        Raises:
+            SettingError: always.
+        """
+        raise no_sites(self)
 
     def client_state(self, sites: Gaussian) -> State:
         """Nothing."""

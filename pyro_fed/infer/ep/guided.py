@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import no_sites
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least
@@ -102,7 +103,7 @@ class GuidedFedEP(FedEP):
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refused: the families of a guide have no such algebra here."""
-        return Algorithm.regroup(self, problem, shared, local, origin)
+        raise no_sites(self)
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
@@ -201,7 +202,7 @@ class GuidedFedEP(FedEP):
         """Not a Gaussian's."""
         return None
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose message was not finite."""
         usable = record.last("usable")
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]

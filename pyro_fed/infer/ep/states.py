@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.states import prefixed
 from pyro_fed.density.problem import Problem
@@ -24,10 +24,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 @dataclass(frozen=True, kw_only=True)
-class EPStates(EPSettings):
+class EPStates(EPSettings, SiteKeeping, ServerWork):
     """Where expectation propagation begins. Args: as for `EPSettings`."""
-
-    keeps_sites: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
@@ -74,8 +72,6 @@ class EPStates(EPSettings):
         Raises:
             SettingError: the clients keep no sites, or those that are left make no distribution.
         """
-        if not self.keeps_sites:
-            return super().regroup(problem, shared, local, origin)
         kept = gaussian({name: value[origin] for name, value in local.items()})
         prior, sites = gaussian(shared, "prior_"), select(origin >= 0, kept)
         q = prior.product(sites.product_over(0))

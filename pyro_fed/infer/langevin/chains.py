@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Chains, DrawStats
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.chain_store import append, thinned
 
 #: R-hat above which, and effective draws a chain below which, a run warns.
@@ -21,7 +24,7 @@ FEWEST_EFFECTIVE_A_CHAIN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainAlgorithm(Algorithm):
+class ChainAlgorithm(Algorithm, Chains, DrawStats):
     """Several chains, each with visits of `local_steps` steps.
 
     Args:
@@ -47,7 +50,7 @@ class ChainAlgorithm(Algorithm):
         check_at_least(self, 1, "target_ess", allow_none=True)
 
     @property
-    def num_slots(self) -> int | None:
+    def num_slots(self) -> int:
         """One a chain."""
         return self.num_chains
 
@@ -91,7 +94,7 @@ class ChainAlgorithm(Algorithm):
         """R-hat, the largest of all coordinates, and ESS, the smallest."""
         return {name: float(after[name]) for name in ("r_hat", "ess", "kept")}
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the chains agree and have as many effective draws as wanted."""
         last = figures[-1]
         agree = self.num_chains == 1 or last["r_hat"] <= R_HAT_LIMIT
@@ -106,12 +109,7 @@ class ChainAlgorithm(Algorithm):
         columns = ("client", "gradient_norm", "step_size")
         return {name: thinned(shared, name, draws.shape[1]) for name in columns}
 
-    def struggled(self, record: Record) -> bool:
-        """Whether the chains disagree."""
-        last = record.figures[-1] if record.figures else {}
-        return self.num_chains > 1 and last.get("kept", 0) > 0 and not last["r_hat"] <= R_HAT_LIMIT
-
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Chains that disagree, or too few effective draws."""
         last = record.latest
         if last.get("kept", 0) == 0:
@@ -124,6 +122,7 @@ class ChainAlgorithm(Algorithm):
                 f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {R_HAT_LIMIT} is "
                 "wanted); run more rounds"
             )
+            notes += funnel_hint(problem)
         fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
         if not last["ess"] >= fewest:
             notes.append(

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Advice
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
@@ -53,7 +54,7 @@ from pyro_fed.ops.step_sizes import polynomial_step
 
 
 @dataclass(frozen=True, kw_only=True)
-class LangevinAlgorithm(LangevinSettings):
+class LangevinAlgorithm(LangevinSettings, Advice):
     """Chains of Langevin steps that visit clients. Args: as for `LangevinSettings`."""
 
     # -- start ----------------------------------------------------------------------------------------------
@@ -185,6 +186,6 @@ class LangevinAlgorithm(LangevinSettings):
         """A smaller step."""
         return f"reduce step_size below its present {float(before['step_size']):.3g}, or raise batch_size"
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """What the chains say, and clients whose surrogates are poor."""
-        return super().warnings(record) + tempered_clients(record)
+        return super().warnings(record, problem) + tempered_clients(record)

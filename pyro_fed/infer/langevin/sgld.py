@@ -9,13 +9,13 @@ Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.infer.langevin.langevin import LangevinAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGLD(LangevinAlgorithm):
+class SGLD(LangevinAlgorithm, Pooled):
     """Centralised SGLD: `local_steps` steps a round on minibatches of all rows.
 
     Args: as for `LangevinAlgorithm`; `probabilities` has no meaning here.
@@ -23,8 +23,6 @@ class SGLD(LangevinAlgorithm):
     References:
         Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
     """
-
-    centralized: ClassVar[bool] = True
 
     def step_for(self, visit: float) -> float:
         """`largest_step`: no client's error limits it."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
@@ -50,7 +51,7 @@ SENT = ("point", "direction", "aim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm):
+class FedLaplace(GaussianAlgorithm, ServerWork):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -199,7 +200,7 @@ class FedLaplace(GaussianAlgorithm):
             "fall": float(after["fall"]),
         }
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the next Newton step is negligible."""
         return figures[-1]["change"] < self.tolerance
 
@@ -215,7 +216,7 @@ class FedLaplace(GaussianAlgorithm):
         q = absolute(gaussian(shared), self.min_curvature)[0]
         return type(q)(q.precision, torch.zeros_like(q.eta))
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]

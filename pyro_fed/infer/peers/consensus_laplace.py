@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -40,7 +41,7 @@ NOTHING_YET = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsensusLaplace(Algorithm):
+class ConsensusLaplace(Algorithm, OnGraph):
     """Federated Newton's method over a graph.
 
     Args:
@@ -48,7 +49,6 @@ class ConsensusLaplace(Algorithm):
         gossip_tolerance: disagreement that is left in the sums of a round, relative to what it was.
     """
 
-    serverless: ClassVar[bool] = True
     draws_are: ClassVar[str] = "agents"
     needs_all: ClassVar[bool] = True
 
@@ -115,7 +115,7 @@ class ConsensusLaplace(Algorithm):
         """Length of the Newton step, in posterior SDs."""
         return {"change": float(after["decrement"].max())}
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """As Newton's method at a server."""
         return self.newton.converged(figures)
 

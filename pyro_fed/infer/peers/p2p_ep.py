@@ -122,14 +122,14 @@ class P2PEP(PeerGaussian):
 
         return problem.vmap(at)(points)
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Agents whose tilted distribution lies elsewhere than the belief."""
         effective = record.last("effective_points")
         if len(effective) == 0 or effective.min() >= self.min_effective:
-            return super().warnings(record)
+            return super().warnings(record, problem)
         worst = record.client_names[record.rounds[-1].clients[int(effective.argmin())]]
         return [
-            *super().warnings(record),
+            *super().warnings(record, problem),
             f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "
             "raise tilted_points, or lower damping",
         ]

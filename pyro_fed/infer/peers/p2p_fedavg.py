@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
@@ -27,7 +28,7 @@ from pyro_fed.ops.mixing import mix
 
 
 @dataclass(frozen=True, kw_only=True)
-class P2PFedAvg(FedAvg):
+class P2PFedAvg(FedAvg, OnGraph):
     """Federated averaging over a graph; `damping` and the server's optimiser have no part in it.
 
     Args:
@@ -37,7 +38,6 @@ class P2PFedAvg(FedAvg):
         McMahan et al. (2017); Lian et al. (2017).
     """
 
-    serverless: ClassVar[bool] = True
     additive: ClassVar[bool] = False
 
     gossip_steps: int = 1

@@ -32,7 +32,7 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ class P2PVI(PeerGaussian):
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
         return shared, {**local, **(nothing_known(gaussian(shared), self.memory) if self._accelerates else {})}
 
-    def on_graph(self, graph: Graph) -> Algorithm:
+    def on_graph(self, graph: Graph) -> Self:
         """Where a round's consensus is not complete, an agent does not see what a round's step was."""
         peers = super().on_graph(graph)
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
@@ -228,23 +228,23 @@ class P2PVI(PeerGaussian):
         batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)))
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
-    @property
-    def stops_itself(self) -> bool:
-        """Not as published, where data used again count again; nor by stochastic steps."""
-        return self.update == "newton" and (self.weighting == "exact" or self.batch_size is not None)
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """When agents agree and stand still: entirely still where data stream in.
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
-        """When agents agree and stand still: entirely still where data stream in."""
-        settled = self.stops_itself and super().converged(figures)
+        No criterion as published, where data used again count again; nor by stochastic steps.
+        """
+        if self.update != "newton" or (self.weighting != "exact" and self.batch_size is None):
+            return None
+        settled = super().converged(figures)
         return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Rows that no round has reached."""
         left = record.last("rows_left")
         if left.sum() == 0:
-            return super().warnings(record)
+            return super().warnings(record, problem)
         more = -(-int(left.max()) // int(self.batch_size or 1))
         return [
-            *super().warnings(record),
+            *super().warnings(record, problem),
             f"{int(left.sum())} rows were never used: run at least {more} more rounds, or larger batches",
         ]

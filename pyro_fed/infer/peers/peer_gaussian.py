@@ -24,12 +24,13 @@ Sites and the beliefs that follow from them are in `infer.peer_sites`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
@@ -57,7 +58,7 @@ START_DRAWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerGaussian(GaussianAlgorithm):
+class PeerGaussian(GaussianAlgorithm, OnGraph):
     """Gaussian beliefs that are mixed over a graph.
 
     Args:
@@ -75,7 +76,6 @@ class PeerGaussian(GaussianAlgorithm):
             `pf.plot_consensus`.
     """
 
-    serverless: ClassVar[bool] = True
     draws_are: ClassVar[str] = "agents"
 
     tolerance: float = 1e-4
@@ -108,7 +108,7 @@ class PeerGaussian(GaussianAlgorithm):
             )
         )
 
-    def on_graph(self, graph: Graph) -> Algorithm:
+    def on_graph(self, graph: Graph) -> Self:
         """Where groups take turns, agents start by themselves: sums over all would take many rounds."""
         grouped = graph.active(0) is not None
         return replace(self, start="local") if grouped and self.start == "consensus" else self
@@ -189,7 +189,7 @@ class PeerGaussian(GaussianAlgorithm):
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
         return {"change": or_infinity(change), "disagreement": or_infinity(apart)}
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all agents have stopped moving, and agree."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
@@ -200,7 +200,7 @@ class PeerGaussian(GaussianAlgorithm):
         """
         return gaussian(shared).require_proper("the agents' beliefs").sample(num_draws, generator).transpose(0, 1)
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Agents that disagree at the end, and sites that could not move."""
         notes = []
         apart = record.latest.get("disagreement", 0.0)

@@ -27,9 +27,11 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from pyro_fed.algorithm.capabilities import DrawStats, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -42,7 +44,7 @@ LEAPFROGS_A_DRAW = 31
 
 
 @dataclass(frozen=True, kw_only=True)
-class NUTS(Algorithm):
+class NUTS(Algorithm, Pooled, DrawStats):
     """Markov chains on the pooled data by Pyro's NUTS.
 
     Args:
@@ -63,7 +65,6 @@ class NUTS(Algorithm):
         Hoffman & Gelman (2014), The No-U-Turn Sampler. Betancourt (2017), A conceptual introduction to HMC.
     """
 
-    centralized: ClassVar[bool] = True
     joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"
 
@@ -186,10 +187,6 @@ class NUTS(Algorithm):
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
 
-    def struggled(self, record: Record) -> bool:
-        """Whether trajectories diverged, chains disagree or energies are badly explored."""
-        return struggled(record)
-
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
-        return trajectory_warnings(record)
+        return trajectory_warnings(record) + (funnel_hint(problem) if struggled(record) else [])

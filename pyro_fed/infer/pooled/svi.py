@@ -21,6 +21,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
@@ -29,7 +30,7 @@ from pyro_fed.density.running.handlers import conventions
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVI(Algorithm):
+class SVI(Algorithm, Pooled):
     """Pyro's SVI on the pooled data, in one round.
 
     Args:
@@ -44,7 +45,6 @@ class SVI(Algorithm):
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
     """
 
-    centralized: ClassVar[bool] = True
     joint: ClassVar[bool] = True
 
     guide: Any = AutoMultivariateNormal

@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -38,7 +39,7 @@ from pyro_fed.ops.points import standardised_sobol
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm):
+class GaussianAlgorithm(Algorithm, KnownDensity):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -90,7 +91,7 @@ class GaussianAlgorithm(Algorithm):
         """Largest move of a mean in SDs, or change of a log SD."""
         return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q has stopped moving."""
         return figures[-1]["change"] < self.tolerance
 

@@ -28,6 +28,7 @@ from typing import Self
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -39,7 +40,7 @@ from pyro_fed.ops.stein import ksd_and_noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectedSites(ParticleAlgorithm):
+class CorrectedSites(ParticleAlgorithm, Indicators):
     """Particles in whitened coordinates, and one corrected Gaussian site a client. Args: as for `ParticleAlgorithm`."""
 
     def mover(self, shared: State) -> Self:
@@ -60,7 +61,7 @@ class CorrectedSites(ParticleAlgorithm):
             "eta": shared["eta"] - local["eta"],
         }
 
-    def report(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+    def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's target, or the client's likelihood scores there."""
         const, batch = self.others(problem, shared, local, data), data.full_batch()
         if kind == "ksd":

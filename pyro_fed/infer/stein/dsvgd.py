@@ -213,7 +213,7 @@ class DSVGD(CorrectedSites):
             "apart": float(after["apart"]),
         }
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the KSD is that of exact draws, or that of the last `patience` passes is no lower than before.
 
         Particles that started apart have all their rounds: between basins the KSD rises and falls.
@@ -230,7 +230,7 @@ class DSVGD(CorrectedSites):
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Particles that have drawn together."""
         width = record.latest.get("spread", 1.0)
         if width >= COLLAPSED or record.latest.get("apart"):

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
+from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
@@ -45,7 +46,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Modes(Algorithm):
+class Modes(Algorithm, ServerWork):
     """Damped Newton from several starts at once.
 
     Args:
@@ -150,7 +151,7 @@ class Modes(Algorithm):
         settled = float((after["length"] < self.tolerance).double().mean())
         return {"change": float(after["length"].amax()), "settled": settled}
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all starts have settled."""
         return figures[-1]["settled"] == 1.0
 

@@ -16,11 +16,12 @@ Letters: as in `dsvgd`; L_s `local_steps`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Noise, Start, State, started
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.problem import Problem
@@ -41,7 +42,7 @@ NO_SURROGATES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelDSVGD(DSVGD):
+class ParallelDSVGD(DSVGD, ServerWork):
     """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
 
     Args: as for `DSVGD`; more `local_steps`, as a round is a pass; `batch_size` must be None.
@@ -52,9 +53,6 @@ class ParallelDSVGD(DSVGD):
     References:
         Kassab & Simeone, Algorithm 5.
     """
-
-    additive: ClassVar[bool] = True
-    keeps_sites: ClassVar[bool] = True
 
     local_steps: int = 50
 

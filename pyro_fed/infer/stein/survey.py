@@ -29,6 +29,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Pooled, ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -47,7 +48,7 @@ BEGINNINGS = get_args(Begin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey(Algorithm):
+class Survey(Algorithm, ServerWork):
     """Starting points, and all clients' scores there.
 
     Args:
@@ -176,17 +177,13 @@ class Survey(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace):
+class PooledLaplace(FedLaplace, Pooled):
     """Newton's method on the pooled data."""
-
-    centralized: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledEP(FedEP):
+class PooledEP(FedEP, Pooled):
     """`FedEP` with a single client, which holds all rows."""
-
-    centralized: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data."""
@@ -194,10 +191,8 @@ class PooledEP(FedEP):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledModes(Modes):
+class PooledModes(Modes, Pooled):
     """Modes of the pooled data's posterior."""
-
-    centralized: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The mode that Newton's method finds from zero."""
@@ -205,10 +200,8 @@ class PooledModes(Modes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledSurvey(Survey):
+class PooledSurvey(Survey, Pooled):
     """The survey of the pooled data."""
-
-    centralized: ClassVar[bool] = True
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""

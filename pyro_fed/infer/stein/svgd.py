@@ -7,14 +7,14 @@ fixed point; the form of the DSVGD paper's experiments is `svgd_paper`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.survey import PooledSurvey, Survey
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVGD(DSVGD):
+class SVGD(DSVGD, Pooled):
     """Accurate SVGD on the pooled data: `DSVGD` with a single client, which holds all rows.
 
     Args: as for `DSVGD`; more `local_steps`, as a round is a pass.
@@ -22,8 +22,6 @@ class SVGD(DSVGD):
     References:
         Liu & Wang (2016), Stein variational gradient descent.
     """
-
-    centralized: ClassVar[bool] = True
 
     local_steps: int = 50
 

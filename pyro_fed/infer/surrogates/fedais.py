@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from pyro_fed.algorithm.capabilities import Advice
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -47,7 +48,7 @@ IMPOSSIBLE = -1e30
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm):
+class FedAIS(Algorithm, Advice):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -171,11 +172,11 @@ class FedAIS(Algorithm):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
         return figures | work
 
-    def converged(self, figures: list[dict[str, float]]) -> bool:
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all clients have answered."""
         return figures[-1]["answered"] >= 1
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients that have not answered, and weights with too long a tail or of too few."""
         latest, answered = record.latest, record.latest.get("answered", 0.0)
         if answered < 1:

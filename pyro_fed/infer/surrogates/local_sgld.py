@@ -190,7 +190,7 @@ class LocalSGLD(Algorithm):
         product = gaussian(shared, "product_").require_proper("LocalSGLD: the product of the surrogates")
         return product.sample(num_draws, generator)[None]
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """The clients with tempered surrogates."""
         return tempered_clients(record)
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Advice
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
@@ -30,7 +31,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mismatch(Algorithm):
+class Mismatch(Algorithm, Advice):
     """One round that measures the surrogates; it leaves them as they were.
 
     Args:

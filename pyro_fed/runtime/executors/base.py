@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
@@ -124,7 +126,9 @@ class Executor(ABC):
         """The indicator that a schedule asks for, of all clients in `work`, in one call."""
         at = self.at(work.clients)
         shared, local = contiguous(work.shared), select(self.local, at)
-        return self.algorithm.report(kind, self.problem, shared, local, self.rows_of(at))
+        if not isinstance(self.algorithm, Indicators):
+            raise SettingError(f"{type(self.algorithm).__name__} has no indicator {kind!r}")
+        return self.algorithm.indicate(kind, self.problem, shared, local, self.rows_of(at))
 
     def close(self) -> None:
         """Release what the run took."""
@@ -140,12 +144,12 @@ class Executor(ABC):
 
     def noise(self, work: Work) -> Any:
         """The clients' randomness stacked on axis 1: (steps, C, ...)."""
-        if self.algorithm.deterministic:
-            return ()
         seen: dict[int, int] = {}
         drawn = []
         for client in work.clients:
             repeat = seen[client] = seen.get(client, -1) + 1
             generator = seeding.torch_generator(work.seed, seeding.CLIENT, work.round, client, repeat)
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
+            if not pytree.tree_leaves(drawn[0]):
+                return drawn[0]  # the work has no randomness, at no client
         return pytree.tree_map(lambda *parts: torch.stack(parts, dim=1), *drawn)

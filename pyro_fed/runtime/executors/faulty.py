@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
@@ -91,7 +92,7 @@ class Faulty(Executor):
 
     def execute(self, work: Work) -> Reply:
         """The inner executor's work, with faults; pooled data have no clients that could fail."""
-        if self.algorithm.centralized:
+        if isinstance(self.algorithm, Pooled):
             return self.inner.execute(work)
         faults = [self._fault(work.round, client) for client in work.clients]
         silent = {slot: SILENT[kind] for slot, kind in enumerate(faults) if kind in SILENT}

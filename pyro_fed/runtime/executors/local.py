@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Noise, State
 from pyro_fed.algorithm.states import concatenate, contiguous, select, write
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
@@ -55,8 +56,10 @@ class Local(Executor):
         for made in self.new:
             kept = torch.isin(made.slots, taken)
             if bool(kept.any()):
-                mine = select(told, torch.isin(taken, made.slots))
-                write(self.local, made.at[kept], self.algorithm.settle(mine, select(made.states, kept)))
+                states = select(made.states, kept)
+                if isinstance(self.algorithm, SiteKeeping):
+                    states = self.algorithm.settle(select(told, torch.isin(taken, made.slots)), states)
+                write(self.local, made.at[kept], states)
         self.waiting, self.new = -1, []
 
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
@@ -51,7 +52,7 @@ ALIVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteParticles(ParticleAlgorithm):
+class SiteParticles(ParticleAlgorithm, Indicators):
     """Global particles at a server and one site a client, in turn: what DSVGD and U-DSVGD share.
 
     Args:
@@ -106,7 +107,7 @@ class SiteParticles(ParticleAlgorithm):
         scores = self.tilted_scores(problem, particles, shared, site, batch_of(rows, picks))
         return self.move(particles, scores, optimiser), ()
 
-    def report(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+    def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
         batch = data.full_batch()
         if kind == "hip":
@@ -145,7 +146,7 @@ class SiteParticles(ParticleAlgorithm):
             "spread": spread(particles).mean(-1),
         }
 
-    def warnings(self, record: Record) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A dead KDE."""
         alive = record.last("kde_alive")
         if len(alive) == 0 or np.mean(alive) >= ALIVE:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
@@ -33,7 +34,7 @@ from pyro_fed.ops.kde import kde_score
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperParallelDSVGD(PaperDSVGD):
+class PaperParallelDSVGD(PaperDSVGD, ServerWork):
     """P-DSVGD as published.
 
     Args:

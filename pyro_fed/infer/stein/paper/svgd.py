@@ -9,12 +9,13 @@ Letters: θ `particles`, ε AdaGrad's step, k `kernel`, α `temperature`, -L the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
@@ -23,7 +24,7 @@ from pyro_fed.ops.step_sizes import AdaGradState
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperSVGD(ParticleAlgorithm):
+class PaperSVGD(ParticleAlgorithm, Pooled):
     """Centralised SVGD as in the DSVGD paper: `local_steps` steps a round on the pooled data.
 
     Args: as for `ParticleAlgorithm`.
@@ -31,8 +32,6 @@ class PaperSVGD(ParticleAlgorithm):
     References:
         Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3.
     """
-
-    centralized: ClassVar[bool] = True
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten rounds of `local_steps`."""

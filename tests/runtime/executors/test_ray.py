@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import pyro
@@ -17,16 +18,21 @@ from pyro_fed.errors import QuorumError, SettingError, StoppedError
 from pyro_fed.runtime.executors.host import share_of
 from pyro_fed.runtime.executors.ray import pickled
 
-ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray"),
+]
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One Ray for the module, as a user may have started it."""
+    """One Ray for the module, as a user may have started it; imported here, for that takes its time."""
+    import ray
+
     os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
+    yield ray
     ray.shutdown()
 
 
@@ -34,10 +40,12 @@ def cluster():
 def workers(request, cluster):
     with pf.executors.Ray(request.param) as executor:
         yield executor
-    assert ray.is_initialized(), "it was not ours to shut down"
+    assert cluster.is_initialized(), "it was not ours to shut down"
 
 
 def test_an_own_ray_is_shut_down_again():
+    import ray
+
     result = run("FedEP", pf.executors.Ray(1), num_rounds=2)
     assert result.federation.sizes["client"] == 3
     assert not ray.is_initialized()
@@ -63,6 +71,8 @@ class Killing(Schedule):
 
     def select(self, round, num_clients, rng):
         if round == 1:
+            import ray
+
             ray.kill(self.executor._actors[1])
         return list(range(num_clients))
 
@@ -102,11 +112,13 @@ def test_a_worker_gets_its_own_clients_rows_alone():
 
 
 def test_a_model_of_no_installed_module_travels_with_its_code():
+    from ray import cloudpickle
+
     def model(y):
         pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
     assert b"unequal_lines" not in pickled(model)
-    assert callable(ray.cloudpickle.loads(pickled(model)))
+    assert callable(cloudpickle.loads(pickled(model)))
 
 
 @pytest.mark.parametrize(

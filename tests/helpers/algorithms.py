@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import OnGraph
 
 
 def line(x, y):
@@ -34,7 +35,7 @@ def unequal_lines():
 
 def graph_of(algorithm, federation):
     """What `run` needs besides: a ring for an algorithm that has no server."""
-    return {"graph": pf.graph.ring(federation.num_clients)} if algorithm.serverless else {}
+    return {"graph": pf.graph.ring(federation.num_clients)} if isinstance(algorithm, OnGraph) else {}
 
 
 SMALL = {"num_particles": 5, "local_steps": 4}

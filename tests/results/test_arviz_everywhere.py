@@ -12,6 +12,7 @@ from algorithms import SMALL, unequal_lines
 
 import pyro_fed as pf
 import pyro_fed.infer
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.report import terminal
 
@@ -45,7 +46,7 @@ pytestmark = [
 def fitted(name):
     """A short run, with draws of its observations; two rounds at least."""
     cls, fed = PUBLIC[name], unequal_lines()
-    options = {"graph": pf.graph.ring(3)} if cls.serverless else {}
+    options = {"graph": pf.graph.ring(3)} if issubclass(cls, OnGraph) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         algorithm = cls(**CHEAP.get(name, {}))

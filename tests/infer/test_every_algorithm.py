@@ -10,7 +10,7 @@ from algorithms import ALGORITHMS, graph_of
 import pyro_fed as pf
 
 ROUNDS = {"num_rounds": 2, "progress": False, "num_draws": 3, "log_likelihood": False, "compile": "off"}
-FEDERATED = {name: make for name, make, _ in ALGORITHMS if not type(make()).joint}
+FEDERATED = {name: make for name, make, _ in ALGORITHMS if not getattr(make(), "joint", False)}
 
 
 def marginal(sd, y=None):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
+import posteriordb
 import pytest
 import torch
 
 import pyro_fed as pf
 from pyro_fed.ops.mixing import mix
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import posteriordb
 
 VALUES = np.array([0.0, 0.5, 1.0])
 

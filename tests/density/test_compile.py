@@ -9,7 +9,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import SMALL, line, line_data, unequal_lines
-from torch._dynamo.utils import counters
 
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
@@ -44,6 +43,8 @@ def test_inductor_agrees_with_the_model_run_as_it_is():
 @INDUCTOR
 def test_the_same_model_on_other_data_is_compiled_once():
     """Inductor's code of the first federation serves the second, whose prior's trace holds other rows."""
+    from torch._dynamo.utils import counters  # its import takes a second
+
     algorithm = pf.PaperDSVGD(num_particles=3, local_steps=2, distill_steps=1)
     for seed in range(2):
         counters.clear()

@@ -4,10 +4,9 @@ import runpy
 import warnings
 from pathlib import Path
 
-import jupytext
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "tutorials"
+FOLDER = Path(__file__).parents[2] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
 
 
@@ -18,6 +17,8 @@ def test_there_are_nine():
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("close_figures")
 def test_it_is_a_notebook_and_runs(path, monkeypatch):
+    import jupytext  # takes a fifth of a second
+
     notebook = jupytext.read(path)
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")

@@ -1,13 +1,39 @@
-"""A Flower app over three unequal clients, and a Grid in this process that can lose, spoil and repeat messages."""
+"""A Flower app over three unequal clients, and a Grid in this process that can lose, spoil and repeat messages.
+
+To import this is to import Flower: tests do so when they run, and find here all else of Flower that they need.
+"""
 
 import uuid
 
 import torch
 from algorithms import unequal_lines
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
+import pyro_fed as pf
 from pyro_fed.flower import client_app
+from pyro_fed.flower.description import Description, Elsewhere
+from pyro_fed.flower.server import serve
+from pyro_fed.flower.wire import Order
+
+__all__ = [
+    "GOOD",
+    "ConfigRecord",
+    "Description",
+    "Elsewhere",
+    "Order",
+    "ServerApp",
+    "grid",
+    "make_client",
+    "run_simulation",
+    "serve",
+    "write_case",
+]
+
+#: What a node says of its data.
+GOOD = Description("0", 3, {"x": ([2], "float64"), "y": ([], "float64")}, True, {"w": [2]}, pf.__version__)
 
 MODEL = '''
 """Linear regression with known noise."""
@@ -95,3 +121,8 @@ class LocalGrid:
             reply.content["message"] = self.last[node]
         self.last[node] = reply.content.get("message", None)
         return reply
+
+
+def grid(model, recipes, faults=None):
+    """A grid of clients that know the recipes {name: file}."""
+    return LocalGrid(make_client(model, recipes.values()), faults)

@@ -15,7 +15,6 @@ from pyro_fed.runtime import collecting
 from pyro_fed.runtime.collecting import integration_error
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
-FEDS = {name: case.federation() for name, case in hierarchies.CASES.items()}
 
 
 def points(dim):
@@ -26,7 +25,7 @@ def points(dim):
 
 @CASES
 def test_the_log_likelihood_of_a_row_is_its_integral(name):
-    case, problem = hierarchies.CASES[name], FEDS[name].problem
+    case, problem = hierarchies.CASES[name], hierarchies.federation(name).problem
     for theta in points(problem.dim):
         exact = case.log_lik(theta, *case.args)
         torch.testing.assert_close(problem.pointwise_log_lik(theta), exact, rtol=0, atol=case.tolerance)
@@ -35,7 +34,7 @@ def test_the_log_likelihood_of_a_row_is_its_integral(name):
 
 @CASES
 def test_its_derivatives_are_those_of_the_integral(name):
-    case, problem = hierarchies.CASES[name], FEDS[name].problem
+    case, problem = hierarchies.CASES[name], hierarchies.federation(name).problem
 
     def exact(theta):
         return case.log_lik(theta, *case.args).sum()
@@ -48,7 +47,7 @@ def test_its_derivatives_are_those_of_the_integral(name):
 
 @CASES
 def test_the_flat_vector_holds_the_latents_outside_the_plate_alone(name):
-    problem = FEDS[name].problem
+    problem = hierarchies.federation(name).problem
     inside = {"means": 1, "scaled": 1, "lines": 2, "rates": 1}[name]
     assert problem.local_dim == inside
     assert not set(problem.sites) & set(problem.layout.local)
@@ -58,7 +57,7 @@ def test_the_flat_vector_holds_the_latents_outside_the_plate_alone(name):
 
 @CASES
 def test_the_joint_form_is_the_models_own_density(name):
-    case, fed = hierarchies.CASES[name], FEDS[name]
+    case, fed = hierarchies.CASES[name], hierarchies.federation(name)
     problem = fed.joint.problem
     assert problem.dim == fed.problem.dim + hierarchies.J * fed.problem.local_dim
     z = points(problem.dim)[0]
@@ -72,7 +71,7 @@ def test_the_joint_form_is_the_models_own_density(name):
 
 
 def test_a_joint_vector_puts_every_rows_latents_in_their_place():
-    fed = FEDS["lines"]
+    fed = hierarchies.federation("lines")
     local = points(2 * hierarchies.J).reshape(5, hierarchies.J, 2)
     joint = fed.joint.problem
     values = joint.constrain(joint.join(points(2), local))
@@ -125,8 +124,9 @@ def test_five_latents_a_row_take_a_product_rule_that_has_the_curvature_too(max_n
 
 
 def test_newton_steps_are_counted_where_none_are_given():
-    assert FEDS["means"].problem.quadrature.mode_steps == 2  # one to the mode of a Gaussian, and one more
-    assert FEDS["rates"].problem.quadrature.mode_steps > 3
+    gaussian = hierarchies.federation("means").problem.quadrature
+    assert gaussian.mode_steps == 2  # one to the mode of a Gaussian, and one more
+    assert hierarchies.federation("rates").problem.quadrature.mode_steps > 3
     few = hierarchies.CASES["rates"].federation(mode_steps=1)
     assert few.problem.quadrature.mode_steps == 1
 
@@ -168,7 +168,7 @@ def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
     (note,) = collecting.integration_notes(coarse, theta)
     assert f"{expected:.1g}"[:4] in note
     assert "order=21" in note
-    assert collecting.integration_notes(FEDS["rates"].problem, theta) == []
+    assert collecting.integration_notes(hierarchies.federation("rates").problem, theta) == []
 
 
 def neighbours(sd, y):
@@ -209,4 +209,4 @@ def test_rows_that_share_a_latent_are_refused(model, message):
 
 def test_predictions_row_by_row_point_to_predict():
     with pytest.raises(pf.ModelError, match=r"latents of their own, sites \['effect'\].*pyro_fed.predict"):
-        observation(FEDS["means"].problem, torch.zeros(1), hierarchies.CASES["means"].args)
+        observation(hierarchies.federation("means").problem, torch.zeros(1), hierarchies.CASES["means"].args)

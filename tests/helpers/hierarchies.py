@@ -1,5 +1,6 @@
 """Models with latents inside the partitioned plate whose marginal likelihood is known in closed form."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,3 +123,9 @@ CASES = {
     "lines": Case(lines, (X, TABLE), lines_log_lik),
     "rates": Case(rates, (COUNTS,), rates_log_lik, order=61, tolerance=1e-8),
 }
+
+
+@functools.cache
+def federation(name: str) -> pf.Federation:
+    """A case over three clients with the default rule, made once, when a test asks for it."""
+    return CASES[name].federation()

@@ -1,10 +1,10 @@
 """The draws of every algorithm of `algorithms.ALGORITHMS` on the contract tests' federations, kept as a file.
 
-    python tests/contract_draws.py            # compare with the file, print the largest differences
-    python tests/contract_draws.py --write    # write the file anew, after a change that is meant to change draws
+    python tests/helpers/contract_draws.py          # compare with the file, print the largest differences
+    python tests/helpers/contract_draws.py --write  # write it anew, after a change that is meant to change draws
 
 Two federations: lines at three clients of unequal size, and a hierarchy whose effects are integrated out. A change of
-the code's form must not change a draw; `test_contract_draws.py` holds this to 1e-12.
+the code's form must not change a draw; `algorithm/test_contract_draws.py` holds this to 1e-12.
 """
 
 import sys

@@ -101,7 +101,7 @@ def test_killed_without_warning_in_any_round_goes_on(tmp_path):
     """kill -9 from within, in each of ten rounds; a fork each, since starting Python takes seconds."""
     script = textwrap.dedent(f"""
         import os, signal, sys
-        sys.path.insert(0, {str(__file__).rsplit("/", 1)[0]!r})
+        sys.path[:] = {sys.path!r}
         import test_checkpoint as t
         class Killed(t.KilledAt):
             def select(self, round, num_clients, rng):

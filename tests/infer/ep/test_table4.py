@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "table4.py"
+PATH = Path(__file__).parents[3] / "benchmarks" / "table4.py"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import torch
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.ops.points import balanced_normal
 
-FEDS = {name: hierarchies.CASES[name].federation() for name in ("means", "lines", "rates")}
 THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)
 
 
@@ -31,7 +30,7 @@ def conditional(name, theta):
 
 def drawn(name, theta, seed=0):
     """Draws of the rows' latents (S, m, d) given θ (S, D), on the constrained scale."""
-    problem = FEDS[name].problem
+    problem = hierarchies.federation(name).problem
     local = draw_locals(problem, theta, problem.rows, torch.Generator().manual_seed(seed))
     return local.exp() if name == "rates" else local
 
@@ -49,9 +48,10 @@ def test_draws_of_the_latents_have_their_conditional_distribution(name):
 def test_each_draw_has_the_distribution_that_its_own_theta_gives_it():
     """Three θ far apart, 20,000 times each: the draw that goes with each is its own. Five standard errors."""
     count, theta = 20_000, torch.tensor([[-2.0], [0.5], [3.0]], dtype=torch.float64)
-    rows = [row.unsqueeze(0).expand(count, *row.shape).flatten(0, 1) for row in FEDS["means"].problem.rows]
+    problem = hierarchies.federation("means").problem
+    rows = [row.unsqueeze(0).expand(count, *row.shape).flatten(0, 1) for row in problem.rows]
     generator = torch.Generator().manual_seed(0)
-    local = draw_locals(FEDS["means"].problem, theta, tuple(rows), generator).reshape(3, count, hierarchies.J)
+    local = draw_locals(problem, theta, tuple(rows), generator).reshape(3, count, hierarchies.J)
     mean, variance = conditional("means", theta)
     assert float(((local.mean(1) - mean) / variance.sqrt()).abs().max()) < 5 / math.sqrt(count)
     assert float((local.var(1) / variance - 1).abs().max()) < 5 * math.sqrt(2 / count)

@@ -1,6 +1,8 @@
 """Flower: the sequential answer over a Grid, exactly once whatever is lost, and clients that cannot be trusted."""
 
+import dataclasses
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,49 +15,51 @@ from pyro_fed.cli.main import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
 from pyro_fed.runtime.executors import Faulty
 
-pytest.importorskip("flwr")
-from flower_case import LocalGrid, make_client, write_case
-from flwr.app import ConfigRecord
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-
-from pyro_fed.flower.description import Description, Elsewhere
-from pyro_fed.flower.server import serve
-from pyro_fed.flower.wire import Order
-
-pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.xdist_group("flower"),
+    pytest.mark.skipif(find_spec("flwr") is None, reason="needs Flower"),
+]
 
 
-def quiet_serve(*args, **options):
+@pytest.fixture(scope="module")
+def flower():
+    """All that imports Flower, which takes longer than to collect all tests: imported by the first test that runs."""
+    import flower_case
+
+    return flower_case
+
+
+def quiet_serve(flower, *args, **options):
     """Without the warnings that so short a run deserves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return serve(*args, **{"num_clients": 3, "timeout": 100.0, "compile": "off", **options})
+        return flower.serve(*args, **{"num_clients": 3, "timeout": 100.0, "compile": "off", **options})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_same_answer_over_a_grid(family, tmp_path):
-    model, recipes = write_case(tmp_path)
-    found = quiet_serve(LocalGrid(make_client(model, recipes.values())), model, recipes[family])
+def test_same_answer_over_a_grid(flower, family, tmp_path):
+    model, recipes = flower.write_case(tmp_path)
+    found = quiet_serve(flower, flower.grid(model, recipes), model, recipes[family])
     assert_same(found, sequential(family))
     assert not {"log_likelihood", "observed_data", "constant_data"} & set(found.groups())
 
 
-def test_same_answer_in_a_simulation(tmp_path, monkeypatch):
+def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
     """All families in one simulation, whose start takes longest."""
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
-    model, recipes = write_case(tmp_path)
-    server, found = ServerApp(), {}
+    model, recipes = flower.write_case(tmp_path)
+    server, found = flower.ServerApp(), {}
 
     @server.main()
     def every_family(grid, context):
         for family in FAMILIES:
-            found[family] = quiet_serve(grid, model, recipes[family])
+            found[family] = quiet_serve(flower, grid, model, recipes[family])
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
     start = {"init_args": {"num_cpus": 2, "include_dashboard": False}}
-    run_simulation(server, make_client(model, recipes.values()), 3, backend_config=resources | start)
+    flower.run_simulation(server, flower.make_client(model, recipes.values()), 3, backend_config=resources | start)
     for family in FAMILIES:
         assert_same(found[family], sequential(family))
 
@@ -75,11 +79,11 @@ PRIOR = {"FedEP-prior": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 5'}
 
 
 @pytest.mark.parametrize("kind", ["request", "reply", "error", "garbage", "replay"])
-def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(kind, tmp_path):
+def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(flower, kind, tmp_path):
     """The server's q and the clients' sites stay in step: the answer is that of a run with the same clients away."""
     faults = dict.fromkeys([(1, 0), (2, 0), (2, 2), (3, 1)], kind)
-    model, recipes = write_case(tmp_path, PRIOR)
-    found = quiet_serve(LocalGrid(make_client(model, recipes.values()), faults), model, recipes["FedEP-prior"])
+    model, recipes = flower.write_case(tmp_path, PRIOR)
+    found = quiet_serve(flower, flower.grid(model, recipes, faults), model, recipes["FedEP-prior"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = {"compile": "off", "progress": False, "num_rounds": 5, "log_likelihood": False}
@@ -89,27 +93,24 @@ def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(kind, tmp_path
     assert (~found.federation["participated"].values).sum() == len(faults)
 
 
-def test_pooled_algorithms_are_refused(tmp_path):
-    model, recipes = write_case(tmp_path, {"NUTS": "[settings]\nnum_samples = 10"})
+def test_pooled_algorithms_are_refused(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, {"NUTS": "[settings]\nnum_samples = 10"})
     with pytest.raises(SettingError, match="NUTS needs all rows in one place"):
-        quiet_serve(LocalGrid(make_client(model, recipes.values())), model, recipes["NUTS"])
+        quiet_serve(flower, flower.grid(model, recipes), model, recipes["NUTS"])
 
 
-def test_another_recipe_at_the_clients_is_told_by_both(tmp_path):
-    model, recipes = write_case(tmp_path, PRIOR | {"FedEP-damped": "[settings]\ndamping = 0.5"})
-    grid = LocalGrid(make_client(model, [recipes["FedEP-damped"]]))
+def test_another_recipe_at_the_clients_is_told_by_both(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, PRIOR | {"FedEP-damped": "[settings]\ndamping = 0.5"})
+    grid = flower.grid(model, {"FedEP-damped": recipes["FedEP-damped"]})
     with pytest.raises(ProtocolError, match=r"the server runs FedEP\(.*this client's recipe says"):
-        quiet_serve(grid, model, recipes["FedEP-prior"])
+        quiet_serve(flower, grid, model, recipes["FedEP-prior"])
 
 
-def test_too_few_clients_end_the_wait(tmp_path):
-    model, recipes = write_case(tmp_path, PRIOR)
-    grid = LocalGrid(make_client(model, recipes.values()))
+def test_too_few_clients_end_the_wait(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, PRIOR)
+    grid = flower.grid(model, recipes)
     with pytest.raises(QuorumError, match=r"3 of 4 clients have joined within 0\.1 s"):
-        quiet_serve(grid, model, recipes["FedEP-prior"], num_clients=4, timeout=0.1)
-
-
-GOOD = Description("0", 3, {"x": ([2], "float64"), "y": ([], "float64")}, True, {"w": [2]}, pf.__version__)
+        quiet_serve(flower, grid, model, recipes["FedEP-prior"], num_clients=4, timeout=0.1)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ GOOD = Description("0", 3, {"x": ([2], "float64"), "y": ([], "float64")}, True, 
         ("[" * 50_000, "not the description of a client"),
     ],
 )
-def test_what_is_no_description(text, message):
+def test_what_is_no_description(flower, text, message):
     with pytest.raises(ProtocolError, match=message):
-        Description.from_record(ConfigRecord({"description": text}))
+        flower.Description.from_record(flower.ConfigRecord({"description": text}))
 
 
 @pytest.mark.parametrize(
@@ -136,28 +137,29 @@ def test_what_is_no_description(text, message):
         ({"rows": {"x": ([2], "Tensor")}}, "unknown dtype"),
     ],
 )
-def test_a_description_that_lies(change, message):
-    record = Description(**{**vars(GOOD), **change}).to_record()
+def test_a_description_that_lies(flower, change, message):
+    record = dataclasses.replace(flower.GOOD, **change).to_record()
     with pytest.raises(ProtocolError, match=message):
-        Description.from_record(record)
+        flower.Description.from_record(record)
 
 
-def test_descriptions_travel_whole_and_must_agree():
-    assert Description.from_record(GOOD.to_record()).sites == GOOD.sites
+def test_descriptions_travel_whole_and_must_agree(flower):
+    assert flower.Description.from_record(flower.GOOD.to_record()).sites == flower.GOOD.sites
     with pytest.raises(DataError, match="two nodes have one partition-id"):
-        Elsewhere(line, "data", [GOOD, GOOD])
-    other = Description(**{**vars(GOOD), "name": "1", "rows": {"x": ([3], "float64"), "y": ([], "float64")}})
+        flower.Elsewhere(line, "data", [flower.GOOD, flower.GOOD])
+    other = dataclasses.replace(flower.GOOD, name="1", rows={"x": ([3], "float64"), "y": ([], "float64")})
     with pytest.raises(DataError, match="clients 0 and 1 differ in rows"):
-        Elsewhere(line, "data", [GOOD, other])
+        flower.Elsewhere(line, "data", [flower.GOOD, other])
+    computed = dataclasses.replace(flower.GOOD, only_rows=False)
     with pytest.raises(ModelError, match="pass template= to server_app"):
-        Elsewhere(line, "data", [Description(**{**vars(GOOD), "only_rows": False})])
+        flower.Elsewhere(line, "data", [computed])
     template = tuple(leaf[:1] for leaf in line_data())
-    assert Elsewhere(line, "data", [Description(**{**vars(GOOD), "only_rows": False})], template).num_rows == 3
+    assert flower.Elsewhere(line, "data", [computed], template).num_rows == 3
 
 
-def test_an_order_with_other_settings_is_refused():
+def test_an_order_with_other_settings_is_refused(flower):
     with pytest.raises(ProtocolError, match="expected the settings"):
-        Order.from_record(ConfigRecord({"job": "work"}))
+        flower.Order.from_record(flower.ConfigRecord({"job": "work"}))
 
 
 @pytest.mark.parametrize(
@@ -173,11 +175,11 @@ def test_new_refuses_what_is_there_and_names_that_are_none(folder, message, tmp_
     assert message in result.output
 
 
-def test_ask_over_a_grid(tmp_path):
+def test_ask_over_a_grid(flower, tmp_path):
     """A schedule that asks all clients first."""
     text = '[settings]\nnum_particles = 5\nlocal_steps = 2\ndistill_steps = 2\n[run]\nnum_rounds = 3\nschedule = "KSD"'
-    model, recipes = write_case(tmp_path, {"PaperDSVGD": text.replace('"KSD"', '{name = "ksd"}')})
-    found = quiet_serve(LocalGrid(make_client(model, recipes.values())), model, recipes["PaperDSVGD"])
+    model, recipes = flower.write_case(tmp_path, {"PaperDSVGD": text.replace('"KSD"', '{name = "ksd"}')})
+    found = quiet_serve(flower, flower.grid(model, recipes), model, recipes["PaperDSVGD"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         algorithm = pf.PaperDSVGD(num_particles=5, local_steps=2, distill_steps=2)

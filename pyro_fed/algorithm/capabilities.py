@@ -1,0 +1,199 @@
+"""What some algorithms can do besides the contract: small classes, each taken up by those that need it.
+
+    class FedEP(Algorithm, SiteKeeping, ServerWork): ...
+
+The round loop asks by `isinstance`. What a capability does not say has a default that does nothing.
+
+    Pooled        works on the pooled data, as those of a single client
+    OnGraph       works without a server: one state an agent, mixed over a graph
+    Indicators    answers a schedule that asks how important each client is
+    SiteKeeping   its clients keep what the server made of their messages
+    Chains        several chains, each at a client of its own in a round
+    ServerWork    the server's own work with the model, before and after a round
+    KnownDensity  the log density that its draws come from is known
+    DrawStats     more columns for `sample_stats`
+    Advice        a cure of its own for an update that left the finite numbers
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from torch import Tensor
+
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.states import State
+    from pyro_fed.density.problem import Problem
+    from pyro_fed.density.rows.batches import ClientData
+    from pyro_fed.graph import Graph
+
+
+class Pooled:
+    """Works on the pooled data, as those of a single client.
+
+    Class attributes:
+        joint: works on the joint density of all latents; others see the rows' own latents integrated out.
+    """
+
+    joint: ClassVar[bool] = False
+
+
+class OnGraph(ABC):
+    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours."""
+
+    def on_graph(self, graph: Graph) -> Self:
+        """This algorithm with the settings that the graph asks for."""
+        return self
+
+    @abstractmethod
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """Consensus steps a round.
+
+        Args:
+            graph: who talks to whom; already found to be connected.
+            sleepers: whether a schedule may put agents to sleep.
+
+        Raises:
+            GraphError: the algorithm is not exact on this graph.
+        """
+
+
+class Indicators(ABC):
+    """Answers a schedule that asks how important each client is.
+
+    Class attributes:
+        indicators: what may be asked for, such as ("ksd", "hip").
+    """
+
+    indicators: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """What C clients answer, (C, ...).
+
+        Args:
+            kind: one of `indicators`.
+            problem: the model's densities.
+            shared: what the clients received, (C, ...).
+            local: their states, (C, ...).
+            data: their rows.
+        """
+
+    @abstractmethod
+    def importance(self, kind: str, shared: State, answers: State) -> Tensor:
+        """The clients' importance (K,), not negative, from their answers (K, ...)."""
+
+
+class SiteKeeping(ABC):
+    """Its clients keep what the server made of their messages, such as their sites."""
+
+    @abstractmethod
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """What the server tells the clients of a round about their messages.
+
+        Args:
+            after: the server's state after `combine` and `ServerWork.refine`.
+            clients: (C,) in the order in which `combine` saw their messages.
+
+        Returns:
+            what each is told, (C, ...), and more figures for the record, (C,).
+        """
+
+    @abstractmethod
+    def settle(self, told: State, local: State) -> State:
+        """What the C clients of a round keep, (C, ...).
+
+        Args:
+            told: the server's `feedback`, (C, ...).
+            local: their states as `local_step` returned them, (C, ...).
+        """
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """The states of an earlier run with other clients.
+
+        Args:
+            problem: the model with the present clients' data.
+            shared: the server's, from the earlier run.
+            local: the earlier clients', (K, ...).
+            origin: (K',) where each present client was among the earlier ones, -1 where it is new.
+
+        Raises:
+            SettingError: a client's contribution cannot be taken out.
+        """
+        raise no_sites(self)
+
+
+def no_sites(algorithm: object) -> SettingError:
+    """The error of an algorithm whose clients' contributions cannot be put in or taken out."""
+    return SettingError(
+        f"{type(algorithm).__name__} has no sites that could be put in or taken out: run it afresh on the clients that "
+        "are left, or use FedEP"
+    )
+
+
+class Chains(ABC):
+    """Several chains, each at a client of its own in a round.
+
+    The schedule is asked once a chain, and the clients of a round are the answers, one after the other: a client may
+    stand there several times, messages come in that order, and `combine` knows which chain each belongs to.
+    """
+
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """How many times a round the schedule is asked: the number of chains."""
+
+    @abstractmethod
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """What `combine` gets where visits failed, (C, ...).
+
+        Args:
+            shared: the server's state.
+            messages: those that came, (A, ...).
+            slots: (A,) the places of those clients among the ones that were asked.
+            asked: (C,) the clients that were asked.
+        """
+
+
+class ServerWork:
+    """The server's own work with the model, such as on the prior."""
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The server's state at the beginning of a round."""
+        return shared
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """The server's state after `combine`."""
+        return shared
+
+
+class KnownDensity(ABC):
+    """The log density that its draws come from is known, so that importance ratios can judge them."""
+
+    @abstractmethod
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """At draws (chain, draw, D), up to a constant: (chain, draw); None where it is not known after all."""
+
+
+class DrawStats(ABC):
+    """More columns for `sample_stats`."""
+
+    @abstractmethod
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """Of draws (chain, draw, D), each column (chain, draw)."""
+
+
+class Advice(ABC):
+    """A cure of its own for an update that left the finite numbers; that of others is to reduce the step size."""
+
+    @abstractmethod
+    def advice(self, problem: Problem, before: State) -> str:
+        """The cure, as the end of a sentence.
+
+        Args:
+            problem: the model's densities.
+            before: the server's state before that update.
+        """

@@ -1,6 +1,0 @@
-"""The tables of tests that all modules of this folder import."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
