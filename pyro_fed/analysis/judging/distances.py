@@ -165,7 +165,7 @@ def _whitener(reference: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 
 def scores(problem: Any, draws: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the log prior and of the log-likelihood at unconstrained draws (S, D), each (S, D)."""
-    pieces = [_scores(problem, piece) for piece in draws.split(DRAWS_AT_ONCE)]
+    pieces = [_scores(problem, piece) for piece in torch.split(draws, DRAWS_AT_ONCE)]
     return torch.cat([prior for prior, _ in pieces]), torch.cat([likelihood for _, likelihood in pieces])
 
 
