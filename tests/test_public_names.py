@@ -112,10 +112,9 @@ def test_what_a_run_needs_loads_nothing_that_it_may_not():
 
 def test_modules_among_the_names_need_nothing_loaded_before():
     """`pf.combination` is a module that the door of its room does not import."""
-    code = "import pyro_fed as pf\nfor name in ('combination', 'executors', 'metrics', 'partition', 'schedule', 'graph'):"
-    assert run_python(f"{code}\n    print(getattr(pf, name).__name__.split('.')[-1])").split() == [
-        *("combination", "executors", "metrics", "partition", "schedule", "graph"),
-    ]
+    names = ["combination", "executors", "metrics", "partition", "schedule", "graph"]
+    code = f"import pyro_fed as pf\nfor name in {names}:\n    print(getattr(pf, name).__name__.split('.')[-1])"
+    assert run_python(code).split() == names
 
 
 def test_eager_import_loads_everything():

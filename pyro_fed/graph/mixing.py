@@ -122,7 +122,7 @@ def lazy(weights: Any, holding: float = 0.5) -> sparse.csr_array:
 
 
 #: Mixing rules by name.
-MIXING: dict[str, Callable[["nx.Graph"], sparse.csr_array]] = {
+MIXING: dict[str, Callable[[nx.Graph], sparse.csr_array]] = {
     "uniform": uniform,
     "metropolis": metropolis,
     "max_degree": max_degree,

@@ -175,7 +175,7 @@ def _check(
 
 
 def _common_variables(results: Mapping[str, InferenceData]) -> list[str]:
-    each = {name: set(idata["posterior"].data_vars) for name, idata in results.items()}
+    each = {name: set(map(str, idata["posterior"].data_vars)) for name, idata in results.items()}
     common = set.intersection(*each.values())
     odd = {name: sorted(names ^ common) for name, names in each.items() if names != common}
     if odd:

@@ -49,7 +49,7 @@ def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> 
     """
     posterior = idata["posterior"]
     columns, labels = [], []
-    for name in names or sorted(posterior.data_vars):
+    for name in names or sorted(map(str, posterior.data_vars)):
         values = np.asarray(posterior[name].values, dtype=float)
         flat = values.reshape(values.shape[0] * values.shape[1], -1)
         columns.append(flat)
