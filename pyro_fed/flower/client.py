@@ -39,7 +39,7 @@ from pyro_fed.flower.wire import (
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import Reply, Work
-from pyro_fed.runtime.executors.host import Host, Phase, Request, Verdict
+from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
 from pyro_fed.runtime.messages import answer, decode
 from pyro_fed.runtime.rounds import chain_of
@@ -174,7 +174,7 @@ def _host(order: Order, federation: Federation, algorithm: Algorithm) -> Host:
 
 
 def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
-    phase = Phase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
     verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
     work = None
     if order.job != STATES:
@@ -195,7 +195,7 @@ def _restore(host: Host, order: Order, algorithm: Algorithm, context: Context, r
             raise ProtocolError("this client has lost its state: its node was started anew")
         return
     tensors = load(kept["data"])
-    host.answer(Request(Phase(order.phase, algorithm, within(tensors, "local")), None))
+    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept["waiting"]
     host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
 

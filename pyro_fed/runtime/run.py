@@ -33,7 +33,6 @@ from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.handover import hand_over
-from pyro_fed.runtime.network import connect
 from pyro_fed.runtime.rounds import run_phases
 
 
@@ -121,7 +120,6 @@ def run(
         problem = _bind(federation.problem, compile, rounds)
         problem.progress = progress
         record = Record(federation.client_names)
-        connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None or not isinstance(algorithm, OnGraph) else algorithm.on_graph(graph)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination

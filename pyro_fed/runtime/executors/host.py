@@ -26,7 +26,7 @@ from pyro_fed.runtime.executors.local import Local
 
 
 @dataclass(frozen=True)
-class Phase:
+class WorkerPhase:
     """What begins at a worker.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
         indicator: what a schedule asks for in place of work.
     """
 
-    phase: Phase | None
+    phase: WorkerPhase | None
     verdict: Verdict | None
     work: Work | None = None
     indicator: str | None = None
@@ -93,7 +93,7 @@ class Host:
                 return self.executor.ask(request.indicator, request.work)
             return self.executor.execute(request.work)
 
-    def _begin(self, phase: Phase) -> None:
+    def _begin(self, phase: WorkerPhase) -> None:
         self.executor.start(phase.algorithm, self.problem, self.data, phase.local, self.clients)
         self.phase = phase.number
 
