@@ -13,9 +13,10 @@ from torch.func import grad, vmap
 
 from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -219,7 +220,8 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
 
     def scores(z: Tensor, *rows: Tensor) -> Tensor:
         """As a step does it: over the particles of each client, and over the clients."""
-        return vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        return found
 
     level = choose_level(mode, scores, (particles, *clients))
     compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
