@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Figures of the papers: expectation propagation, Langevin dynamics, peers
 #
-# The main figure of each of these papers, with the algorithms as published, in minutes. The scripts in `benchmarks/` do
-# the same at full size; tutorial 7 has the figures of Stein variational inference.
+# The main figure of each of these papers, with the algorithms as published, in minutes. The scripts in
+# `benchmarks/papers/` do the same at full size; tutorial 7 has the figures of Stein variational inference.
 #
 # ## Federated expectation propagation (Guo et al., Fig. 1)
 #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +117,7 @@ def run(
     if isinstance(algorithm, Pooled) and algorithm.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad():
-        problem = _bind(federation.problem, compile, rounds)
-        problem.progress = progress
+        problem = _compiled(federation.problem, compile, rounds, progress)
         record = Record(federation.client_names)
         algorithm = algorithm if graph is None or not isinstance(algorithm, OnGraph) else algorithm.on_graph(graph)
         context = Context(
@@ -211,8 +209,8 @@ class _Finish:
             warnings.warn(note, UserWarning, stacklevel=5)
 
 
-def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
-    """The problem with a compiler for this run; compiled steps are kept for the next run."""
+def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
+    """The problem as this run compiles it; compiled steps are kept for the next run."""
     particles, clients = trial(problem)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -224,6 +222,5 @@ def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
         return vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
 
     level = choose_level(mode, scores, (particles, *clients))
-    bound = copy(problem)
-    bound.compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
-    return bound
+    compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
+    return replace(problem, compiler=compiler, progress=progress)
