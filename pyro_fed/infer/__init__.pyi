@@ -28,5 +28,3 @@ from .stein.svgd import SVGD as SVGD
 from .surrogates.fedais import FedAIS as FedAIS
 from .surrogates.local_sgld import LocalSGLD as LocalSGLD
 from .surrogates.surrogates import Given as Given
-
-__all__: list[str]

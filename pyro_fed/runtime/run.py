@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.tails import tail_warnings
 from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
@@ -58,7 +58,7 @@ def run(
     evaluate_every: int = 1,
     checkpoint: str | Path | None = None,
     resume: bool = False,
-) -> Any:
+) -> InferenceData:
     """Run an algorithm on a federation.
 
     Args:
@@ -135,7 +135,8 @@ def run(
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
-            error.result = replace(finish, algorithm=error.algorithm)(error.state)
+            if error.state is not None:
+                error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         finally:
             context.executor.close()
@@ -172,9 +173,7 @@ class _Finish:
     log_likelihood: bool
     collect_local: bool
 
-    def __call__(self, shared: State | None) -> Any:
-        if shared is None:
-            return None
+    def __call__(self, shared: State) -> InferenceData:
         context, record = self.context, self.context.record
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)
         try:
