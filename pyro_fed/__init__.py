@@ -66,6 +66,9 @@ from pyro_fed.infer import (
     PaperSVGD,
     ParallelDSVGD,
 )
+from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
 
@@ -110,12 +113,14 @@ __all__ = [
     "Quadrature",
     "QuorumError",
     "SettingError",
+    "StepControl",
     "column_sums",
     "combination",
     "compare",
     "executors",
     "graph",
     "ksd",
+    "optim",
     "partition",
     "plot_comparison",
     "plot_consensus",
@@ -128,4 +133,5 @@ __all__ = [
     "predict",
     "run",
     "schedule",
+    "tilted",
 ]

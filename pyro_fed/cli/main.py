@@ -19,7 +19,7 @@ from pyro_fed.cli.flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
 from pyro_fed.recipes import library, recipe
 from pyro_fed.recipes.experiment import build_federation
-from pyro_fed.recipes.values import parse_assignment, to_toml
+from pyro_fed.recipes.values import parse_assignment
 
 #: Rows of the posterior's table that are shown unless more are asked for.
 SUMMARY_ROWS = 20
@@ -134,14 +134,10 @@ def _run_block(module: Any, chosen: recipe.Recipe, algorithm: Any, fed: Any, par
     lines = [
         terminal.field("model", f"{Path(module.__file__).stem}: {library.first_line(module.__doc__)}"),
         terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
-        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in _settings(algorithm).items())),
+        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in recipe.flat_settings(algorithm).items())),
         terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
     return "\n".join([terminal.heading("Run"), *lines])
-
-
-def _settings(algorithm: Any) -> dict[str, str]:
-    return {name: to_toml(getattr(algorithm, name)) for name in recipe.setting_hints(type(algorithm))}
 
 
 main.add_command(compare)
@@ -174,7 +170,7 @@ def show(recipe_name: str) -> None:
     The defaults of the settings that the recipe leaves out stand at the end.
     """
     chosen = recipe.load(recipe_name)
-    defaults = {k: v for k, v in _settings(chosen.build()).items() if k not in chosen.settings}
+    defaults = chosen.left_out()
     click.echo(f"# {chosen.path}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")
     click.echo(f"\n# Settings of {chosen.algorithm.__name__} that this recipe leaves at their defaults:")
     click.echo("\n".join(f"# {name} = {value}" for name, value in defaults.items()) or "# (none)")

@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
@@ -131,7 +132,7 @@ class _Site:
             if graph is not None and isinstance(algorithm, OnGraph):
                 algorithm = algorithm.on_graph(graph)
             for part in chain_of(algorithm, federation.problem):
-                known.append(repr(part))
+                known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")

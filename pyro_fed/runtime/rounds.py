@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Asked, Record
@@ -58,9 +58,9 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [algorithm]
+    chain = [resolved(algorithm)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, first)
+        chain.insert(0, resolved(first))
     return chain
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
@@ -110,6 +110,7 @@ def run(
             "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
             f"received {algorithm!r} and {federation!r}"
         )
+    algorithm = resolved(algorithm)
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
