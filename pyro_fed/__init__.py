@@ -69,6 +69,7 @@ from pyro_fed.infer import (
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.peers import update
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
 
@@ -134,4 +135,5 @@ __all__ = [
     "run",
     "schedule",
     "tilted",
+    "update",
 ]
