@@ -6,7 +6,6 @@ fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
 idata = pf.run(pf.DSVGD(num_particles=100), fed)
 """
 
-
 from pyro_fed import graph
 from pyro_fed.algorithm import combination, schedule
 from pyro_fed.algorithm.privacy import Private

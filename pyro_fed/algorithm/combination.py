@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import SiteKeeping
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 

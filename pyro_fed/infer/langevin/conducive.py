@@ -12,7 +12,7 @@ With Gaussian surrogates g_s is linear, so that a client holds its value at one 
 
 and one evaluation costs one product of a matrix and a vector, whatever the number of clients.
 
-Deviations, each a setting of `infer.langevin`:
+Deviations, each a setting of `langevin.langevin`:
 
 * `trust`: beyond R posterior SDs from θ*, g_s is taken at the point of that distance in θ's direction. P - P_s/f_s
   is indefinite, so that far out g_s would drive a chain away exponentially while it stays at one client. The point
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian

@@ -33,16 +33,16 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Clients × points × rows evaluated at once.

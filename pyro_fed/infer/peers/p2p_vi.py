@@ -37,8 +37,9 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
@@ -46,11 +47,10 @@ from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
-from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief
 from pyro_fed.infer.peers.update import SVI, Name, Newton, Update
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.

@@ -14,12 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.peers.beliefs import unit_spread, where, with_prior
+from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of, where
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 

@@ -1,7 +1,6 @@
 """How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, or by Adam on the evidence lower bound.
 
-    pf.P2PVI(update=pf.update.SVI(steps=50), start="prior")     an instance, with settings of its own
-    pf.P2PVI(update="svi")                                      its name: the defaults
+An instance has settings of its own, ``update=pf.update.SVI(steps=50)``; a name has the defaults, ``update="svi"``.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.capabilities import DrawStats, Pooled
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem

@@ -22,7 +22,8 @@ from pyro.optim import ClippedAdam
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

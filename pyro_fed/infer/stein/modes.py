@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Noise, Start, State, started
+from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.schedule import All, Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.errors import SettingError

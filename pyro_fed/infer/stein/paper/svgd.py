@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
