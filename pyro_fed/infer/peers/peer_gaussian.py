@@ -108,7 +108,6 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
                 covariance=self.covariance,
                 full_dim=self.full_dim,
                 curvature=self.curvature,
-                num_points=self.num_points,
             )
         )
 

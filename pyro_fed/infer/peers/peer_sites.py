@@ -55,11 +55,11 @@ def new_site(
     """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
 
     Args:
-        algorithm: as for `expected_site`, likewise `problem`, `batch` and `share`.
+        algorithm: its points and derivatives are used.
         problem: the model.
         q: beliefs, (C,), proper or not.
-        batch: the agents' rows.
-        share: c_i, (C,).
+        batch: the agents' rows, weight (C, n).
+        share: c_i, the prior's share of each agent, (C,).
         local: the agents' states, with `anchor_*` and `start`.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
 

@@ -111,7 +111,7 @@ class Modes(Algorithm, ServerWork):
         return shared | _prefixed("prior_look_", look_at_prior(problem, shared["trial"].to(problem.dtype)))
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trial points."""
+        """The trial points, at which every client looks."""
         return super().download({"trial": shared["trial"]}, clients)
 
     def local_step(

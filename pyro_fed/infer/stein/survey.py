@@ -94,7 +94,7 @@ class Survey(Algorithm, ServerWork):
         return FedLaplace(min_curvature=self.min_curvature)
 
     def modes(self) -> Algorithm:
-        """The modes."""
+        """The search for modes, each with its Laplace approximation."""
         return Modes(min_curvature=self.min_curvature)
 
     def ep(self) -> Algorithm:

@@ -39,6 +39,7 @@ from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
@@ -148,7 +149,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         }
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """A dead KDE."""
+        """A kernel density estimate in which particles see themselves alone."""
         alive = record.last("kde_alive")
         if len(alive) == 0 or np.mean(alive) >= ALIVE:
             return []
@@ -160,15 +161,35 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         ]
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperDSVGD(SiteParticles):
     """DSVGD as published: particles at the server, and one site of N local particles a client.
 
     Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
         distill_steps: L', SVGD steps that distil the site.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.
+
+    Example:
+        >>> idata = pf.run(pf.PaperDSVGD(num_particles=100, batch_size=10), fed)
     """
 
     distill_steps: int = 200
