@@ -64,11 +64,11 @@ from pyro_fed.infer import (
     PaperParallelDSVGD,
     PaperSVGD,
     ParallelDSVGD,
+    StepControl,
+    optim,
+    tilted,
+    update,
 )
-from pyro_fed.infer.averaging import optim
-from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.peers import update
 from pyro_fed.runtime import executors
 from pyro_fed.runtime.run import run
 

@@ -80,7 +80,7 @@ def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool =
         object.__setattr__(owner, field, by_name(type(owner), field, family, value))
     elif not isinstance(value, family) and not (allow_none and value is None):
         raise SettingError(
-            f"{type(owner).__name__}: {field} must be a {family.what} of {family.door}, such as "
+            f"{type(owner).__name__}: {field} must be one of {family.door}, such as "
             f"{family.door}.{next(iter(family.kinds().values())).__name__}(), or its name, one of "
             f"{list(family.kinds())}, received {value!r}"
         )

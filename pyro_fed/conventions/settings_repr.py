@@ -76,7 +76,8 @@ def whole(settings: Any) -> dict[str, Any]:
 
 def described(settings: Any) -> str:
     """A dataclass and all its fields as one line of text, on which two processes agree: a run and the one resumed."""
-    return f"{type(settings).__name__}({whole(settings)})"
+    fields = ", ".join(f"{name}={value!r}" for name, value in whole(settings).items())
+    return f"{type(settings).__name__}({fields})"
 
 
 def _plain(value: Any) -> Any:

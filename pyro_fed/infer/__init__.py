@@ -1,15 +1,19 @@
 """Inference algorithms, one module each."""
 
+from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.fedpa import BCM, FedPA
 from pyro_fed.infer.ep.fedsep import FedSEP
 from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.langevin.dsgld import DSGLD
 from pyro_fed.infer.langevin.fald import FALD
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.langevin.sgld import SGLD
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.peers import update
 from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 from pyro_fed.infer.peers.p2p_vi import P2PVI
@@ -53,4 +57,8 @@ __all__ = [
     "PaperParallelDSVGD",
     "PaperSVGD",
     "ParallelDSVGD",
+    "StepControl",
+    "optim",
+    "tilted",
+    "update",
 ]

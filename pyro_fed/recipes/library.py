@@ -90,7 +90,7 @@ def load_model(name_or_path: str | Path) -> ModuleType:
     The file is executed: it is code, load only what you trust.
 
     Args:
-        name_or_path: as for `find_model`.
+        name_or_path: a name in the library (``"logistic_regression"``), or the path of a ``.py`` file.
 
     Returns:
         A module with ``model``, ``PLATE`` and ``load_data``.

@@ -35,13 +35,13 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.ep.site_updates import at_rest
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.derivatives import in_blocks
 from pyro_fed.infer.sites.gaussian_sites import largest_move
-from pyro_fed.infer.stein.particles import likelihood_scores
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0

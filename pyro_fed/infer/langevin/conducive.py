@@ -64,7 +64,8 @@ def full_score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tenso
         log_prior, pointwise = problem.log_parts(z, batch.rows)
         return log_prior + local["inverse_f"] * (pointwise * batch.weight).sum()
 
-    return grad(log_target)(z) + conducive(z, local)
+    unbiased: Tensor = grad(log_target)(z)
+    return unbiased + conducive(z, local)
 
 
 def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
@@ -79,12 +80,14 @@ def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
     # One pass for both points; the prior has no rows and needs no correction.
     both = torch.stack([z, local["anchor"]])
     here, there = problem.vmap(grad(log_target))(both, torch.eye(2, dtype=z.dtype, device=z.device)[0])
-    return here - there + local["inverse_f"] * local["anchor_score"] + conducive(z, local)
+    corrected: Tensor = here - there + local["inverse_f"] * local["anchor_score"]
+    return corrected + conducive(z, local)
 
 
 def anchor_score(problem: Problem, local: State, batch: Batch) -> Tensor:
     """Gradient of a batch's log-likelihood at the anchor: (D,)."""
-    return grad(lambda z: problem.log_lik(z, batch))(local["anchor"])
+    slope: Tensor = grad(lambda z: problem.log_lik(z, batch))(local["anchor"])
+    return slope
 
 
 def conducive(z: Tensor, local: State) -> Tensor:

@@ -146,7 +146,8 @@ class P2PEP(PeerGaussian):
             log_prior, pointwise = problem.log_parts(z, batch.rows)
             return share * log_prior + (pointwise * batch.weight).sum()
 
-        return problem.vmap(at)(points)
+        values: Tensor = problem.vmap(at)(points)
+        return values
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Agents whose tilted distribution lies elsewhere than the belief."""

@@ -86,7 +86,8 @@ class CompiledNUTS(mcmc.NUTS):
         self.steps = self._warmup = 0
 
     def _potential(self, params: dict[str, Tensor]) -> Tensor:
-        return _WithGradient.apply(params[SITE], self.density.value_and_gradient)
+        value: Tensor = _WithGradient.apply(params[SITE], self.density.value_and_gradient)
+        return value
 
     def _build_basetree(
         self,

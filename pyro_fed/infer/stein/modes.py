@@ -203,7 +203,8 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
         hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
         return Look(value, score, -hessian)
 
-    return problem.vmap(at)(points)
+    seen: Look = problem.vmap(at)(points)
+    return seen
 
 
 def _prefixed(prefix: str, look: Look) -> State:

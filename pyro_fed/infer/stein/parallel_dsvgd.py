@@ -28,10 +28,10 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.scores import prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.dsvgd import DSVGD, own_site
-from pyro_fed.infer.stein.particles import prior_scores
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 

@@ -195,7 +195,7 @@ def _finite_mean(product: Gaussian) -> Tensor:
 
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
-    curvature = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
+    curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
     if not product.dense:
         return curvature.diagonal().clamp_min(0)
     return positive_part(curvature)

@@ -124,7 +124,8 @@ class Chain(TiltedInference):
         steps = torch.arange(self.steps, dtype=torch.float64)
         since = steps[self.burn_in :: self.thin].unsqueeze(1) - steps
         decayed = (1 - self.step_size / 2) ** since.clamp_min(0)
-        return torch.where(since >= 0, decayed, 0.0).mean(0) * self.step_size**0.5
+        weights: Tensor = self.step_size**0.5 * torch.where(since >= 0, decayed, 0.0).mean(0)
+        return weights
 
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
         z, velocity = carry
