@@ -171,7 +171,8 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
         return (shared["point"] + shared["aim"].unsqueeze(-1) * shared["direction"]).unsqueeze(0), line
 
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        return values
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""

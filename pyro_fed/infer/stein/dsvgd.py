@@ -263,7 +263,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
             return problem.log_joint(coordinates.model(z), batch, self.temperature)
 
         others = site_scores(const["precision"], const["eta"], white) + const["tilt"]
-        return problem.vmap(grad(log_target))(white) + others
+        own: Tensor = problem.vmap(grad(log_target))(white)
+        return own + others
 
     def own_scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
         """The client's own likelihood score, (N, D)."""

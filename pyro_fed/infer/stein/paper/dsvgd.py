@@ -101,7 +101,9 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         batch, dims = with_batches(data, self.batch_size)
         carry = (shared["particles"], self.start_optimiser(shared["particles"]))
         axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
-        (particles, _), _ = problem.scan(self._global_step, carry, (shared, site, batch), noise, self.local_steps, axes)
+        const = (shared, site, batch)
+        end, _ = problem.scan(self._global_step, carry, const, noise, self.local_steps, axes)
+        particles: Tensor = end[0]
         return particles
 
     def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
@@ -133,11 +135,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             return is_prior * log_prior + (pointwise * batch.weight).sum() / self.temperature
 
         density = kde_score(particles, shared["particles"], self.kde_bandwidth, self.kde_floor)
-        return (
-            problem.vmap(grad(model_part))(particles)
-            + (1.0 - is_prior) * density
-            - self.site_score(problem, particles, site)
-        )
+        model: Tensor = problem.vmap(grad(model_part))(particles)
+        return model + (1.0 - is_prior) * density - self.site_score(problem, particles, site)
 
     def figures(self, shared: State, particles: Tensor) -> State:
         """Effective neighbours in the KDE of q^(i-1) at the new particles, and the particles' spread."""
