@@ -13,6 +13,7 @@ from .langevin.fald import FALD as FALD
 from .langevin.fsgld import FSGLD as FSGLD
 from .langevin.sgld import SGLD as SGLD
 from .laplace.fedlaplace import FedLaplace as FedLaplace
+from .peers import update as update
 from .peers.p2p_ep import P2PEP as P2PEP
 from .peers.p2p_fedavg import P2PFedAvg as P2PFedAvg
 from .peers.p2p_vi import P2PVI as P2PVI
