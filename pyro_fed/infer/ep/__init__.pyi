@@ -1,0 +1,5 @@
+from .fedep import FedEP as FedEP
+from .fedpa import BCM as BCM
+from .fedpa import FedPA as FedPA
+from .fedsep import FedSEP as FedSEP
+from .pvi import PVI as PVI
