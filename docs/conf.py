@@ -1,10 +1,15 @@
 """Configuration of the documentation."""
 
 import os
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 import jupytext
+
+sys.path.append(str(Path(__file__).parent))  # as Sphinx asks for: modules beside this file
+import public_names
 
 project = "pyro_fed"
 author = "The pyro_fed authors"
@@ -30,5 +35,17 @@ for script in sorted((Path(__file__).parent.parent / "tutorials").glob("[0-9]*.p
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True  # a default as it is written
 default_role = "code"  # `name` in a docstring is a name, not a reference
 napoleon_google_docstring = True
+
+
+def setup(app: Any) -> None:
+    """Fill the API pages with the names that the package's doors offer."""
+
+    def fill(_: Any, page: str, source: list[str]) -> None:
+        if page.startswith("api/"):
+            source[0] = public_names.filled(source[0])
+
+    app.connect("source-read", fill)
