@@ -39,6 +39,7 @@ autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True  # a default as it is written
 default_role = "code"  # `name` in a docstring is a name, not a reference
 napoleon_google_docstring = True
+napoleon_custom_sections = [("Class attributes", "params_style")]
 
 
 def setup(app: Any) -> None:

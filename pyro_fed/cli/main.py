@@ -170,7 +170,7 @@ def _algorithms() -> dict[str, str]:
     from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.recipes import library
 
-    public = {name: getattr(infer, name) for name in infer.__all__}
+    public = {name: getattr(infer, name) for name in dir(infer)}
     types = {name: value for name, value in public.items() if isinstance(value, type) and issubclass(value, Algorithm)}
     classes = {name: value for name, value in types.items() if not inspect.isabstract(value)}
     return {name: library.first_line(inspect.getdoc(cls)) for name, cls in sorted(classes.items())}

@@ -203,7 +203,7 @@ class Problem(BoundModel):
             rows: rows that deterministic sites inside the plate are computed on; all by default.
 
         Returns:
-            site name → (..., *site shape).
+            site name → `(..., *site shape)`.
         """
         if z.dim() > 1:
             return self.vmap(lambda one: self.constrain(one, rows))(z)
