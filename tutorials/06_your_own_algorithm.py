@@ -24,8 +24,7 @@ import torch
 from torch.func import grad
 
 import pyro_fed as pf
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.density.rows.batches import Batch
+from pyro_fed.algorithm import Algorithm, Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Figures of the papers: Stein variational inference
 #
-# The main figures of the papers on DSVGD, with the algorithms as published, in minutes. The scripts in `benchmarks/` do
-# the same at full size; tutorial 9 has the other papers' figures.
+# The main figures of the papers on DSVGD, with the algorithms as published, in minutes. The scripts in
+# `benchmarks/papers/` do the same at full size; tutorial 9 has the other papers' figures.
 #
 # ## Distributed Stein variational gradient descent (Kassab and Simeone, Fig. 2 and 3)
 #

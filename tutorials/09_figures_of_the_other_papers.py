@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Figures of the papers: expectation propagation, Langevin dynamics, peers
 #
-# The main figure of each of these papers, with the algorithms as published, in minutes. The scripts in `benchmarks/` do
-# the same at full size; tutorial 7 has the figures of Stein variational inference.
+# The main figure of each of these papers, with the algorithms as published, in minutes. The scripts in
+# `benchmarks/papers/` do the same at full size; tutorial 7 has the figures of Stein variational inference.
 #
 # ## Federated expectation propagation (Guo et al., Fig. 1)
 #
@@ -59,7 +59,7 @@ fed = pf.Federation(
     partition=pf.partition.Explicit([[0], [1]]),
 )
 family = {"covariance": "diag", "start": "prior", "num_points": 2}
-fits = {"FedPA": (pf.FedPA(client="laplace", curvature_steps=1, **family), 1), "FedEP": (pf.FedEP(**family), None)}
+fits = {"FedPA": (pf.FedPA(client=pf.tilted.Laplace(steps=1), **family), 1), "FedEP": (pf.FedEP(**family), None)}
 points = {"FedAvg": means.mean(0).numpy()}
 for name, (algorithm, r) in fits.items():
     idata = run(algorithm, fed, num_rounds=r, num_draws=20_000)

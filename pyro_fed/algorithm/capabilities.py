@@ -13,6 +13,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     KnownDensity  the log density that its draws come from is known
     DrawStats     more columns for `sample_stats`
     Advice        a cure of its own for an update that left the finite numbers
+    Delegates     what a user names; by its settings another algorithm may be run in its place
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
+    from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
     from pyro_fed.density.rows.batches import ClientData
@@ -197,3 +199,21 @@ class Advice(ABC):
             problem: the model's densities.
             before: the server's state before that update.
         """
+
+
+class Delegates(ABC):
+    """What a user names; by its settings another algorithm may be run in its place.
+
+    Example:
+        >>> resolved(pf.FedEP(guide=my_guide))
+        GuidedFedEP(guide=__main__.my_guide)
+    """
+
+    @abstractmethod
+    def delegate(self) -> Algorithm:
+        """The algorithm that is run: another one, or this."""
+
+
+def resolved(algorithm: Algorithm) -> Algorithm:
+    """The algorithm that is run where a user names this one."""
+    return algorithm.delegate() if isinstance(algorithm, Delegates) else algorithm

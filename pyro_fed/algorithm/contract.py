@@ -34,6 +34,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 
@@ -72,7 +73,7 @@ def started(start: Start | None, algorithm: Any) -> Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC):
+class Algorithm(SettingsRepr, ABC):
     """Base class of inference algorithms; what only some of them need is in `algorithm.capabilities`.
 
     Class attributes:

@@ -127,23 +127,15 @@ def run(
 
 def _run_block(module: ModuleType, chosen: Recipe, algorithm: Algorithm, fed: Federation, partition_text: str) -> str:
     from pyro_fed.analysis.report import terminal
-    from pyro_fed.recipes import library
+    from pyro_fed.recipes import library, recipe
 
     lines = [
         terminal.field("model", f"{Path(str(module.__file__)).stem}: {library.first_line(module.__doc__)}"),
         terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
-        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in _settings(algorithm).items())),
+        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in recipe.flat_settings(algorithm).items())),
         terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
     return "\n".join([terminal.heading("Run"), *lines])
-
-
-def _settings(algorithm: Algorithm) -> dict[str, str]:
-    """All settings of an algorithm, written as a recipe writes them."""
-    from pyro_fed.recipes import recipe
-    from pyro_fed.recipes.values import to_toml
-
-    return {name: to_toml(getattr(algorithm, name)) for name in recipe.setting_hints(type(algorithm))}
 
 
 main.add_command(compare)
@@ -186,7 +178,7 @@ def show(recipe_name: str) -> None:
     from pyro_fed.recipes import recipe
 
     chosen = recipe.load(recipe_name)
-    defaults = {k: v for k, v in _settings(chosen.build()).items() if k not in chosen.settings}
+    defaults = chosen.left_out()
     click.echo(f"# {chosen.path}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")
     click.echo(f"\n# Settings of {chosen.algorithm.__name__} that this recipe leaves at their defaults:")
     click.echo("\n".join(f"# {name} = {value}" for name, value in defaults.items()) or "# (none)")

@@ -66,3 +66,13 @@ def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(owner, name)
     if value not in choices:
         raise SettingError(f"{type(owner).__name__}: {name} must be one of {list(choices)}, received {value!r}")
+
+
+def check_betas(owner: Any) -> None:
+    """Adam's `betas`: two numbers in [0, 1).
+
+    Raises:
+        SettingError: names the setting and its value.
+    """
+    if len(owner.betas) != 2 or not all(0 <= beta < 1 for beta in owner.betas):
+        raise SettingError(f"{type(owner).__name__}: betas must be two numbers in [0, 1), received {owner.betas}")

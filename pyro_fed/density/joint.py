@@ -8,7 +8,7 @@ Rows carry their number, so that any of them, in any order, find their own laten
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -21,17 +21,15 @@ from pyro_fed.density.running.handlers import Source
 from pyro_fed.density.running.trace_sites import Message
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class JointProblem(Problem):
     """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`."""
 
     @classmethod
     def of(cls, problem: Problem) -> JointProblem:
         """The joint form of a problem, with a compiler of its own that has nothing compiled yet."""
-        joint = cls.__new__(cls)
-        vars(joint).update(vars(problem))
-        joint.compiler = Compiler(problem.compiler.level)
-        return joint
+        parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
+        return cls(**parts | {"compiler": Compiler(problem.compiler.level)})
 
     @property
     def sites(self) -> dict[str, Site]:
@@ -58,7 +56,7 @@ class JointProblem(Problem):
     def rows(self) -> tuple[Tensor, ...]:
         """The row tensors, and last the rows' numbers."""
         rows = super().rows
-        return (*rows, torch.arange(self.num_rows, device=rows[0].device))
+        return (*rows, torch.arange(len(rows[0]), device=rows[0].device))
 
     @property
     def all_rows(self) -> tuple[Any, ...]:
@@ -70,9 +68,9 @@ class JointProblem(Problem):
         """All rows."""
         return self.rows
 
-    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...] | None = None, local: Tensor | None = None) -> Source:
-        """The latents' values: z (D,), those inside the plate of these rows, all by default."""
-        sites, numbers = self.sites, (self.rows if rows is None else rows)[-1]
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
+        """The latents' values: z (D,), of those inside the plate the values of these rows."""
+        sites, numbers = self.sites, rows[-1]
 
         def source(msg: Message, _transform: Any) -> Tensor:
             site = sites[msg["name"]]

@@ -55,6 +55,10 @@ class Site:
         part = block[:, self.start : self.start + self.row_size]
         return part.reshape(len(block), *rest).movedim(0, axis)
 
+    def by_rows(self, value: Tensor) -> Tensor:
+        """An unconstrained value of the site's own shape as one vector a row, (m, row_size)."""
+        return value.movedim(self.axis or 0, 0).reshape(-1, self.row_size)
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -13,8 +13,8 @@ Latent sites inside the plate ("local") are no part of the vector: each row's ar
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,53 +22,200 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.factorisation import check_splits
-from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.density.compiling.mapping import choose_mapping
 from pyro_fed.density.latents.discrete import sum_out
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.layout import Layout, Site
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of, sum_to_rows
+from pyro_fed.density.running.handlers import Execution, Source
+from pyro_fed.density.running.torch_modes import Writable
+from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
 from pyro_fed.density.starts import draw_starts
-from pyro_fed.errors import ModelError
+from pyro_fed.errors import DataError, ModelError
 
 
-@dataclass(eq=False)
-class Problem(BoundModel):
-    """A bound model as densities of its flat vector, mapped and compiled.
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model's densities, as functions of its flat vector, mapped and compiled.
 
-    Built by `Federation`; `inspection.describe` has checked that the likelihood factorises over the rows.
+    Made once, and checked, by `build`, which `Federation` calls. It does not change: `dataclasses.replace` gives
+    another one, with another compiler, say. (The compiler keeps the steps that it has compiled.)
 
     Attributes:
-        compiler: how steps are mapped and compiled; `run` puts its own in place.
+        bound: the model and its arguments.
+        layout: the model's sites.
+        num_rows: rows over all clients; more than `bound` has where they are elsewhere.
+        quadrature: how latent sites inside the plate are integrated out.
+        compiler: how steps are mapped and compiled.
+        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
         progress: whether a long local step shows a progress bar of its own.
+
+    Example:
+        >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
+        >>> z = problem.init(5, torch.Generator().manual_seed(0))              # (5, D)
+        >>> problem.log_prior(z) + problem.log_lik(z)                           # (5,)
+        >>> problem.constrain(z)["beta"]                                        # (5, *shape of site beta)
     """
 
-    compiler: Compiler = field(init=False)
-    progress: bool = field(init=False, default=False)
+    bound: BoundModel
+    layout: Layout
+    num_rows: int
+    quadrature: Quadrature = field(default_factory=Quadrature)
+    compiler: Compiler = field(default_factory=lambda: Compiler("off"))
+    writes: bool = False
+    progress: bool = False
 
-    def __post_init__(self) -> None:
-        self.compiler = Compiler("off")
-        self.layout = describe(self)
-        check_splits(self)
-        if self.local_dim:
-            self.quadrature = self.quadrature.fitted(self)
-        choose_mapping(self)
-        held = sorted(name for name in self.constants if not self._is_centring(name))
-        if held:
-            warnings.warn(
-                f"pyro.param statements {held} are held constant at their present values: give them priors to infer "
-                "them",
-                UserWarning,
-                stacklevel=3,
-            )
+    # -- the model and its data ------------------------------------------------------------------------------
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The ordinary Pyro model."""
+        return self.bound.model
 
-    def _is_centring(self, name: str) -> bool:
-        """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
-        decentred = name.removesuffix("_centered") + "_decentered"
-        return name.endswith("_centered") and decentred in {**self.layout.latents, **self.layout.local}
+    @property
+    def arguments(self) -> Arguments:
+        """The model's arguments, pooled, with the row-sharded leaves marked."""
+        return self.bound.arguments
+
+    @property
+    def plate(self) -> str:
+        """Name of the partitioned plate."""
+        return self.bound.plate
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of the unconstrained vector."""
+        return self.bound.dtype
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
+        return self.bound.rows
+
+    @property
+    def all_rows(self) -> tuple[Any, ...]:
+        """All rows, as the model takes them at once: those of nested plates in their original order."""
+        return self.bound.all_rows
+
+    @property
+    def fewest_rows(self) -> tuple[Tensor, ...]:
+        """Rows on which a run of the model meets every site of the flat vector."""
+        return tuple(leaf[:1] for leaf in self.rows)
+
+    # -- shape of the vector ---------------------------------------------------------------------------------
+    @property
+    def sites(self) -> dict[str, Site]:
+        """Latent sites of the flat vector, by name, in its order."""
+        return self.layout.latents
+
+    @property
+    def dim(self) -> int:
+        """D, the length of the flat unconstrained vector."""
+        return sum(site.size for site in self.sites.values())
+
+    @property
+    def local_dim(self) -> int:
+        """Latents of one row that are integrated out of its likelihood."""
+        return sum(site.row_size for site in self.layout.local.values())
+
+    @property
+    def reported(self) -> dict[str, Site]:
+        """Deterministic sites whose values the flat vector determines."""
+        hidden = self.layout.depends_on_local | self.layout.depends_on_discrete
+        return {name: site for name, site in self.layout.reported.items() if name not in hidden}
+
+    # -- what a density costs ----------------------------------------------------------------------------------
+    @property
+    def widest(self) -> int:
+        """Rows of the partitioned plate, or of the largest plate nested in it."""
+        return max(self.num_rows, *(len(part) for part in self.arguments.members(self.arguments.all_rows).values()), 0)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the quadrature: how often a row's density is computed in one log-likelihood."""
+        return self.quadrature.num_nodes(self.local_dim) if self.local_dim else 1
+
+    @property
+    def evaluations(self) -> int:
+        """Densities of rows computed in one log-likelihood of all data."""
+        return self.widest * self.num_nodes
+
+    # -- running the model -------------------------------------------------------------------------------------
+    def execute(
+        self, source: Source, rows: tuple[Tensor, ...], *, densities: bool = False, **options: Any
+    ) -> Execution:
+        """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
+
+        With densities, discrete latents take all of their values at once, but for those that `discrete=` gives.
+
+        Args:
+            source: gives the latents their unconstrained values.
+            rows: row tensors, each (m, ...), m >= 1.
+            densities: compute the sites' log densities.
+            options: as for `BoundModel.execute`.
+        """
+        enumerate_at = self.layout.first_enum_dim if densities else None
+        return self.bound.execute(source, rows, densities=densities, enumerate_at=enumerate_at, **options)
+
+    def execute_at(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any) -> Execution:
+        """The same with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim)."""
+        with self._written((z, *rows)):
+            return self.execute(self.from_vector(z, rows, local), rows, **options)
+
+    def _written(self, mapped: Iterable[Any]) -> AbstractContextManager[Any]:
+        """What the model needs to be run under `vmap` on tensors that are mapped."""
+        return Writable(mapped) if self.writes else nullcontext()
+
+    def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
+        """The latents' values: those of z (D,), and of these rows `local` (m, local_dim), zero by default."""
+        block = z.new_zeros(len(rows[0]), self.local_dim) if local is None else local
+
+        def source(msg: Message, _transform: Any) -> Tensor:
+            if msg["name"] in self.layout.local:
+                return self.layout.local[msg["name"]].of_rows(block)
+            site = self.sites[msg["name"]]
+            return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
+
+        return source
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector (D,) of constrained values, one a latent site.
+
+        Raises:
+            DataError: a site that is missing.
+        """
+        missing = [name for name in self.sites if name not in values]
+        if missing:
+            raise DataError(f"no value for latent sites {missing}; the model has {list(self.sites)}")
+
+        def source(msg: Message, transform: Any) -> Tensor:
+            value = torch.as_tensor(values[msg["name"]], dtype=self.dtype)
+            z: Tensor = transform.inv(value.reshape(msg["fn"].shape()))
+            return z
+
+        with self._written(values.values()):
+            return self.collect(source)
+
+    def collect(self, source: Source) -> Tensor:
+        """The flat vector (D,) of what `source` says of each latent site."""
+        parts: dict[str, Tensor] = {}
+
+        def recording(msg: Message, transform: Any) -> Tensor:
+            if msg["name"] not in self.sites:
+                return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=self.dtype)
+            z = source(msg, transform).detach()
+            parts[msg["name"]] = z.reshape(-1)
+            return z
+
+        self.execute(recording, self.fewest_rows)
+        return torch.cat([parts[name] for name in self.sites])
 
     # -- mapping and compiling -----------------------------------------------------------------------------
+    @property
+    def looped(self) -> bool:
+        """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
+        return self.compiler.level == "loop"
+
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a loop where the model cannot be vectorised."""
         return self.compiler.vmap(function, in_dims)
@@ -101,7 +248,13 @@ class Problem(BoundModel):
             local: (m, local_dim) unconstrained latents of the rows.
             options: as for `execute`.
         """
-        outside, inside = self._plate_terms(z, rows, local, **options)
+        return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
+
+    def terms_of(
+        self, execution: Execution, rows: tuple[Tensor, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The same of a run of the model with densities on these rows."""
+        outside, inside = self._plate_terms(execution, rows)
         members = self.arguments.members(rows[: len(self.arguments.rows)])
         return outside, {
             name: members[plate].to_groups(terms) if plate in members else terms
@@ -109,11 +262,11 @@ class Problem(BoundModel):
         }
 
     def _plate_terms(
-        self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
+        self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
         """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
-        trace, filler, _ = self.execute_at(z, rows, local, densities=True, **options)
-        nothing = torch.zeros((), dtype=self.dtype, device=z.device)
+        trace, filler, _ = execution
+        nothing = torch.zeros((), dtype=self.dtype, device=rows[0].device)
         outside = {"": nothing + filler.log_jacobian}
         inside = {}
         for name, site in trace.nodes.items():
@@ -135,6 +288,10 @@ class Problem(BoundModel):
             alone[""] = self.plate, nothing.expand(len(rows[0])) + filler.row_jacobian
         return outside, alone | joint
 
+    def _pooled_terms(self, z: Tensor) -> dict[str, tuple[str, Tensor]]:
+        """Each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows there."""
+        return self._plate_terms(self.execute_at(z, self.all_rows, densities=True), self.all_rows)[1]
+
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...)."""
         if self.local_dim:
@@ -152,13 +309,15 @@ class Problem(BoundModel):
     def log_prior(self, z: Tensor) -> Tensor:
         """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...)."""
         if z.dim() > 1:
-            return self.vmap(self.log_prior)(z)
+            many: Tensor = self.vmap(self.log_prior)(z)
+            return many
         return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
         if z.dim() > 1:
-            return self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
+            many: Tensor = self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
+            return many
         return self.log_parts(z, self.all_rows if rows is None else rows)[1]
 
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
@@ -167,22 +326,24 @@ class Problem(BoundModel):
         Where latents are integrated out the observed sites have one term together, under their joined names.
         """
         if z.dim() > 1:
-            return self.vmap(self.site_log_lik)(z)
+            many: dict[str, Tensor] = self.vmap(self.site_log_lik)(z)
+            return many
         if self.local_dim:
             return {"_".join(self.layout.observed): self.pointwise_log_lik(z)}
-        return {name: terms for name, (_, terms) in self._plate_terms(z, self.all_rows)[1].items()}
+        return {name: terms for name, (_, terms) in self._pooled_terms(z).items()}
 
     def term_plates(self) -> dict[str, str]:
         """The plate of rows, partitioned or nested, that each term of `site_log_lik` runs over."""
         z = torch.zeros(self.dim, dtype=self.dtype, device=self.rows[0].device)
         if self.local_dim:
             return dict.fromkeys(self.site_log_lik(z), self.plate)
-        return {name: plate for name, (plate, _) in self._plate_terms(z, self.all_rows)[1].items()}
+        return {name: plate for name, (plate, _) in self._pooled_terms(z).items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
         """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default."""
         if z.dim() > 1:
-            return self.vmap(lambda one: self.log_lik(one, batch))(z)
+            many: Tensor = self.vmap(lambda one: self.log_lik(one, batch))(z)
+            return many
         if batch is None:
             return self.pointwise_log_lik(z).sum()
         return (self.pointwise_log_lik(z, batch.rows) * batch.weight).sum()
@@ -206,7 +367,8 @@ class Problem(BoundModel):
             site name → `(..., *site shape)`.
         """
         if z.dim() > 1:
-            return self.vmap(lambda one: self.constrain(one, rows))(z)
+            many: dict[str, Tensor] = self.vmap(lambda one: self.constrain(one, rows))(z)
+            return many
         rows = self.all_rows if rows is None else rows
         trace, filler, _ = self.execute_at(z, rows)
         values = {name: filler.values[name] for name in self.sites}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
 #: Rows on which a start must have a finite log-likelihood.
 CHECK_ROWS = 64
@@ -31,7 +29,7 @@ class _Feasible(NamedTuple):
 
 
 def draw_starts(
-    problem: Problem,
+    problem: RowDensities,
     num_samples: int,
     generator: torch.Generator,
     strategy: Callable[..., Any] | None,
@@ -50,15 +48,19 @@ def draw_starts(
         ModelError: no such point was found in `MAX_TRIES` draws.
     """
 
+    def unconstrained(transform: Any, value: Tensor) -> Tensor:
+        z: Tensor = transform.inv(value.to(problem.bound.dtype))
+        return z
+
     def source(msg: Message, transform: Any) -> Tensor:
         if msg["name"] not in problem.layout.improper:
             value = msg["fn"].sample() if strategy is None else strategy(msg)
-            return transform.inv(value.to(problem.dtype))
+            return unconstrained(transform, value)
         shape = problem.sites[msg["name"]].unconstrained_shape
         if strategy is None:
-            return (2 * torch.rand(shape, dtype=problem.dtype) - 1) * radius
-        feasible = _Feasible(transform(torch.zeros(shape, dtype=problem.dtype)), msg["fn"].support)
-        return transform.inv(strategy(msg | {"fn": feasible}).to(problem.dtype))
+            return (2 * torch.rand(shape, dtype=problem.bound.dtype) - 1) * radius
+        feasible = _Feasible(transform(torch.zeros(shape, dtype=problem.bound.dtype)), msg["fn"].support)
+        return unconstrained(transform, strategy(msg | {"fn": feasible}))
 
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
@@ -66,7 +68,7 @@ def draw_starts(
         return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
 
 
-def _first_finite(problem: Problem, source: Callable[[Message, Any], Tensor]) -> Tensor:
+def _first_finite(problem: RowDensities, source: Callable[[Message, Any], Tensor]) -> Tensor:
     rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
     for _ in range(MAX_TRIES):
         z = problem.collect(source)

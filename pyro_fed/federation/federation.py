@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.client_names import check_client_id
-from pyro_fed.density.checks.plate_size import check_plate_size
+from pyro_fed.density.build import build
+from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
@@ -26,7 +26,7 @@ from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_finite, check_labels
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
-from pyro_fed.federation.pooling import plate_sizes, pool_clients
+from pyro_fed.federation.pooling import first_look, pool_clients
 from pyro_fed.federation.split_arguments import choose_shards
 
 
@@ -82,21 +82,25 @@ class Federation:
         quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        sizes = plate_sizes(model, arguments, plate, rows)
-        size = sizes[plate]
+        dtype = _floating(dtype, arguments)
+        sizes, seen = first_look(model, arguments, plate, rows, dtype)
         if rows:
             arguments = group_arguments(arguments, plate, sizes, rows, shard)
         else:
-            arguments = choose_shards(arguments, size, shard)
-        check_plate_size(plate, size, arguments.num_rows)
+            arguments = choose_shards(arguments, sizes[plate], shard)
         if num_clients is not None and num_clients < 1:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
-        num_rows = arguments.num_rows or size
+        num_rows = arguments.num_rows or sizes[plate]
         split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), row_labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
-        options: dict[str, Any] = {"dtype": dtype, "dims": dims, "coords": coords, "quadrature": quadrature}
-        self._bind(model, arguments.dealt(clients), plate, num_rows, clients, **options)
+        self._bind(
+            *(model, arguments.dealt(clients), plate, num_rows, clients, dtype),
+            dims=dims,
+            coords=coords,
+            quadrature=quadrature,
+            seen=seen,
+        )
 
     @classmethod
     def from_clients(
@@ -139,9 +143,13 @@ class Federation:
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
-        options: dict[str, Any] = {"dtype": dtype, "dims": dims, "coords": coords, "quadrature": quadrature}
         self._bind(
-            model, arguments, plate, arguments.num_rows or 0, index, names=names, local_numbering=True, **options
+            *(model, arguments, plate, arguments.num_rows or 0, index, _floating(dtype, arguments)),
+            names=names,
+            local_numbering=True,
+            dims=dims,
+            coords=coords,
+            quadrature=quadrature,
         )
         return self
 
@@ -152,26 +160,39 @@ class Federation:
         plate: str,
         num_rows: int,
         clients: list[Tensor],
+        dtype: torch.dtype,
         *,
         names: list[str] | None = None,
         local_numbering: bool = False,
-        dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
         quadrature: Quadrature | None = None,
+        seen: FirstRun | None = None,
     ) -> None:
-        """What both ways of making a federation end in; `local_numbering` counts rows within a client in messages."""
+        """What all ways of making a federation end in.
+
+        Args:
+            model: an ordinary Pyro model.
+            arguments: pooled, with the row-sharded leaves marked.
+            plate: name of the partitioned plate.
+            num_rows: rows of the arguments.
+            clients: each client's row positions.
+            dtype: of the computation.
+            names: the clients' names; numbers by default.
+            local_numbering: count rows within a client in messages.
+            dims: as for `Federation`.
+            coords: as for `Federation`.
+            quadrature: as for `Federation`.
+            seen: a validated run of the model on all rows, where there has been one.
+        """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
         check_finite(arguments, clients, self.client_names, local_numbering)
-        dtype = dtype or arguments.floating_dtype()
-        if dtype not in (torch.float32, torch.float64):
-            raise SettingError(f"dtype must be torch.float32 or torch.float64, received {dtype}")
         if num_rows < 1:
             raise DataError(f"the data have no rows: plate '{plate}' is empty at every client")
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
-        self.problem = Problem(model, arguments.to(dtype), plate, num_rows, dtype, quadrature or Quadrature())
+        self.problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
         check_labels(self.problem, self.dims, self.coords)
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
@@ -276,6 +297,14 @@ class Federation:
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
+
+
+def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
+    """The dtype of the computation: the user's, or the data's."""
+    dtype = dtype or arguments.floating_dtype()
+    if dtype not in (torch.float32, torch.float64):
+        raise SettingError(f"dtype must be torch.float32 or torch.float64, received {dtype}")
+    return dtype
 
 
 def _why_not_left_out(keep: list[int], arguments: Arguments) -> str:

@@ -8,14 +8,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.plate_size import size_of_plate
 from pyro_fed.density.rows.arguments import Arguments, flatten
-from pyro_fed.density.running.handlers import FillLatents, run_model
-from pyro_fed.errors import DataError, ModelError
+from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
+from pyro_fed.errors import DataError, PyroFedError
 from pyro_fed.federation.data_checks import warn_duplicates
 from pyro_fed.federation.groups.reading import check_rows, group_arguments
 from pyro_fed.federation.split_arguments import choose_shards
 
 Shard = Collection[int | str] | str | int | None
+
+
+def first_look(
+    model: Callable[..., Any],
+    arguments: Arguments,
+    plate: str,
+    rows: Mapping[str, Any] | None,
+    dtype: torch.dtype,
+) -> tuple[dict[str, int], FirstRun | None]:
+    """Sizes of the model's plates, and the validated run on all of its data that they are from.
+
+    Where there is no such run, since the data are not finite, say, the sizes are from one without validation and what
+    is wrong is found later, once it is known which rows are whose.
+
+    Args:
+        model: the Pyro model.
+        arguments: its arguments.
+        plate: name of the partitioned plate.
+        rows: nested plates, as for `Federation`.
+        dtype: of the computation.
+
+    Raises:
+        ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
+        DataError: see `check_rows`.
+    """
+    args, kwargs = arguments.to(dtype).whole()
+
+    def run(source: Source) -> Execution:
+        filler = FillLatents(source, plate, {}, nested=tuple(rows or ()))
+        return run_model(model, args, kwargs, filler, indices=None, dtype=dtype, validate=True)
+
+    try:
+        seen = first_run(run, dtype)
+    except PyroFedError:
+        raise
+    except Exception:  # of any kind: it is raised again below, or by `build`, unless something else is to blame
+        return plate_sizes(model, arguments, plate, rows), None
+    size_of_plate(plate, seen.execution.plates)
+    return seen.execution.plates, seen
 
 
 def plate_sizes(
@@ -47,8 +88,7 @@ def plate_sizes(
         if plate in declared:  # an index out of range or of another length says more than where the model stumbled
             check_rows(arguments, plate, declared, rows or {}, where)
         raise
-    if plate not in declared:
-        raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
+    size_of_plate(plate, declared)
     return declared
 
 

@@ -7,7 +7,7 @@ a new process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,9 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
@@ -39,7 +41,7 @@ from pyro_fed.flower.wire import (
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import Reply, Work
-from pyro_fed.runtime.executors.host import Host, Phase, Request, Verdict
+from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
 from pyro_fed.runtime.messages import answer, decode
 from pyro_fed.runtime.rounds import chain_of
@@ -86,6 +88,7 @@ class _Site:
     given: list[str | Path]
     load_rows: LoadRows
     federations: dict[str, Federation] = field(default_factory=dict)
+    problems: dict[tuple[str, int, str], Problem] = field(default_factory=dict)
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client in its own words."""
@@ -96,9 +99,11 @@ class _Site:
         """The answer to an order."""
         order = Order.from_record(record_of(content, SETTINGS))
         message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
-        federation = self._federation(_name(context), context)
-        algorithm = self._algorithm(order, federation)
-        host = _host(order, federation, algorithm)
+        name = _name(context)
+        data = self._federation(name, context).client_data()
+        problem = self._problem(order, name, context)
+        algorithm = self._algorithm(order, problem)
+        host = _host(order, problem, data)
         _restore(host, order, algorithm, context, message.header.run)
         found = host.answer(_request(order, algorithm, message.tensors))
         _keep(host, context, message.header.run)
@@ -117,7 +122,15 @@ class _Site:
             self.federations[name] = federation
         return self.federations[name]
 
-    def _algorithm(self, order: Order, federation: Federation) -> Algorithm:
+    def _problem(self, order: Order, name: str, context: Context) -> Problem:
+        """The client's problem as the run has it: its number of rows, and its compiler, whose steps are kept."""
+        key = name, order.num_rows, order.level
+        if key not in self.problems:
+            problem = self._federation(name, context).problem
+            self.problems[key] = replace(problem, num_rows=order.num_rows, compiler=Compiler(order.level))
+        return self.problems[key]
+
+    def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
         """The one that the server runs, from this client's own recipes.
 
         Raises:
@@ -130,8 +143,8 @@ class _Site:
             graph = chosen.run_options(order.num_clients).get("graph")
             if graph is not None and isinstance(algorithm, OnGraph):
                 algorithm = algorithm.on_graph(graph)
-            for part in chain_of(algorithm, federation.problem):
-                known.append(repr(part))
+            for part in chain_of(algorithm, problem):
+                known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
@@ -144,10 +157,10 @@ def _check(federation: Federation) -> None:
         ModelError: says what.
     """
     problem = federation.problem
-    if problem.constants:
+    if problem.bound.constants:
         raise ModelError(
-            f"pyro.param statements {sorted(problem.constants)} may differ between clients' processes: write their "
-            "values into the model"
+            f"pyro.param statements {sorted(problem.bound.constants)} may differ between clients' processes: write "
+            "their values into the model"
         )
     if problem.local_dim or problem.arguments.nested_plates:
         raise ModelError(
@@ -162,19 +175,15 @@ def _name(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def _host(order: Order, federation: Federation, algorithm: Algorithm) -> Host:
+def _host(order: Order, problem: Problem, data: ClientData) -> Host:
     """A host of this one client, with rows padded as long as the longest client's."""
-    problem, data = federation.problem, federation.client_data()
-    problem.num_rows = order.num_rows
-    if problem.compiler.level != order.level:
-        problem.compiler = Compiler(order.level)
     index = torch.zeros(1, order.width, dtype=torch.int64)
     index[:, : data.row_index.shape[1]] = data.row_index
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
 
 
 def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
-    phase = Phase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
     verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
     work = None
     if order.job != STATES:
@@ -195,7 +204,7 @@ def _restore(host: Host, order: Order, algorithm: Algorithm, context: Context, r
             raise ProtocolError("this client has lost its state: its node was started anew")
         return
     tensors = load(kept["data"])
-    host.answer(Request(Phase(order.phase, algorithm, within(tensors, "local")), None))
+    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept["waiting"]
     host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -117,8 +117,8 @@ class Elsewhere(Federation):
         arguments = choose_shards(arguments, 1, list(first.rows))
         rows = [torch.zeros(client.num_rows, dtype=torch.int64) for client in clients]
         self.partition = Explicit([])
-        self._bind(model, arguments, plate, 1, rows, names=names)
-        self.problem.num_rows = sum(client.num_rows for client in clients)
+        self._bind(model, arguments, plate, 1, rows, arguments.floating_dtype(), names=names)
+        self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:
             raise ModelError(f"client {first.name} has a model with sites {first.sites}, the server's has {sites}")

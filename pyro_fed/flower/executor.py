@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from pyro_fed.algorithm.capabilities import Indicators, Pooled
 from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack
@@ -88,7 +89,7 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=repr(self.algorithm),
+            algorithm=described(self.algorithm),
             num_clients=len(self.nodes),
             num_rows=self.problem.num_rows,
             width=self.data.row_index.shape[1],

@@ -32,7 +32,7 @@ class Order:
 
     Attributes:
         job: `WORK`, `STATES`, or an indicator.
-        algorithm: what runs, by its `repr`; a client takes it from its own recipe.
+        algorithm: what runs, with all its settings; a client takes it from its own recipe.
         num_clients: clients of the run.
         num_rows: rows of all of them.
         width: rows of the longest client.

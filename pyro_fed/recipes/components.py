@@ -1,4 +1,4 @@
-"""Schedules and graphs by name: ``"round_robin"`` is ``pyro_fed.schedule.RoundRobin``, without a registry."""
+"""Schedules and graphs by name: ``"round_robin"`` is ``pf.schedule.RoundRobin``, without a registry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pyro_fed.conventions.spelling import closest, snake_case
 from pyro_fed.errors import SettingError
-from pyro_fed.recipes.library import closest
 
 
 def import_or_explain(module_name: str, where: str) -> ModuleType:
@@ -31,7 +31,7 @@ def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Pat
     converted, not registered, so a new one is found as soon as it is written.
 
     Args:
-        module_name: where to look, e.g. ``"pyro_fed.schedule"``.
+        module_name: where to look, e.g. ``"pyro_fed.algorithm.schedule"``.
         spec: the name, or a table with ``name`` and the keyword arguments.
         path: the recipe, for the message.
         *args: positional arguments, before those of the table.
@@ -58,13 +58,3 @@ def public_callables(module: ModuleType) -> dict[str, Any]:
     public = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
     home = module.__name__
     return {snake_case(n): v for n, v in public.items() if f"{v.__module__}.".startswith(f"{home}.")}
-
-
-def snake_case(name: str) -> str:
-    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case stays as it is."""
-    pieces = []
-    for i, letter in enumerate(name):
-        after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())
-        before_lower = i > 0 and name[i - 1].isupper() and i + 1 < len(name) and name[i + 1].islower()
-        pieces.append(("_" if letter.isupper() and (after_lower or before_lower) else "") + letter.lower())
-    return "".join(pieces)

@@ -8,13 +8,13 @@ checkout's.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
+from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import ModelError, SettingError
 
 #: What a model file defines: the Pyro model, the plate that is split, ``load_data() -> (train, test)``.
@@ -41,14 +41,6 @@ def list_recipes() -> dict[str, Path]:
 def _listed(kind: str, suffix: str) -> dict[str, Path]:
     files = sorted(library_folder(kind).glob(f"*{suffix}"))
     return {file.stem: file for file in files if not file.name.startswith("_")}
-
-
-def closest(name: str, valid: list[str]) -> str:
-    """A clause for an error message: the likely meant names, or else all the valid ones."""
-    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.7)
-    if near:
-        return f"did you mean {' or '.join(repr(n) for n in near)}?"
-    return f"valid names: {', '.join(sorted(valid)) or '(none)'}"
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
@@ -98,7 +90,7 @@ def load_model(name_or_path: str | Path) -> ModuleType:
     The file is executed: it is code, load only what you trust.
 
     Args:
-        name_or_path: as for `find_model`.
+        name_or_path: a name in the library (``"logistic_regression"``), or the path of a ``.py`` file.
 
     Returns:
         A module with ``model``, ``PLATE`` and ``load_data``.

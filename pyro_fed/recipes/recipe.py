@@ -8,6 +8,10 @@ A recipe names the algorithm's class, so a new algorithm needs no registry::
     [settings]                           # fields of the algorithm's dataclass
     num_particles = 100
 
+    [settings.client]                    # a setting with settings of its own, of the kind `name`; or client = "mcmc"
+    name = "mcmc"
+    steps = 500
+
     [run]                                # optional: arguments of pyro_fed.run
     num_rounds = 20
     schedule = "round_robin"             # or {name = "uniform_random", clients_per_round = 10}
@@ -22,16 +26,18 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, setting_hints, settings_in
+from pyro_fed.conventions.settings_repr import default_of
+from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.components import import_or_explain, resolve_component
-from pyro_fed.recipes.library import closest, find_recipe
-from pyro_fed.recipes.values import Mismatch, convert, describe
+from pyro_fed.recipes.library import find_recipe
+from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe, to_toml
 
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {
@@ -58,6 +64,7 @@ class Recipe:
         path: the file.
         algorithm: the algorithm's dataclass.
         settings: keyword arguments of that class, checked against its type hints.
+        given: the settings that the file says, those of other settings as ``client.steps``.
         run: ``num_rounds``, ``num_draws``, ``schedule`` and ``graph`` as the file gives them.
         description: what it is, in a line.
         source: where its values come from, by topic.
@@ -67,6 +74,7 @@ class Recipe:
     path: Path
     algorithm: type
     settings: Mapping[str, Any]
+    given: frozenset[str]
     run: Mapping[str, Any]
     description: str
     source: Mapping[str, str]
@@ -75,14 +83,23 @@ class Recipe:
         """The algorithm with the recipe's settings.
 
         Args:
-            overrides: settings that replace the recipe's, e.g. from the command line.
+            overrides: settings that replace the recipe's, e.g. from the command line; ``client.steps`` is one setting
+                of the setting ``client`` as it stands, or of what ``client`` says among the overrides.
             where: where they come from, for the message.
 
         Raises:
             SettingError: unknown setting, wrong type, or a value that the algorithm refuses.
+
+        Example:
+            >>> load("fedep_m").build({"client.steps": 100, "damping": 0.1})
         """
-        changed = check_settings(self.algorithm, overrides or {}, where)
+        present = {field.name: default_of(field) for field in dataclasses.fields(self.algorithm)}
+        changed = check_settings(self.algorithm, _nest(overrides or {}), where, {**present, **self.settings})
         return self.algorithm(**{**self.settings, **changed})
+
+    def left_out(self) -> dict[str, str]:
+        """The settings that the file leaves at their defaults, and these, as TOML writes them."""
+        return {name: text for name, text in flat_settings(self.build()).items() if name not in self.given}
 
     def run_options(self, num_clients: int) -> dict[str, Any]:
         """The ``[run]`` table as keyword arguments of `pyro_fed.run`.
@@ -125,6 +142,7 @@ def load(name_or_path: str | Path) -> Recipe:
         path=path,
         algorithm=algorithm,
         settings=MappingProxyType(check_settings(algorithm, settings, f"{path} [settings]")),
+        given=_given(settings),
         run=MappingProxyType(_checked(content.get("run", {}), _RUN, f"{path} [run]")),
         description=content.get("description", ""),
         source=MappingProxyType(_checked(source, dict.fromkeys(source, str), f"{path} [source]")),
@@ -143,19 +161,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"{path} is not a TOML file: {error}") from error
 
 
-def setting_hints(algorithm: type) -> dict[str, Any]:
-    """An algorithm's settings, field name to type hint."""
-    hints = typing.get_type_hints(algorithm)
-    return {field.name: hints[field.name] for field in dataclasses.fields(algorithm) if field.init}
-
-
-def check_settings(algorithm: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check settings against the fields of an algorithm's dataclass.
+def check_settings(
+    owner: type, given: Mapping[str, Any], where: str, present: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Check settings against the fields of a dataclass.
 
     Args:
-        algorithm: the dataclass.
-        given: values by field name.
+        owner: the dataclass: an algorithm, or settings of one of its settings.
+        given: values by field name; a setting with settings of its own may be a table of these.
         where: file and table, or the command line, for the message.
+        present: settings as they stand, which a table without a name changes; None: a table needs a name.
 
     Returns:
         The values in the types that the fields ask for.
@@ -163,7 +178,83 @@ def check_settings(algorithm: type, given: Mapping[str, Any], where: str) -> dic
     Raises:
         SettingError: a name is no field, or a value does not fit its field.
     """
-    return _checked(given, setting_hints(algorithm), where, of=f" of {algorithm.__name__}")
+    hints = setting_hints(owner)
+    known = (present or {}).get
+    return {key: _value(owner, hints, key, value, where, known(key)) for key, value in given.items()}
+
+
+def _value(owner: type, hints: Mapping[str, Any], key: str, value: Any, where: str, present: Any) -> Any:
+    """One setting in its field's type."""
+    family = settings_in(hints.get(key))
+    if family is not None and isinstance(value, Mapping):
+        return _table(owner, key, family, value, where, present)
+    if family is not None and issubclass(family, Variant) and isinstance(value, str) and value != NONE_WORD:
+        return _named(owner, key, family, value, where)
+    return _checked({key: value}, hints, where, of=f" of {owner.__name__}")[key]
+
+
+def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, Any], where: str, present: Any) -> Any:
+    """A setting's own settings: those of the kind that the table names, or of what stands there."""
+    inner = f"{where[:-1]}.{key}]" if where.endswith("]") else f"{where} {key}"
+    values = dict(table)
+    if issubclass(family, Variant) and "name" in values:
+        base: Settings = _named(owner, key, family, values.pop("name"), inner)
+    elif isinstance(present, family):
+        base = present
+    elif issubclass(family, Variant):
+        raise SettingError(f"{inner}: it lacks a name, e.g. name = {next(iter(family.kinds()))!r}")
+    else:
+        base = family()
+    checked = check_settings(type(base), values, inner)
+    try:
+        return dataclasses.replace(base, **checked)
+    except SettingError as error:
+        raise SettingError(f"{inner}: {error}") from None
+
+
+def _named(owner: type, key: str, family: type[Variant], name: Any, where: str) -> Variant:
+    """What a name in a recipe stands for."""
+    try:
+        return by_name(owner, key, family, str(name))
+    except SettingError as error:
+        raise SettingError(f"{where}: {error}") from None
+
+
+def _nest(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"client": "mcmc", "client.steps": 5}`` as ``{"client": {"name": "mcmc", "steps": 5}}``."""
+    nested = {key: value for key, value in overrides.items() if "." not in key}
+    for key, value in overrides.items():
+        outer, dot, inner = key.partition(".")
+        if dot:
+            table = nested.get(outer, {})
+            nested[outer] = {**(table if isinstance(table, Mapping) else {"name": table}), inner: value}
+    return nested
+
+
+def _given(settings: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that a file says: ``client.steps`` in a table, ``client.name`` by a name alone."""
+    names = set()
+    for key, value in settings.items():
+        names |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else {key, f"{key}.name"}
+    return frozenset(names)
+
+
+def flat_settings(owner: Any) -> dict[str, str]:
+    """All settings as TOML writes them, those of a setting under ``client.steps``, its kind under ``client.name``.
+
+    Args:
+        owner: an algorithm.
+    """
+    flat: dict[str, str] = {}
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        if not isinstance(value, Settings):
+            flat[field.name] = to_toml(value)
+            continue
+        if isinstance(value, Variant):
+            flat[f"{field.name}.name"] = to_toml(value.kind())
+        flat |= {f"{field.name}.{inner}": text for inner, text in flat_settings(value).items()}
+    return flat
 
 
 def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, of: str = "") -> dict[str, Any]:

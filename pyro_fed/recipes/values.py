@@ -12,6 +12,7 @@ import types
 import typing
 from typing import Any
 
+from pyro_fed.conventions.nested_settings import Settings
 from pyro_fed.errors import SettingError
 
 #: What stands for None.
@@ -88,7 +89,7 @@ def describe(hint: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(choice) for choice in inner)
     if origin is None and isinstance(hint, type):
-        return hint.__name__
+        return "a table" if issubclass(hint, Settings) else hint.__name__
     return str(hint).replace("typing.", "")
 
 

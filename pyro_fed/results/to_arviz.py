@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, cast
 
 import arviz as az
@@ -19,6 +18,7 @@ from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
@@ -235,7 +235,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "inference_library": "pyro_fed",
         "inference_library_version": VERSION,
         "algorithm": type(algorithm).__name__,
-        "settings": repr(asdict(algorithm)),
+        "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
         "centralized": str(isinstance(algorithm, Pooled)),
         "seed": seed,

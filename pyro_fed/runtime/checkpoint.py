@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.states import contiguous, prefixed, within
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
@@ -187,7 +188,7 @@ def fingerprint(
 ) -> dict[str, str]:
     """What a run's answer depends on, name → text."""
     return {
-        "algorithm": repr(algorithm),
+        "algorithm": described(algorithm),
         "number of rounds": str(num_rounds),
         "model": describe_model(federation),
         "clients": json.dumps(federation.client_names),

@@ -19,6 +19,7 @@ import torch
 
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.conventions.settings_repr import described
 from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
 from pyro_fed.runtime.checkpoint import describe_model, latest
@@ -37,7 +38,7 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
         SettingError: the algorithm's clients keep no sites.
     """
     marks, saved = latest(folder)
-    for name, mine in {"algorithm": repr(algorithm), "model": describe_model(federation)}.items():
+    for name, mine in {"algorithm": described(algorithm), "model": describe_model(federation)}.items():
         if marks.get(name) != mine:
             raise CheckpointError(
                 f"{folder} cannot be the start: its {name} is {marks.get(name)!r}, this run's is {mine!r}"

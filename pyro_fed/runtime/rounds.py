@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start, State
 from pyro_fed.algorithm.record import Asked, Record
@@ -38,6 +38,10 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
     check_combination(context.combination, chain)
+    networks = [  # the run's own algorithm first: it is the one that the user named
+        connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
+        for part in reversed(chain)
+    ][::-1]
     start: Start | None = None
     for number, part in enumerate(chain):
         if saved is not None and number < saved.phase:
@@ -50,7 +54,7 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
         phase.last = last
-        _loop(phase, context)
+        _loop(phase, context, networks[number])
         if not last:
             start = Start(phase.shared, context.executor.collect())
     return phase.shared
@@ -58,9 +62,9 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [algorithm]
+    chain = [resolved(algorithm)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, first)
+        chain.insert(0, resolved(first))
     return chain
 
 
@@ -87,7 +91,7 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
     return 1 if isinstance(algorithm, Pooled) else context.federation.num_clients
 
 
-def _loop(phase: Phase, context: Context) -> None:
+def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
@@ -97,7 +101,6 @@ def _loop(phase: Phase, context: Context) -> None:
         return
     if not phase.done and not record.interrupted:
         _save(phase, context)  # who is killed in the first round has something to resume from
-    network = connect(algorithm, context.graph, phase.given, _num_clients(algorithm, context), context.seed)
     before, bar = len(record.rounds) - phase.done, _progress(phase, context)
     try:
         for index in bar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, State
 from pyro_fed.algorithm.record import Record
@@ -33,7 +32,6 @@ from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.handover import hand_over
-from pyro_fed.runtime.network import connect
 from pyro_fed.runtime.rounds import run_phases
 
 
@@ -110,6 +108,7 @@ def run(
             "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
             f"received {algorithm!r} and {federation!r}"
         )
+    algorithm = resolved(algorithm)
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
@@ -118,10 +117,8 @@ def run(
     if isinstance(algorithm, Pooled) and algorithm.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad():
-        problem = _bind(federation.problem, compile, rounds)
-        problem.progress = progress
+        problem = _compiled(federation.problem, compile, rounds, progress)
         record = Record(federation.client_names)
-        connect(algorithm, graph, schedule, federation.num_clients, seed)
         algorithm = algorithm if graph is None or not isinstance(algorithm, OnGraph) else algorithm.on_graph(graph)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
@@ -212,8 +209,8 @@ class _Finish:
             warnings.warn(note, UserWarning, stacklevel=5)
 
 
-def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
-    """The problem with a compiler for this run; compiled steps are kept for the next run."""
+def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
+    """The problem as this run compiles it; compiled steps are kept for the next run."""
     particles, clients = trial(problem)
 
     def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -225,6 +222,5 @@ def _bind(problem: Problem, mode: str, rounds: int) -> Problem:
         return vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
 
     level = choose_level(mode, scores, (particles, *clients))
-    bound = copy(problem)
-    bound.compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
-    return bound
+    compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
+    return replace(problem, compiler=compiler, progress=progress)

@@ -84,6 +84,8 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
     assert original.rstrip() in result.output
     assert tomllib.loads(result.output) == tomllib.loads(original)
     assert "leaves at their defaults" in result.output
+    if name == "fedep_m":
+        assert "# client.least_factor = 0.1" in result.output.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,11 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
         ),
         (["run", "logistic_regression", "dsvgd", "--set", "step_size"], ["expected key=value"]),
         (["run", "logistic_regression", "dsvgd", "--set", "num_particles=1"], ["num_particles", "1"]),
+        (
+            ["run", "logistic_regression", "fedep_m", "--set", "client.stps=1"],
+            ["--set client", "'stps' of MCMC", "'steps'"],
+        ),
+        (["run", "logistic_regression", "fedep", "--set", "client=mcm"], ["--set", "'mcm'", "did you mean 'mcmc'?"]),
         (
             ["run", "logistic_regression", "dsvgd", "--partition", "dirichle:1"],
             ["partition 'dirichle:1' is not understood"],

@@ -1,6 +1,7 @@
 """Levels of compilation: they agree, are chosen by counts alone, and are paid for once."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -69,8 +70,7 @@ def test_one_step_serves_all_clients_and_rounds():
 def test_rounds_of_unequal_width_share_a_step():
     """The vectorised executor fills a round up to the widest one so far."""
     fed = unequal_lines()
-    problem = fed.problem
-    problem.compiler = Compiler("trace")
+    problem = replace(fed.problem, compiler=Compiler("trace"))
     algorithm = pf.PaperDSVGD(**SMALL)
     executor = Vectorised()
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
@@ -95,8 +95,8 @@ def test_a_step_in_double_stays_in_double_whatever_the_default():
 
     problem = pf.Federation(model, line_data()[1], plate="data", num_clients=1).problem
     z = torch.full((2, 3), 0.3, dtype=torch.float64)
-    problem.compiler = Compiler("trace")
-    traced = problem.mapped(lambda p, one: p.log_prior(one) + p.log_lik(one), 0)
+    compiled = replace(problem, compiler=Compiler("trace"))
+    traced = compiled.mapped(lambda p, one: p.log_prior(one) + p.log_lik(one), 0)
     assert torch.get_default_dtype() == torch.float32
     exact = problem.log_prior(z[0]) + problem.log_lik(z[0])
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_state_that_is_also_a_constant_is_not_taken_for_it():
     start = torch.arange(3.0)
     expected = [problem.scan(step, start.clone(), start.clone(), torch.ones(4, 3), 4)]
     for level in ("trace", "inductor"):
-        problem.compiler = Compiler(level)
+        problem = replace(problem, compiler=Compiler(level))
         expected.append(problem.scan(step, start, start, torch.ones(4, 3), 4))
     for carry, outs in expected[1:]:
         torch.testing.assert_close(carry, expected[0][0])

@@ -8,6 +8,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.compiling.compiler import pytree
+from pyro_fed.density.rows.batches import Batch
 
 J, N = 6, 25
 GENERATOR = torch.Generator().manual_seed(5)
@@ -145,7 +146,7 @@ def test_minibatches_of_groups_are_unbiased():
     problem = federation().problem
     z = points(problem)[0]
     parts = [
-        problem.log_lik(z, pf.data.Batch(tuple(leaf[j : j + 1] for leaf in problem.rows), z.new_ones(1)))
+        problem.log_lik(z, Batch(tuple(leaf[j : j + 1] for leaf in problem.rows), z.new_ones(1)))
         for j in range(J)
     ]
     torch.testing.assert_close(torch.stack(parts), marginal(z), rtol=1e-9, atol=1e-9)

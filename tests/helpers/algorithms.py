@@ -39,7 +39,7 @@ def graph_of(algorithm, federation):
 
 
 SMALL = {"num_particles": 5, "local_steps": 4}
-CHAIN = {"chain_steps": 6, "burn_in": 2, "step_size": 0.01}
+CHAIN = {"steps": 6, "burn_in": 2, "step_size": 0.01}
 VISITS = {"local_steps": 4, "batch_size": 3, "burn_in": 4, "thin": 1, "target_ess": None, "num_chains": 2}
 
 
@@ -67,15 +67,15 @@ ALGORITHMS = [
         "FedLaplace": lambda: pf.FedLaplace(),
         "FedEP": lambda: pf.FedEP(),
         "FedEP, diagonal": lambda: pf.FedEP(covariance="diag"),
-        "FedEP (I)": lambda: pf.FedEP(client="identity", start="prior", **CHAIN),
-        "FedEP (M)": lambda: pf.FedEP(client="mcmc", start="prior", **CHAIN),
+        "FedEP (I)": lambda: pf.FedEP(client=pf.tilted.Identity(**CHAIN), start="prior"),
+        "FedEP (M)": lambda: pf.FedEP(client=pf.tilted.MCMC(**CHAIN), start="prior"),
         "FedEP (L)": lambda: pf.FedEP(client="laplace"),
-        "FedEP (V)": lambda: pf.FedEP(client="ngvi", start="prior", curvature_steps=2, **CHAIN),
-        "FedEP, SVI": lambda: pf.FedEP(client="svi", start="prior", svi_steps=5),
+        "FedEP (V)": lambda: pf.FedEP(client=pf.tilted.NGVI(fisher_steps=2, **CHAIN), start="prior"),
+        "FedEP, SVI": lambda: pf.FedEP(client=pf.tilted.SVI(steps=5), start="prior"),
         "FedSEP": lambda: pf.FedSEP(),
         "PVI": lambda: pf.PVI(),
         "FedAIS": lambda: pf.FedAIS(num_proposals=60, min_effective=10),
-        "FedPA": lambda: pf.FedPA(**CHAIN),
+        "FedPA": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN)),
         "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
         "BCM": lambda: pf.BCM(),
         "SVI": lambda: pf.SVI(num_steps=20, num_guide_draws=40),

@@ -49,7 +49,7 @@ PEER = {"tolerance": 1e-11, "gossip_tolerance": 1e-12}
     [
         (pf.FedEP(**SERVER), None),
         (pf.FedLaplace(**SERVER), None),
-        (pf.PVI(**SERVER, local_steps=2), None),
+        (pf.PVI(**SERVER, client=pf.tilted.Newton(steps=2)), None),
         (pf.P2PVI(**PEER), pf.graph.complete),
         (pf.P2PEP(**PEER), pf.graph.complete),
     ],

@@ -7,15 +7,39 @@ from pathlib import Path
 
 import pytest
 
+from pyro_fed.conventions.spelling import snake_case
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
-from pyro_fed.recipes.components import public_callables, snake_case
+from pyro_fed.recipes.components import public_callables
 
 ALGORITHM = '''
 from __future__ import annotations
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
+from pyro_fed.conventions.nested_settings import Settings, Variant, resolve
 from pyro_fed.errors import SettingError
+
+class Inner(Variant):
+    what: ClassVar[str] = "inner thing"
+    door: ClassVar[str] = "tiny"
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain(Inner):
+    steps: int = 3
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise SettingError(f"Plain: steps must be at least 1, received {self.steps}")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fancy(Inner):
+    steps: int = 5
+    step_size: float = 0.1
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Control(Settings):
+    memory: int | None = None
+    reach: float = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiny:
@@ -25,8 +49,13 @@ class Tiny:
     batch_size: int | None = None
     mode: Literal["fast", "exact"] = "fast"
     decay: bool = False
+    inner: Inner | Literal["plain", "fancy"] = Plain(steps=4)
+    other: Inner | Literal["plain", "fancy"] | None = None
+    control: Control = Control()
+    shorthands: ClassVar[dict[str, dict[str, Inner]]] = {"inner": {"plain": Plain(steps=4)}}
 
     def __post_init__(self):
+        resolve(self, "inner", Inner)
         if self.num_particles < 2:
             raise SettingError(f"num_particles must be at least 2, received {self.num_particles}.")
 
@@ -78,6 +107,9 @@ def test_load_and_build(write):
         "batch_size": None,
         "mode": "fast",
         "decay": False,
+        "inner": {"steps": 4},
+        "other": None,
+        "control": {"memory": None, "reach": 1.0},
     }
     assert isinstance(algorithm.step_size, float)
 
@@ -100,6 +132,29 @@ def test_load_and_build(write):
         ('[run]\nnum_rounds = "many"', ["num_rounds", "int", "'many'"]),
         ("[source]\npaper = 3", ["paper", "[source]", "str", "3"]),
         ("[settings\n", ["tiny.toml", "not a TOML file", "line 2"]),
+        ('[settings]\ninner = "fanci"', ["tiny.toml [settings]", "'fanci'", "did you mean 'fancy'?"]),
+        ("[settings]\ninner = 3", ["tiny.toml [settings]", "'inner' of Tiny", "a table or one of 'plain'", "3 (int)"]),
+        ("[settings.inner]\nsteps = 3", ["tiny.toml [settings.inner]", "lacks a name", "name = 'plain'"]),
+        ('[settings.inner]\nname = "fanci"', ["tiny.toml [settings.inner]", "did you mean 'fancy'?"]),
+        (
+            '[settings.inner]\nname = "fancy"\nstep_siz = 3.0',
+            ["tiny.toml [settings.inner]", "unknown key 'step_siz' of Fancy", "'step_size'"],
+        ),
+        (
+            '[settings.inner]\nname = "plain"\nrate = 3.0',
+            ["[settings.inner]", "unknown key 'rate' of Plain", "valid names: steps"],
+        ),
+        (
+            '[settings.inner]\nname = "fancy"\nstep_size = "big"',
+            ["tiny.toml [settings.inner]", "'step_size' of Fancy expects float", "'big' (str)"],
+        ),
+        (
+            '[settings.inner]\nname = "plain"\nsteps = 0',
+            ["tiny.toml [settings.inner]", "Plain: steps must be at least 1, received 0"],
+        ),
+        ('[settings]\ncontrol = "x"', ["tiny.toml [settings]", "'control' of Tiny expects a table", "'x' (str)"]),
+        ("[settings.control]\nreech = 1", ["tiny.toml [settings.control]", "'reech' of Control", "'reach'"]),
+        ("[settings.num_particles]\na = 1", ["'num_particles' of Tiny expects int", "(dict)"]),
     ],
 )
 def test_mistakes_in_a_recipe(write, text, parts):
@@ -132,6 +187,62 @@ def test_overrides_are_checked_as_settings_are(write):
         loaded.build({"step_siez": 1.0})
     with pytest.raises(SettingError, match="at least 2, received 1"):
         loaded.build({"num_particles": 1})
+
+
+NESTED = """
+[settings]
+other = "plain"
+[settings.inner]
+name = "fancy"
+steps = 7
+[settings.control]
+memory = 4
+"""
+
+
+def test_tables_and_names_of_nested_settings(write):
+    built = recipe.load(write(NESTED)).build()
+    assert repr(built.inner) == "Fancy(steps=7)"
+    assert repr(built.other) == "Plain()"
+    assert repr(built.control) == "Control(memory=4)"
+    texts = ('[settings.inner]\nname = "plain"', '[settings]\ninner = "plain"', "")
+    assert [repr(recipe.load(write(text)).build().inner) for text in texts] == ["Plain(steps=4)"] * 3
+    assert recipe.load(write('[settings]\nother = "none"')).build().other is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shown"),
+    [
+        ({"inner.step_size": 1}, "Fancy(steps=7, step_size=1.0)"),
+        ({"inner": "plain"}, "Plain(steps=4)"),
+        ({"inner": "fancy"}, "Fancy()"),
+        ({"inner": "plain", "inner.steps": 9}, "Plain(steps=9)"),
+        ({"inner.name": "fancy", "inner.step_size": 1.0}, "Fancy(step_size=1.0)"),
+        ({"inner": {"name": "fancy", "steps": 2}}, "Fancy(steps=2)"),
+    ],
+)
+def test_overrides_of_nested_settings_change_what_the_recipe_has(write, overrides, shown):
+    assert repr(recipe.load(write(NESTED)).build(overrides).inner) == shown
+
+
+def test_overrides_of_nested_settings_without_a_recipe_change_the_default(write):
+    loaded = recipe.load(write(""))
+    assert repr(loaded.build({"inner.steps": 9}).inner) == "Plain(steps=9)"
+    assert repr(loaded.build({"control.reach": 2}).control) == "Control(reach=2.0)"
+    with pytest.raises(SettingError, match="--set other: it lacks a name"):
+        loaded.build({"other.steps": 9}, where="--set")
+    with pytest.raises(SettingError, match="--set inner: unknown key 'stps' of Plain; did you mean 'steps'"):
+        loaded.build({"inner.stps": 9}, where="--set")
+    with pytest.raises(SettingError, match="unknown key 'iner' of Tiny; did you mean 'inner'"):
+        loaded.build({"iner.steps": 9})
+
+
+def test_what_a_recipe_leaves_out(write):
+    left = recipe.load(write(NESTED)).left_out()
+    assert not left.keys() & {"inner.steps", "inner.name", "other.name", "control.memory"}
+    assert left["inner.step_size"] == "0.1"
+    assert left["control.reach"] == "1.0"
+    assert recipe.load(write("")).left_out()["inner.name"] == '"plain"'
 
 
 def test_components_by_name(write):
@@ -191,7 +302,7 @@ def test_every_shipped_recipe_builds(name):
 def test_every_shipped_setting_cites_its_source(name):
     """Each assignment under [settings] carries a comment on its line."""
     text = library.find_recipe(name).read_text(encoding="utf-8")
-    lines = text.split("[settings]")[1].split("\n[")[0].splitlines()
+    lines = text.split("[settings]")[1].split("\n[run]")[0].split("\n[source]")[0].splitlines()
     assignments = [line for line in lines if "=" in line.split("#")[0]]
     assert assignments
     assert all(len(line.partition("#")[2].strip()) > 10 for line in assignments)

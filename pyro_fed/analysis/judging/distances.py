@@ -20,8 +20,9 @@ import torch
 import xarray as xr
 from scipy.spatial.distance import cdist
 from torch import Tensor
-from torch.func import grad
 
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError, SettingError
 
 #: Distances use at most this many draws, evenly spaced: kernels cost their square.
@@ -163,11 +164,8 @@ def _whitener(reference: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda draws: (draws - mean) / scale @ root
 
 
-def scores(problem: Any, draws: Tensor) -> tuple[Tensor, Tensor]:
+def scores(problem: Problem, draws: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the log prior and of the log-likelihood at unconstrained draws (S, D), each (S, D)."""
-    pieces = [_scores(problem, piece) for piece in draws.split(DRAWS_AT_ONCE)]
-    return torch.cat([prior for prior, _ in pieces]), torch.cat([likelihood for _, likelihood in pieces])
-
-
-def _scores(problem: Any, draws: Tensor) -> tuple[Tensor, Tensor]:
-    return problem.vmap(grad(problem.log_prior))(draws), problem.vmap(grad(problem.log_lik))(draws)
+    pieces = draws.split(DRAWS_AT_ONCE)
+    prior = torch.cat([prior_scores(problem, piece) for piece in pieces])
+    return prior, torch.cat([likelihood_scores(problem, piece) for piece in pieces])

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
 from pyro_fed.ops.kernel_base import Kernel, Preconditioned
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd as stein_discrepancy

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.trace_sites import Message
 
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
-
-def run_at_zero(problem: Problem) -> tuple[Execution, dict[str, Tensor]]:
+def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
     """A run on all rows that can be differentiated, and the latents' unconstrained values by name."""
     places: dict[str, Tensor] = {}
 
     def source(msg: Message, transform: Any) -> Tensor:
         shape = transform.inverse_shape(msg["fn"].shape())
-        places[msg["name"]] = torch.zeros(shape, dtype=problem.dtype, requires_grad=True)
+        places[msg["name"]] = torch.zeros(shape, dtype=bound.dtype, requires_grad=True)
         return places[msg["name"]]
 
     with torch.enable_grad():
-        return problem.execute(source, problem.all_rows), places
+        return bound.execute(source, bound.all_rows), places
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,29 +1,35 @@
 """Whether a model's likelihood can be split over the partitioned plate: numerical checks in place of trust.
 
-Each row's log-likelihood must be the same whichever rows stand beside it, and what is outside the plate
-must not depend on the rows. The model is run on some rows, on the first half of them, and on all but one in another
-order, at one point; latents inside the plate go with their rows.
+Each row's log-likelihood must be the same whichever rows stand beside it, and what is outside the plate must not depend
+on the rows. Some rows are taken out, put in a random order, and cut into three overlapping parts of half of them; the
+model is run on all parts at two points in one mapped run, which is also the trial of that mapping. Latents inside the
+plate go with their rows.
+
+At the first point the parts are compared with the model's first run, on all rows: other neighbours, another order and
+another number of rows. At the second the third part is compared with the first two, which hold its rows in halves.
+
+A second run of the whole is needed only where the first one does not have these densities: with discrete latents, which
+it does not sum out, and where Pyro's validation refused its point. Models with imputed entries are run once more, with
+another value for them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.first_run import SPREAD, FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
-from pyro_fed.errors import ModelError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.trace_sites import is_imputed
+from pyro_fed.errors import ModelError, PyroFedError
 
 #: Rows used for the checks.
 CHECK_ROWS = 64
 #: Relative difference that the checks take for rounding, per floating dtype.
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
-#: Spread of the unconstrained point at which the checks are made.
-CHECK_SCALE = 0.1
 
 Terms = dict[str, Tensor]
 #: What every row that does not factorise is told.
@@ -33,52 +39,114 @@ _CURE = (
 )
 
 
-def check_splits(problem: Problem) -> None:
-    """Refuse a model that does not split.
+class _Picked(NamedTuple):
+    """The rows that are looked at, and where: `at` (n,) row numbers, z (2, D) and local (2, n, d) two points."""
+
+    at: Tensor
+    rows: tuple[Tensor, ...]
+    z: Tensor
+    local: Tensor
+
+
+class _Seen(NamedTuple):
+    """What a run on `together` rows says of the picked ones: densities outside the plate (), and inside it (n,)."""
+
+    outside: Terms
+    inside: Terms
+    together: int
+
+
+def check_splits(problem: RowDensities, seen: FirstRun) -> None:
+    """Refuse a model that does not split, mapping it as the problem does.
+
+    Args:
+        problem: the model's densities.
+        seen: its first run, on all rows.
 
     Raises:
         ModelError: names the site and the plate, and the cure, and draws the plates where there are several.
+        Exception: what the model raises where it cannot be mapped in this way.
     """
     try:
-        _check(problem)
+        picked = _pick(problem, seen)
+        whole = _whole(problem, seen, picked)
+        order = _parts(len(picked.at))
+        outside, inside = _run_parts(problem, picked, order)
+        _check_outside(problem, whole, outside, order.shape[1])
+        _check_rows(problem, picked, whole, inside, order)
+        _check_neighbours(problem, picked, inside, order)
+        _check_imputed(problem, seen, picked, whole)
     except ModelError as error:
-        raise ModelError(f"{error}{plate_tree(problem)}") from error
+        raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
 
 
-def _check(problem: Problem) -> None:
+def _pick(problem: RowDensities, seen: FirstRun) -> _Picked:
+    """Some rows; the first point is that of the model's first run, as far as that is any."""
+    bound, layout = problem.bound, problem.layout
     generator = torch.Generator().manual_seed(0)
-    z = CHECK_SCALE * torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
-    picks = torch.randperm(problem.num_rows, generator=generator)[:CHECK_ROWS].sort().values
-    half = max(len(picks) // 2, 1)
-    rows = tuple(leaf[picks] for leaf in problem.rows)
-    local = CHECK_SCALE * torch.randn(len(picks), problem.local_dim, generator=generator, dtype=problem.dtype)
-    order = torch.randperm(len(picks), generator=generator)[: max(len(picks) - 1, 1)]
+    at = torch.randperm(bound.num_rows, generator=generator)[:CHECK_ROWS].sort().values
+    z = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=bound.dtype)
+    local = SPREAD * torch.randn(2, len(at), problem.local_dim, generator=generator, dtype=bound.dtype)
+    if seen.spread:
+        z[0] = torch.cat([seen.point[name].flatten() for name in layout.latents])
+        local[0] = torch.cat([local[0, :, :0], *(s.by_rows(seen.point[n])[at] for n, s in layout.local.items())], -1)
+    return _Picked(at, tuple(leaf[at] for leaf in problem.rows), z, local)
+
+
+def _parts(count: int) -> Tensor:
+    """Places of three parts' rows (3, m), m half of `count`: two parts that hold all, and one of halves of these."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    half = (count + 1) // 2
+    return torch.stack([order[:half], order[count - half :], order[::2]])
+
+
+def _whole(problem: RowDensities, seen: FirstRun, picked: _Picked) -> _Seen:
+    """All rows at once, from the first run; else the picked ones."""
+    if not seen.spread or problem.layout.discrete:
+        outside, inside = problem.log_terms(picked.z[0], picked.rows, picked.local[0])
+        return _Seen(outside, inside, len(picked.at))
+    bound = problem.bound
+    outside, inside = problem.terms_of(bound.with_densities(seen.execution), bound.all_rows)
+    return _Seen(outside, {name: terms[picked.at] for name, terms in inside.items()}, bound.num_rows)
+
+
+def _run_parts(problem: RowDensities, picked: _Picked, order: Tensor) -> tuple[Terms, Terms]:
+    """Densities of the parts at both points: outside the plate (3, 2), inside it (3, 2, m)."""
+    rows = tuple(leaf[order] for leaf in picked.rows)
+    at_points = problem.vmap(problem.log_terms, (0, None, 0))
+    over_parts = problem.vmap(lambda part, local: at_points(picked.z, part, local), (0, 0))
     try:
-        outside, together = problem.log_terms(z, rows, local)
-        part_outside, apart = problem.log_terms(z, tuple(leaf[:half] for leaf in rows), local[:half])
-        imputed = problem.log_terms(z, rows, local, placeholder=1.0)[1]
-        shuffled = problem.log_terms(z, tuple(leaf[order] for leaf in rows), local[order])[1]
-    except ModelError:
+        outside, inside = over_parts(rows, picked.local[:, order].movedim(1, 0))
+    except PyroFedError:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
+        if not problem.looped:
+            raise
+        bound = problem.bound
         raise ModelError(
-            f"the model runs on all {problem.num_rows} rows but not on some of them: the arguments split by rows are "
-            f"{[name for name, _, _ in problem.arguments.columns]}, and plate '{problem.plate}' and every latent must "
+            f"the model runs on all {bound.num_rows} rows but not on some of them: the arguments split by rows are "
+            f"{[name for name, _, _ in bound.arguments.columns]}, and plate '{bound.plate}' and every latent must "
             "take their sizes from them or be independent of them. Say which arguments are split with shard=(...). "
             f"{_nested_cure(problem)}The model said: {str(error).splitlines()[0]}"
         ) from error
-    _check_outside(problem, outside, part_outside, len(picks), half)
-    _check_rows(problem, together, apart, picks, half)
-    _check_order(problem, together, shuffled, picks, order)
-    _check_imputed(problem, together, imputed)
+    return outside, inside
 
 
-def _check_outside(problem: Problem, whole: Terms, part: Terms, many: int, few: int) -> None:
-    plate = problem.plate
-    for name in [name for name in whole if name not in part or not _close(part[name], whole[name])]:
-        figures = f"{float(whole[name]):.6g} with {many} rows"
-        figures += f", {float(part[name]):.6g} with {few}" if name in part else f", none with {few}"
-        if name and name not in problem.sites:
+def _check_outside(problem: RowDensities, whole: _Seen, parts: Terms, few: int) -> None:
+    plate = problem.bound.plate
+    for name, value in whole.outside.items():
+        known = parts.get(name)
+        if known is not None and _close(known[:, 0], value) and _close(known[1:, 1], known[:1, 1]):
+            continue
+        figures = f"{float(value):.6g} with {whole.together} rows"
+        if known is None:
+            figures += f", none with {few}"
+        elif not _close(known[:, 0], value):
+            figures += f", {float(_furthest(known[:, 0], value)):.6g} with {few}"
+        else:
+            low, high = float(known[:, 1].min()), float(known[:, 1].max())
+            figures = f"{low:.6g} with {few} rows, {high:.6g} with {few} others"
+        if name and name not in problem.layout.latents:
             raise ModelError(
                 f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
                 f"({figures}): it cannot be split over the clients. Move it inside `with pyro.plate('{plate}', ...)`, "
@@ -92,51 +160,67 @@ def _check_outside(problem: Problem, whole: Terms, part: Terms, many: int, few: 
         )
 
 
-def _check_rows(problem: Problem, together: Terms, apart: Terms, picks: Tensor, half: int) -> None:
-    for name in together:
-        if name in apart and _close(apart[name], together[name][:half]):
-            continue
-        row, figures = 0, ""
-        if name in apart:
-            row = int((apart[name] - together[name][:half]).abs().argmax())
-            figures = f" and {float(apart[name][row]):.6g} beside {half}"
-        raise ModelError(
-            f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row {int(picks[row])} "
-            f"has log density {float(together[name][row]):.6g} beside {len(picks)} rows{figures}. {_CURE}"
-        )
+def _check_rows(problem: RowDensities, picked: _Picked, whole: _Seen, parts: Terms, order: Tensor) -> None:
+    """Each row among all others against itself in a part, at the first point."""
+    half = order.shape[1]
+    for name, terms in whole.inside.items():
+        if name not in parts:
+            raise _not_split(problem, name, int(picked.at[0]), float(terms[0]), f"{whole.together} rows")
+        expected, found = terms[order], parts[name][:, 0]
+        if not _close(found, expected):
+            part, place = divmod(int((found - expected).abs().nan_to_num(torch.inf).argmax()), half)
+            figures = f"{whole.together} rows and {float(found[part, place]):.6g} beside {half} in another order"
+            row = int(picked.at[order[part, place]])
+            raise _not_split(problem, name, row, float(expected[part, place]), figures)
 
 
-def _check_order(problem: Problem, together: Terms, shuffled: Terms, picks: Tensor, order: Tensor) -> None:
-    for name in together:
-        if not _close(shuffled[name], together[name][order]):
-            row = int((shuffled[name] - together[name][order]).abs().argmax())
+def _check_neighbours(problem: RowDensities, picked: _Picked, parts: Terms, order: Tensor) -> None:
+    """The third part's rows against themselves in the first two, at the second point."""
+    half = order.shape[1]
+    for name, terms in parts.items():
+        both = terms.new_zeros(len(picked.at)).index_copy(0, order[0], terms[0, 1]).index_copy(0, order[1], terms[1, 1])
+        expected, found = both[order[2]], terms[2, 1]
+        if not _close(found, expected):
+            place = int((found - expected).abs().nan_to_num(torch.inf).argmax())
+            figures = f"{half} rows and {float(found[place]):.6g} beside {half} others"
+            raise _not_split(problem, name, int(picked.at[order[2, place]]), float(expected[place]), figures)
+
+
+def _check_imputed(problem: RowDensities, seen: FirstRun, picked: _Picked, whole: _Seen) -> None:
+    """Imputed entries are used nowhere else: another value for them changes nothing."""
+    trace, plates = seen.execution.trace, seen.execution.filler.plates
+    if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
+        return
+    _, imputed = problem.log_terms(picked.z[0], picked.rows, picked.local[0], placeholder=1.0)
+    for name, terms in whole.inside.items():
+        if not _close(imputed[name], terms):
             raise ModelError(
-                f"{_kind(problem, name)} in plate '{problem.plate}' does not factorise over rows: row "
-                f"{int(picks[order[row]])} has log density {float(together[name][order[row]]):.6g}, and "
-                f"{float(shuffled[name][row]):.6g} beside other neighbours. {_CURE}"
+                f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
+                "they are latents inside the plate: mask the likelihood instead, or impute outside the model"
             )
 
 
-def _nested_cure(problem: Problem) -> str:
-    nested = ", ".join(f"'{name}'" for name in problem.arguments.nested_plates)
+def _not_split(problem: RowDensities, name: str, row: int, value: float, figures: str) -> ModelError:
+    if name:
+        site = f"{'latent' if name in problem.layout.local else 'observed'} site '{name}'"
+    else:
+        site = "the support of a latent site"
+    return ModelError(
+        f"{site} in plate '{problem.bound.plate}' does not factorise over rows: row {row} has log density "
+        f"{value:.6g} beside {figures}. {_CURE}"
+    )
+
+
+def _nested_cure(problem: RowDensities) -> str:
+    nested = ", ".join(f"'{name}'" for name in problem.bound.arguments.nested_plates)
     if not nested:
         return ""
-    return f"A row of {nested} may belong to one element of '{problem.plate}' alone, by the argument that rows= names. "
+    plate = problem.bound.plate
+    return f"A row of {nested} may belong to one element of '{plate}' alone, by the argument that rows= names. "
 
 
-def _kind(problem: Problem, name: str) -> str:
-    if name == "":
-        return "the support of a latent site"
-    return f"{'latent' if name in problem.layout.local else 'observed'} site '{name}'"
-
-
-def _check_imputed(problem: Problem, together: Terms, imputed: Terms) -> None:
-    for name in together:
-        if not _close(imputed[name], together[name]):
-            raise ModelError(
-                f"imputed entries (obs_mask) in plate '{problem.plate}' are used again by site '{name}', so they are "
-                "latents inside the plate: mask the likelihood instead, or impute outside the model"
-            )
+def _furthest(found: Tensor, expected: Tensor) -> Tensor:
+    return found[(found - expected).abs().nan_to_num(torch.inf).argmax()]
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

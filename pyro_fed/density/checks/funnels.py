@@ -6,18 +6,14 @@ fits. The non-centred form x = mu + tau x', x' ~ N(0, 1), has no neck (Papaspili
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import without_event_dims
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
 
 def funnels(problem: Problem) -> dict[str, list[str]]:
     """Centred location-scale sites of the flat vector, and the latents that their scales depend on."""
-    execution, places = run_at_zero(problem)
+    execution, places = run_at_zero(problem.bound)
     found = {}
     for name in problem.sites:
         fn = without_event_dims(execution.trace.nodes[name]["fn"])

@@ -1,15 +1,28 @@
-"""Whether the plate has as many elements as the data have rows."""
+"""Whether the model has the partitioned plate, and with as many elements as the data have rows."""
 
 from __future__ import annotations
 
-from pyro_fed.errors import DataError
+from collections.abc import Mapping
+
+from pyro_fed.errors import DataError, ModelError
 
 
-def check_plate_size(plate: str, size: int, num_rows: int | None) -> None:
-    """Refuse row-sharded data whose rows are not the plate's; None where the plate alone counts them.
+def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
+    """The partitioned plate's size, among those that the model declared for its plates.
+
+    Raises:
+        ModelError: the model has no such plate; names those that it has.
+    """
+    if plate not in declared:
+        raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
+    return declared[plate]
+
+
+def check_plate_size(plate: str, size: int, num_rows: int) -> None:
+    """Refuse row-sharded data whose rows are not the plate's.
 
     Raises:
         DataError: names both numbers.
     """
-    if num_rows is not None and size != num_rows:
+    if size != num_rows:
         raise DataError(f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows")

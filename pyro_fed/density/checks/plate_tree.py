@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.running.handlers import Execution
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, plate_of
 from pyro_fed.errors import ModelError
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
 
 @dataclass
@@ -40,9 +37,9 @@ class _Branch:
         return out
 
 
-def dependences(problem: Problem) -> tuple[Execution, dict[str, list[str]]]:
+def dependences(bound: BoundModel) -> tuple[Execution, dict[str, list[str]]]:
     """One run of the model on all rows, and the latent sites that each site's density depends on."""
-    execution, places = run_at_zero(problem)
+    execution, places = run_at_zero(bound)
     found = {}
     for name, msg in execution.trace.nodes.items():
         if msg["type"] == "sample" and not is_deterministic(msg):
@@ -52,7 +49,7 @@ def dependences(problem: Problem) -> tuple[Execution, dict[str, list[str]]]:
     return execution, found
 
 
-def plate_tree(problem: Problem) -> str:
+def plate_tree(bound: BoundModel) -> str:
     """The drawing, after a line break; empty for a model of one plate, of which there is nothing to say.
 
     plate 'county' (85), split over the clients
@@ -60,34 +57,34 @@ def plate_tree(problem: Problem) -> str:
     └─ plate 'obs' (919), whose rows follow 'county'
        └─ y ← sigma, a
     """
-    execution, found = dependences(problem)
+    execution, found = dependences(bound)
     root = _Branch()
-    nested = problem.arguments.nested_plates
+    nested = bound.arguments.nested_plates
     for name, on in found.items():
         path = [frame.name for frame in execution.trace.nodes[name]["cond_indep_stack"]]
-        if path and path[0] in nested and problem.plate not in path:
-            path = [problem.plate, *path]
+        if path and path[0] in nested and bound.plate not in path:
+            path = [bound.plate, *path]
         root.at(path).sites.append(f"{name} ← {', '.join(on)}" if on else name)
     if len(execution.plates) < 2:
         return ""
     titles = {name: f"plate '{name}' ({size})" for name, size in execution.plates.items()}
-    titles[problem.plate] += ", split over the clients"
+    titles[bound.plate] += ", split over the clients"
     for name in nested:
-        titles[name] += f", whose rows follow '{problem.plate}'"
+        titles[name] += f", whose rows follow '{bound.plate}'"
     return "\nThe model's plates, their sites, and what those depend on:\n" + "\n".join(root.lines(titles))
 
 
-def check_followers(problem: Problem, plates: tuple[str, ...]) -> None:
+def check_followers(bound: BoundModel, plates: tuple[str, ...]) -> None:
     """Refuse sites outside the partitioned plate, and the plates whose rows follow it, that depend on latents inside.
 
     Args:
-        problem: the model and its arguments.
+        bound: the model and its arguments.
         plates: the partitioned plate, and those that follow it.
 
     Raises:
         ModelError: names the site, the latents and the cure, and draws the plates.
     """
-    execution, found = dependences(problem)
+    execution, found = dependences(bound)
     nodes, plate = execution.trace.nodes, plates[0]
     local = [name for name in found if not nodes[name]["is_observed"] and frame_of(nodes[name], plate) is not None]
     for name, on in found.items():
@@ -98,17 +95,17 @@ def check_followers(problem: Problem, plates: tuple[str, ...]) -> None:
         where = f"in plate '{own[-1]}'" if own else "in no plate"
         raise ModelError(
             f"site '{name}', {where}, depends on {inside} inside the partitioned plate '{plate}', which stay with "
-            f"their clients. {_cure(problem, execution.plates, own)}{plate_tree(problem)}"
+            f"their clients. {_cure(bound, execution.plates, own)}{plate_tree(bound)}"
         )
 
 
-def _cure(problem: Problem, sizes: dict[str, int], own: list[str]) -> str:
-    plate = problem.plate
+def _cure(bound: BoundModel, sizes: dict[str, int], own: list[str]) -> str:
+    plate = bound.plate
     if not own:
         return f"Move it into `with pyro.plate('{plate}', ...)`"
     indices = [
         name
-        for name, leaf in zip(problem.arguments.names, problem.arguments.leaves, strict=True)
+        for name, leaf in zip(bound.arguments.names, bound.arguments.leaves, strict=True)
         if isinstance(leaf, Tensor) and leaf.dim() == 1 and len(leaf) == sizes[own[-1]] and not leaf.is_floating_point()
     ]
     index = indices[0] if indices else "group_idx"

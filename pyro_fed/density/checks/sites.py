@@ -1,73 +1,88 @@
-"""What a Pyro model consists of: one run of it, with Pyro's validation on, and the sites found there."""
+"""What a Pyro model consists of: the sites found in its first run, which had Pyro's validation on."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyro.distributions as dist
-import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.plate_size import check_plate_size
+from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.first_run import FirstRun
+from pyro_fed.density.checks.plate_size import check_plate_size, size_of_plate
 from pyro_fed.density.checks.plate_tree import check_followers
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
-from pyro_fed.density.running.trace_sites import Message, is_deterministic, is_improper, is_imputed, plate_of, row_axis
+from pyro_fed.density.running.trace_sites import (
+    Message,
+    frame_of,
+    is_deterministic,
+    is_improper,
+    is_imputed,
+    plate_of,
+    row_axis,
+)
 from pyro_fed.errors import DataError, ModelError
 
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
+def describe(bound: BoundModel, seen: FirstRun) -> Layout:
+    """List the sites of a model's first run; the model is run again only where it has latents inside the plate.
 
-def describe(problem: Problem) -> Layout:
-    """Run the model once, validated, and list its sites.
+    Args:
+        bound: the model and its arguments.
+        seen: its first run, on all rows.
 
     Raises:
         ModelError: names the site, the plate, what was expected and the cure.
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def zeros(msg: Message, transform: Any) -> Tensor:
-        shapes[msg["name"]] = tuple(transform.inverse_shape(msg["fn"].shape()))
-        return torch.zeros(shapes[msg["name"]], dtype=problem.dtype)
-
-    execution = problem.execute(zeros, problem.all_rows, validate=True)
-    _check_plate(problem, execution.plates, execution.trace)
-    if len(execution.plates) > 1:
-        check_followers(problem, execution.filler.plates)
+    execution = seen.execution
+    shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
+    _check_plate(bound, execution.plates, execution.trace)
+    if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
+        check_followers(bound, execution.filler.plates)
     _check_observed(execution.trace)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
+    if not layout.reported or not (layout.local or layout.discrete):
+        return layout
     last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
-    on_local = _moved(problem, layout, shapes, execution.trace, layout.local, {})
-    on_discrete = _moved(problem, layout, shapes, execution.trace, {}, last)
+    before = _reported(bound, layout, seen.point, (), {})
+    on_local = _changed(before, _reported(bound, layout, seen.point, layout.local, {}))
+    on_discrete = _changed(before, _reported(bound, layout, seen.point, (), last))
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
-def _moved(
-    problem: Problem,
+def _has_latents_inside(trace: Any, plate: str) -> bool:
+    return any(
+        msg["type"] == "sample"
+        and not msg["is_observed"]
+        and not is_deterministic(msg)
+        and frame_of(msg, plate) is not None
+        for msg in trace.nodes.values()
+    )
+
+
+def _reported(
+    bound: BoundModel,
     layout: Layout,
-    shapes: dict[str, tuple[int, ...]],
-    trace: Any,
-    ones: Collection[str],
+    point: Mapping[str, Tensor],
+    moved: Collection[str],
     discrete: Mapping[str, Tensor],
-) -> frozenset[str]:
-    """Deterministic sites whose values change where some latents go from zero to one, or from first to last value."""
-    if not ones and not discrete:
-        return frozenset()
+) -> dict[str, Tensor]:
+    """Values of the deterministic sites near the point: one further in some latents, discrete ones at these values."""
 
     def source(msg: Message, _transform: Any) -> Tensor:
-        return torch.full(shapes[msg["name"]], float(msg["name"] in ones), dtype=problem.dtype)
+        return point[msg["name"]] + float(msg["name"] in moved)
 
-    moved = problem.execute(source, problem.all_rows, discrete=discrete).trace
-    return frozenset(
-        name
-        for name in layout.reported
-        if not torch.equal(moved.nodes[name]["value"].nan_to_num(), trace.nodes[name]["value"].nan_to_num())
-    )
+    trace = bound.execute(source, bound.all_rows, discrete=discrete).trace
+    return {name: trace.nodes[name]["value"].nan_to_num() for name in layout.reported}
+
+
+def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> frozenset[str]:
+    return frozenset(name for name, value in before.items() if not value.equal(after[name]))
 
 
 def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, ...]) -> Layout:
@@ -155,11 +170,9 @@ def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dic
         raise ModelError(f"the model has no latent site{where}: there is nothing to infer")
 
 
-def _check_plate(problem: Problem, declared: dict[str, int], trace: Any) -> None:
-    plate = problem.plate
-    if plate not in declared:
-        raise ModelError(f"the model has no plate '{plate}'; its plates are {sorted(declared)}. Pass plate=...")
-    check_plate_size(plate, declared[plate], problem.num_rows)
+def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any) -> None:
+    plate = bound.plate
+    check_plate_size(plate, size_of_plate(plate, declared), bound.num_rows)
     for name, msg in trace.nodes.items():
         if msg["type"] == "sample" and any(f.name == plate and f.dim is None for f in msg["cond_indep_stack"]):
             raise ModelError(

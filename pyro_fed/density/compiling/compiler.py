@@ -33,6 +33,8 @@ from pyro_fed.errors import SettingError
 #: What `run` takes as `compile`.
 MODES = ("auto", "off", "trace", "inductor")
 
+#: What a model raises that cannot be mapped or traced.
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
@@ -79,7 +81,8 @@ class Compiler:
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
         """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
-        return self._compiled(function, problem, in_dims, args, calls).run
+        run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls).run
+        return run
 
     def scan(
         self,
@@ -119,7 +122,8 @@ class Compiler:
             state = list(out[: len(state)])
             outs.append(out[len(state) :])
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
-        return pytree.tree_unflatten(state + stacked, step.spec())
+        last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
+        return last, outputs
 
     def _compiled(self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int) -> Step:
         leaves, spec = pytree.tree_flatten(args)
@@ -191,7 +195,7 @@ def failure(attempt: Callable[[], Any]) -> str:
     """Why the attempt failed, in one line; empty where it did not."""
     try:
         attempt()
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except FAILURES as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ""
 

@@ -1,44 +1,72 @@
-"""How a model's densities are mapped over particles and clients outside of a run, whose steps are compiled."""
+"""How a model's densities are mapped over particles and clients: found by trying, before anything is compiled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.compiling.compiler import Compiler, failure
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.compiling.compiler import FAILURES
 
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
+T = TypeVar("T")
 
 #: Spread of the vectors that mapping and compiling are tried on.
 TRIAL_SCALE = 0.1
 
 
-def trial(problem: Problem) -> tuple[Tensor, tuple[Any, ...]]:
+class Mapping(NamedTuple):
+    """A way to map a model.
+
+    Attributes:
+        level: of the compiler, see `compiler`.
+        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
+    """
+
+    level: str
+    writes: bool
+
+
+#: Ways to map a model, the fastest first; the last one works wherever the model does.
+MAPPINGS = (Mapping("off", False), Mapping("off", True), Mapping("loop", False))
+
+
+def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
+    """What an attempt makes with the first of `MAPPINGS` with which it works.
+
+    Raises:
+        Exception: what the attempt raises with the last of them.
+    """
+    *faster, last = MAPPINGS
+    for mapping in faster:
+        try:
+            return attempt(mapping)
+        except (*FAILURES, IndexError):
+            continue
+    return attempt(last)
+
+
+def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
     """What mapping and compiling are tried on.
 
     Returns:
         two vectors (2, D), and two clients of two rows, each (2, 2, ...).
     """
     generator = torch.Generator().manual_seed(0)
-    vectors = TRIAL_SCALE * torch.randn(2, problem.dim, generator=generator, dtype=problem.dtype)
+    vectors = TRIAL_SCALE * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
     clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
     return vectors.to(problem.rows[0].device), clients
 
 
-def choose_mapping(problem: Problem) -> None:
-    """Map by `vmap` where that works, if need be as a model that `writes`; else by a loop."""
+def run_trial(problem: RowDensities) -> None:
+    """Compute the densities of two clients at two vectors at once.
+
+    Raises:
+        Exception: the model cannot be mapped as the problem does it.
+    """
     vectors, clients = trial(problem)
-
-    def attempt() -> Any:
-        over_vectors = torch.vmap(problem.log_parts, (0, None))
-        return torch.vmap(lambda rows: over_vectors(vectors, rows))(clients)
-
-    for problem.writes in (False, True):
-        if not failure(attempt):
-            problem.compiler = Compiler("off")
-            return
-    problem.writes, problem.compiler = False, Compiler("loop")
+    over_vectors = problem.vmap(problem.log_parts, (0, None))
+    problem.vmap(lambda rows: over_vectors(vectors, rows))(clients)

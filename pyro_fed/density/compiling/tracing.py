@@ -75,7 +75,8 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        return torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
+        code: Callable[..., Any] = torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
+        return code
 
 
 def _pin_dtypes(graph: torch.fx.GraphModule) -> None:

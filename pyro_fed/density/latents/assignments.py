@@ -53,7 +53,8 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
     cdf = log_weights(trace, name).softmax(-1).cumsum(-1)
     number = (uniform.unsqueeze(-1) >= cdf[..., :-1]).sum(-1)
     support = fn.enumerate_support(expand=False).reshape(-1, *fn.event_shape)
-    return support[number]
+    picked: Tensor = support[number]
+    return picked
 
 
 def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -63,4 +64,5 @@ def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str,
         site name → (S, *site shape).
     """
     uniforms = draw_uniforms(problem.layout.discrete, len(z), generator, problem.dtype)
-    return problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
+    draws: dict[str, Tensor] = problem.vmap(lambda one, u: draw_assignments(problem, one, u))(z, uniforms)
+    return draws

@@ -131,7 +131,8 @@ def log_weights(trace: Any, name: str) -> Tensor:
     total = contract_to_tensor(_tree(trace, summed), dims, _ordinal(trace, name), {symbol} & dims, ring=ring)
     order = [*sorted(frames, key=lambda s: frames[s].dim), symbol]
     axes = [total._pyro_dims.index(s) for s in order if s in total._pyro_dims]
-    return total.permute(axes).reshape(*node["fn"].batch_shape, -1)
+    weights: Tensor = total.permute(axes).reshape(*node["fn"].batch_shape, -1)
+    return weights
 
 
 def _dependent(trace: Any) -> dict[str, set[str]]:
@@ -179,16 +180,21 @@ def _components(summed: Mapping[str, set[str]]) -> list[tuple[list[str], set[str
 class _SumOut(LogRing):
     """Sums of log densities and `logsumexp`, one dimension after the other, the cheapest first."""
 
+    def __init__(self, dim_to_size: Mapping[str, int]) -> None:
+        ring: Any = super()  # without types
+        ring.__init__(dim_to_size=dict(dim_to_size))
+
     def sumproduct(self, terms: Iterable[Tensor], dims: Iterable[str]) -> Tensor:
         left: list[Any] = list(terms)
         pending = set(dims)
         while pending:
             dim = min(sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _having(left, d)))))
-            total = _add(_having(left, dim))
+            joined = _add(_having(left, dim))
             left = [term for term in left if dim not in term._pyro_dims]
-            left.append(_named(total.logsumexp(total._pyro_dims.index(dim)), total._pyro_dims.replace(dim, "")))
+            left.append(_named(joined.logsumexp(joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, "")))
             pending.remove(dim)
-        return _add(left)
+        total: Tensor = _add(left)
+        return total
 
 
 def _having(terms: list[Any], dim: str) -> list[Any]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,12 +35,10 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.bound import RowDensities
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
-
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
 
@@ -120,11 +118,11 @@ class Quadrature:
         check_at_least(self, 2, "max_nodes")
         check_positive(self, "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
 
-    def fitted(self, problem: Problem) -> Quadrature:
+    def fitted(self, problem: RowDensities) -> Quadrature:
         """The same with the number of nodes and of Newton steps that the model needs."""
         generator = torch.Generator().manual_seed(0)
-        theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.dtype) - 1
-        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.num_rows - 1, PROBE_ROWS).long().unique()
+        theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
+        theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, PROBE_ROWS).long().unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         steps = self.mode_steps or self._steps(problem, theta, rows)
         found = replace(self, mode_steps=steps)
@@ -133,7 +131,7 @@ class Quadrature:
         gaussian = found._bend(problem, theta, rows) <= self.gaussian_tolerance
         return replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
 
-    def _steps(self, problem: Problem, theta: Tensor, rows: Rows) -> int:
+    def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """Newton steps to the modes at several θ (S, D), and one more."""
         climb = problem.vmap(lambda one, state: self._climb(problem, one, rows, state))
         state = problem.vmap(lambda one: self._foot(problem, one, rows))(theta)
@@ -142,9 +140,9 @@ class Quadrature:
             state, steps = climb(theta, state), steps + 1
         return steps + 1
 
-    def _bend(self, problem: Problem, theta: Tensor, rows: Rows) -> float:
+    def _bend(self, problem: RowDensities, theta: Tensor, rows: Rows) -> float:
         """How far log joint densities are from parabolas, `GAUSSIAN_REACH` SDs from the modes at θ, beyond rounding."""
-        axes = torch.eye(problem.local_dim, dtype=problem.dtype)
+        axes = torch.eye(problem.local_dim, dtype=problem.bound.dtype)
         lines = torch.cat([axes, axes.mean(0, keepdim=True)])
         directions = GAUSSIAN_REACH * torch.cat([lines, -lines]) / lines.norm(dim=1).repeat(2).unsqueeze(1)
 
@@ -157,7 +155,8 @@ class Quadrature:
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            return (apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()).amax()
+            beyond: Tensor = apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()
+            return beyond.amax()
 
         return float(problem.vmap(bend)(theta).max())
 
@@ -172,7 +171,7 @@ class Quadrature:
         return len(self.nodes(dim)[0])
 
     # -- the integral -----------------------------------------------------------------------------------------
-    def log_parts(self, problem: Problem, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def log_parts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,)."""
         centre = self.centre(problem, theta, rows)
         dim = centre.mode.shape[-1]
@@ -186,7 +185,7 @@ class Quadrature:
         terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
         return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
 
-    def centre(self, problem: Problem, theta: Tensor, rows: Rows) -> Centre:
+    def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         state = self._foot(problem, theta, rows)
@@ -194,11 +193,11 @@ class Quadrature:
             state = self._climb(problem, theta, rows, state)
         return self._summit(state)
 
-    def _foot(self, problem: Problem, theta: Tensor, rows: Rows) -> Ascent:
+    def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         place = theta.new_zeros(len(rows[0]), problem.local_dim)
         return Ascent(place, self._look(problem, theta, rows, place), theta.new_ones(len(place)))
 
-    def _climb(self, problem: Problem, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:
+    def _climb(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:
         place, here, share = state
         trial = place + share.unsqueeze(-1) * self._newton(here)[0]
         there = self._look(problem, theta, rows, trial)
@@ -216,13 +215,14 @@ class Quadrature:
         factor = absolute_cholesky(here.curvature, self.floor)
         return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
 
-    def _look(self, problem: Problem, theta: Tensor, rows: Rows, place: Tensor) -> Look:
+    def _look(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Look:
         def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
             def total(y: Tensor) -> tuple[Tensor, Tensor]:
                 value = problem.conditional_parts(theta, rows, y)[1]
                 return value.sum(), value
 
-            return grad(total, has_aux=True)(x)
+            score, value = grad(total, has_aux=True)(x)
+            return score, value
 
         (score, value), pull = vjp(score_and_value, place)[:2]
         units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)

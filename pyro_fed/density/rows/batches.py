@@ -95,7 +95,8 @@ def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor,
 
 def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
     """Draws in pieces of at most `CHUNK` densities of rows, of which each has so many; one draw a piece at least."""
-    return draws.split(max(1, CHUNK // max(1, densities)), dim)
+    pieces: Sequence[Tensor] = draws.split(max(1, CHUNK // max(1, densities)), dim)
+    return pieces
 
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:

@@ -125,5 +125,6 @@ class MajorityShare(ByValue):
 
     def _weights(self, home: np.ndarray) -> np.ndarray:
         if home.all():
-            return home / home.sum()
-        return np.where(home, self.share / home.sum(), (1 - self.share) / (~home).sum())
+            return np.full(len(home), 1 / len(home))
+        weights: np.ndarray = np.where(home, self.share / home.sum(), (1 - self.share) / (~home).sum())
+        return weights

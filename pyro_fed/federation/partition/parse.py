@@ -69,4 +69,5 @@ def _column(text: str, value: str, columns: Any) -> np.ndarray:
         )
     if not 0 <= index < shape[1]:
         raise SettingError(f"partition {text!r}: columns run from 0 to {shape[1] - 1}")
-    return columns[:, index]
+    column: np.ndarray = columns[:, index]
+    return column

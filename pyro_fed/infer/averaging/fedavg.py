@@ -10,25 +10,29 @@ A point, not a posterior: its one draw is labelled so (`draws_are` "point").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
-from pyro_fed.algorithm.states import prefixed, within
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.infer.averaging.server_optim import KINDS, OPTIM, make_optim
+from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    """Averages of the clients' SGD iterates.
+    """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
         chain_steps: L, SGD steps a round.
@@ -37,17 +41,25 @@ class FedAvg(Algorithm):
         batch_size: rows a step; None takes all.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
-        server_optimiser: "none" (plain averaging), "sgd", "adagrad" or "adam".
-        optimiser_momentum: of "sgd".
-        optimiser_fudge: eps of "adagrad" and "adam".
-        optimiser_betas: of "adam".
+        server_optimiser: of the averaged step: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad",
+            or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
 
     References:
         McMahan et al. (2017); Reddi et al. (2020).
+
+    Example:
+        >>> idata = pf.run(pf.FedAvg(chain_steps=50), fed)
+        >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
     """
 
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {
+        "server_optimiser": {"adam": optim.Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
+    }
 
     chain_steps: int = 20
     step_size: float = 0.01
@@ -55,17 +67,18 @@ class FedAvg(Algorithm):
     batch_size: int | None = None
     prior: bool = False
     damping: float = 1.0
-    server_optimiser: Literal["none", "sgd", "adagrad", "adam"] = "none"
-    optimiser_momentum: float = 0.9
-    optimiser_fudge: float = 1e-5
-    optimiser_betas: tuple[float, float] = (0.9, 0.99)
+    server_optimiser: Optimiser | optim.Name | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "chain_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", "damping", "optimiser_fudge")
+        check_positive(self, "step_size", "damping")
         check_between(self, "momentum", 0, 1, "[)")
-        check_choice(self, "server_optimiser", KINDS)
+        resolve(self, "server_optimiser", Optimiser, allow_none=True)
+
+    @property
+    def _optimiser(self) -> Optimiser | None:
+        return cast("Optimiser | None", self.server_optimiser)
 
     def default_rounds(self, num_clients: int) -> int:
         """100."""
@@ -77,8 +90,8 @@ class FedAvg(Algorithm):
         """A draw from the prior, or zeros where a flat prior has none."""
         flat = bool(problem.layout.improper)
         point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else problem.init(1, generator)[0]
-        optim = make_optim(self, self.server_optimiser)
-        state = {} if optim is None else prefixed(OPTIM, optim.init({"point": point}))
+        optimiser = self._optimiser
+        state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -107,7 +120,7 @@ class FedAvg(Algorithm):
         batch = batch_of(data, picks)
 
         def objective(z: Tensor) -> Tensor:
-            value = problem.log_lik(z, batch) / rows.clamp_min(1)
+            value: Tensor = problem.log_lik(z, batch) / rows.clamp_min(1)
             return value + problem.log_prior(z) / total if self.prior else value
 
         velocity = self.momentum * velocity + grad(objective)(point)
@@ -121,10 +134,10 @@ class FedAvg(Algorithm):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""
         delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
-        optim = make_optim(self, self.server_optimiser)
-        if optim is None:
+        if self._optimiser is None:
             return {**shared, "point": shared["point"] + self.damping * delta}
-        step, after = optim.step({"point": shared["point"]}, {"point": delta}, within(shared, OPTIM))
+        state = within(shared, OPTIM)
+        step, after = self._optimiser.step({"point": shared["point"]}, {"point": delta}, state, self.damping)
         return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:

@@ -3,19 +3,19 @@
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020).
 
     q_-k ∝ q / t_k                         cavity
-    q̂_k ≈ p_k q_-k                         tilted inference, the setting `client`
+    q̂_k ≈ p_k q_-k                         tilted inference, the setting `client` (see `tilted`)
     Δ_k ∝ q̂_k / q                          what the client sends
     t_k ← t_k (Δ_k)^δ,   q ← q Π_k (Δ_k)^δ
 
 Letters: q `shared`, t_k `local`, δ `damping` and the fractions of `site_updates`; sites as in `gaussian_sites`.
 
-The default client is not one of the paper's. "newton" takes the site of an expected Newton step at q itself,
+The default inference is not one of the paper's. `tilted.Newton` takes the site of an expected Newton step at q itself,
 
     Λ_k ← E_q[-∇² log p_k],   η_k ← E_q[∇ log p_k] + Λ_k m,
 
 at the same Sobol points for all clients. Its fixed point is the Gaussian of smallest KL(q ‖ posterior), it is
 reached like Newton's method does, undamped, and it starts at the federated Laplace approximation. With
-`local_steps` > 1 the step is repeated at q̂_k, the cavity held fixed: partitioned variational inference.
+`steps` > 1 the step is repeated at q̂_k, the cavity held fixed: partitioned variational inference.
 
 Deviations: a prior that is not Gaussian gets a site of its own at the server. Fractions are backtracked, never a
 precision repaired. With all clients at work single Newton steps are accelerated (`ops.anderson`): where the precision
@@ -24,54 +24,320 @@ of one parameter follows the mean of another they alternate for ever, and a diag
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.capabilities import Delegates, ServerWork, SiteKeeping
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State, prefixed
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging.server_optim import client_steps, make_optim, optimised
-from pyro_fed.infer.ep.site_updates import Limits, changes, fractions_of, site_warnings
-from pyro_fed.infer.ep.states import EPStates
-from pyro_fed.infer.ep.step_control import added, held_back
-from pyro_fed.infer.ep.tilted import CLIENTS, Client, Received
-from pyro_fed.infer.guides.automatic import is_hand_written
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, joined
+from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
+from pyro_fed.infer.ep.site_updates import (
+    Limits,
+    at_rest,
+    changes,
+    fractions_of,
+    site_warnings,
+    unsettled_warnings,
+    warm_sites,
+)
+from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, TiltedInference
+from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
+from pyro_fed.infer.sites.gaussian_sites import (
+    GaussianAlgorithm,
+    as_state,
+    flat_site,
+    gaussian,
+    joined,
+    kept_where,
+)
+from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Settings that only a Gaussian q has, and no hand-written guide.
+GAUSSIAN_ALONE = (
+    "covariance",
+    "full_dim",
+    "curvature",
+    "client",
+    "start",
+    "warm_tolerance",
+    "margin",
+    "min_curvature",
+    "step_control",
+    "server_optimiser",
+    "client_optimiser",
+)
+#: A hand-written guide takes its expectations at so many times `num_points` draws: they are no polynomials.
+DRAWS_A_POINT = 8
 
+
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(EPStates):
-    """Federated expectation propagation with Gaussian sites.
+class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
+    """Federated expectation propagation with Gaussian sites, accurate by default.
 
-    Args: as for `EPSettings`. With a guide that is a function, what is made is a `GuidedFedEP`.
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which is federated in their natural parameters.
+        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
+            from them in turn.
+        client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
+            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi".
+        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
+            there are more than `full_dim` parameters.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
+            clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
+            compounds.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: how Newton steps are accelerated and held back.
+        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
+            None adds the changes, each to the fraction that leaves q a distribution.
+        client_optimiser: the same, of each client's Δ_k.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Algorithms 1, 3, 4 and 5. Vehtari et al. (2020), JMLR.
+
+    Example:
+        >>> idata = pf.run(pf.FedEP(), fed)
+        >>> idata = pf.run(pf.FedEP(client=pf.tilted.MCMC(steps=500), covariance="diag"), fed)
+        >>> idata = pf.run(pf.FedEP(guide=AutoDiagonalNormal), fed)
     """
 
-    def __new__(cls, **settings: Any) -> Self:
-        """The subclass that federates hand-written guides, where one is given."""
-        if not is_hand_written(settings.get("guide")):
-            return super().__new__(cls)
-        from pyro_fed.infer.ep.guided import guided_kind  # what it gives derives from this class
+    #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
+    guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
 
-        return super().__new__(guided_kind(cls))
+    guide: Any = None
+    num_guide_draws: int = GuidedFedEP.num_guide_draws
+    client: TiltedInference | tilted.Name = Newton()
+    start: Literal["auto", "laplace", "prior"] = "auto"
+    warm_tolerance: float = 0.5
+    damping: float | None = None
+    min_fraction: float = 1e-6
+    margin: float = 0.05
+    min_curvature: float = 1e-6
+    step_control: StepControl = StepControl()
+    server_optimiser: Optimiser | optim.Name | None = None
+    client_optimiser: Optimiser | optim.Name | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        resolve(self, "client", TiltedInference)
+        resolve(self, "server_optimiser", Optimiser, allow_none=True)
+        resolve(self, "client_optimiser", Optimiser, allow_none=True)
+        check_choice(self, "start", ("auto", "laplace", "prior"))
+        check_between(self, "margin", 0, 1, "[)")
+        check_positive(self, "damping", allow_none=True)
+        check_positive(self, "warm_tolerance", "min_fraction", "min_curvature")
+        check_at_least(self, 1, "num_guide_draws")
+        self._check_together()
+        self._check_guide()
+
+    def _check_together(self) -> None:
+        name, optimised = type(self).__name__, self.server_optimiser is not None or self.client_optimiser is not None
+        if not isinstance(self.step_control, StepControl):
+            raise SettingError(f"{name}: step_control must be a pf.StepControl, received {self.step_control!r}")
+        if self.damping is None and optimised:
+            raise SettingError(f"{name}: an optimiser needs its learning rate, damping")
+        if self.server_optimiser is None and self.damping is not None:
+            check_between(self, "damping", 0, 1)
+        if self.start == "prior":
+            refuse_unused(self, "start='prior' has no warm start", "warm_tolerance")
+        if not isinstance(self.client, Newton):
+            refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
+        if self.server_optimiser is not None:
+            refuse_unused(self, "the server's optimiser decides on its steps", "step_control")
+
+    def _check_guide(self) -> None:
+        if is_hand_written(self.guide):
+            self.delegate()
+            return
+        refuse_unused(self, "it is a setting of a guide that is a function", "num_guide_draws")
+        if self.guide is None:
+            return
+        covariance = covariance_of(self, self.guide)
+        if self.covariance not in ("auto", covariance):
+            raise SettingError(
+                f"{type(self).__name__}: covariance={self.covariance!r} is not that of the guide, {covariance!r}: "
+                "give one of the two"
+            )
+        object.__setattr__(self, "covariance", covariance)
+
+    def delegate(self) -> Algorithm:
+        """This algorithm, or with a hand-written guide the one that federates its own families.
+
+        Raises:
+            SettingError: this class has none, or a setting that it does not take.
+        """
+        if not is_hand_written(self.guide):
+            return self
+        kind = vars(type(self)).get("guided")
+        if kind is None:
+            raise SettingError(
+                f"{type(self).__name__}: a hand-written guide is federated by FedEP and PVI alone; use "
+                "FedEP(guide=...), or an automatic guide such as AutoMultivariateNormal"
+            )
+        refuse_unused(
+            self,
+            "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
+            "leave it out, or use an automatic guide such as AutoMultivariateNormal",
+            *GAUSSIAN_ALONE,
+        )
+        return cast(Algorithm, kind(**self._guide_settings()))
+
+    def _guide_settings(self) -> dict[str, Any]:
+        """What the form for hand-written guides takes of these settings."""
+        return {
+            "guide": self.guide,
+            "num_points": DRAWS_A_POINT * self.num_points,
+            "num_guide_draws": self.num_guide_draws,
+            "tolerance": self.tolerance,
+            "damping": 1.0 if self.damping is None else self.damping,
+            "min_fraction": self.min_fraction,
+        }
+
+    @property
+    def inference(self) -> TiltedInference:
+        """The clients' inference."""
+        return cast(TiltedInference, self.client)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50; with a client that has no randomness it stops when q does not move any more."""
+        """At most 50; with an inference that has no randomness it stops when q does not move any more."""
         return 50 if self.deterministic else 20
 
     @property
     def deterministic(self) -> bool:
-        """Whether the client's inference has no randomness."""
-        return self.client in ("newton", "laplace")
+        """Whether the clients' inference has no randomness."""
+        return self.inference.deterministic
+
+    def fraction_for(self, clients: int) -> float:
+        """δ in a round of some clients."""
+        if self.damping is not None:
+            return self.damping
+        return 1.0 if isinstance(self.client, Newton) else 1.0 / clients
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
+
+        Under an improper prior it is carried to its end, which tells whether there is a mode.
+        """
+        if self.starts_at_prior(problem):
+            return None
+        tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
+        return FedLaplace(
+            covariance=self.structure(problem),
+            full_dim=self.full_dim,
+            curvature=self.curvature,
+            tolerance=min(tolerance, self.warm_tolerance),
+        )
+
+    def starts_at_prior(self, problem: Problem) -> bool:
+        """Whether the run starts from q = prior."""
+        if self.start == "auto":
+            return problem.dim > self.full_dim and not problem.layout.improper
+        return self.start == "prior"
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """At the warm start's sites, or at the prior with sites equal to one.
+
+        Raises:
+            ModelError: the mode is at infinity.
+            SettingError: the guide is hand-written, which another algorithm federates.
+        """
+        if is_hand_written(self.guide):
+            raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
+        structure = self.structure(problem)
+        if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
+            raise ModelError(f"{type(self).__name__}: {IMPROPER}")
+        if start is None:
+            q = prior = fit_prior(self, problem, generator)
+            sites = flat_site(problem, structure, num_clients)
+        else:
+            q, sites, prior = warm_sites(start, self.min_curvature)
+        return self._states(problem, q, prior, sites)
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+
+        Raises:
+            SettingError: the clients keep no sites, or those that are left make no distribution.
+        """
+        kept = gaussian({name: value[origin] for name, value in local.items()})
+        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, kept)
+        q = prior.product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            raise SettingError(
+                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+                "it afresh on them"
+            )
+        return self._states(problem, q, prior, sites)
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites."""
+        num_clients, structure = len(sites.eta), self.structure(problem)
+        one = torch.ones((), dtype=torch.float64, device=q.eta.device)
+        shared = {
+            **as_state(q),
+            **as_state(prior, "prior_"),
+            **as_state(flat_site(problem, structure), "prior_delta_"),
+            "num_clients": torch.tensor(num_clients),
+            "fractions": one.expand(num_clients).clone(),
+            **as_state(flat_site(problem, structure), "added_"),
+            **self.step_control.before(q),
+        }
+        if self.server_optimiser is not None:
+            shared |= prefixed(OPTIM, self._optimiser("server").init(as_state(q), self._rate))
+        return shared, self.client_state(sites)
+
+    def client_state(self, sites: Gaussian) -> State:
+        """What the clients keep: their sites, and the state of the client optimiser."""
+        state = as_state(sites)
+        if self.client_optimiser is None:
+            return state
+        zero = self._optimiser("client").init({name: value[0] for name, value in state.items()}, self._rate)
+        return state | prefixed(
+            OPTIM, {name: value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()}
+        )
+
+    def _optimiser(self, whose: Literal["server", "client"]) -> Optimiser:
+        return cast(Optimiser, self.server_optimiser if whose == "server" else self.client_optimiser)
+
+    @property
+    def _rate(self) -> float:
+        """The optimisers' learning rate."""
+        return cast(float, self.damping)
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""
@@ -82,17 +348,21 @@ class FedEP(EPStates):
         """The Gaussian q alone."""
         return super().download(as_state(gaussian(shared)), clients)
 
-    def inference(self, problem: Problem) -> Client:
-        """The client inference with its settings, which are fields of this algorithm."""
-        kind = CLIENTS[self.client]
+    def _numerics(self, problem: Problem) -> Numerics:
+        """How derivatives and expectations are computed for this model."""
         small = problem.dim <= self.full_dim and self.curvature != "fisher"
-        exact = self.derivatives(problem, "full" if small else None)
-        settings = {f.name: getattr(self, f.name) for f in fields(kind) if f.name not in ("derivatives", "exact")}
-        return kind(derivatives=self.derivatives(problem), exact=exact, **settings)
+        return Numerics(
+            derivatives=self.derivatives(problem),
+            exact=self.derivatives(problem, "full" if small else None),
+            num_points=self.num_points,
+            min_curvature=self.min_curvature,
+            min_fraction=self.min_fraction,
+            margin=self.margin,
+        )
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The client inference's randomness."""
-        return self.inference(problem).draw_noise(problem, num_rows, generator)
+        """The clients' inference's randomness."""
+        return self.inference.draw_noise(problem, num_rows, generator)
 
     def old_site(self, shared: State, local: State) -> Gaussian:
         """The sites that the clients' changes refer to, (C,)."""
@@ -108,7 +378,7 @@ class FedEP(EPStates):
         """Changes of sites, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
         q, site = gaussian(shared), self.old_site(shared, local)
         cavity = self.cavity(shared, site)
-        found = self.inference(problem).infer(problem, Received(q, cavity), data, noise)
+        found = self.inference.infer(problem, self._numerics(problem), Received(q, cavity), data, noise)
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
@@ -122,16 +392,18 @@ class FedEP(EPStates):
         """Algorithm 3, with fractions that keep q a distribution."""
         q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
         damping, move = self.fraction_for(len(weights)), deltas.product_over(0)
-        server = make_optim(self, self.server_optimiser)
-        if server is None:
-            share, state = held_back(self, shared, move, len(weights))
+        if self.server_optimiser is None:
+            newton = isinstance(self.client, Newton)
+            share, state = self.step_control.held_back(shared, move, len(weights)) if newton else (1.0, {})
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
-            steps = deltas.power(fractions)
-            state |= added(self, shared, move, fractions, damping)
+            steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
+            everyone = len(weights) == int(shared["num_clients"])
+            whole = single and everyone and bool((fractions == damping).all())
+            state |= self.step_control.added(shared, move, whole, damping)
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
-            steps = deltas.power(damping)
-            new, kept, state = optimised(server, shared, q, move, Limits(damping, self.min_fraction, self.margin))
+            steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
+            new, kept, state = server_step(self._optimiser("server"), shared, q, move, limits)
             fractions = q.eta.new_full((len(deltas.eta),), damping if kept > 0 else 0.0)
         prior = gaussian(shared, "prior_").product(type(q)(steps.precision[0], steps.eta[0]))
         taken = fractions[1:] * messages["usable"]
@@ -145,12 +417,12 @@ class FedEP(EPStates):
 
     def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
-        delta, optim = gaussian(local, "delta_"), make_optim(self, self.client_optimiser)
+        delta = gaussian(local, "delta_")
         state: State = {}
-        if optim is None:
+        if self.client_optimiser is None:
             steps = delta.power(told["fraction"])
         else:
-            steps, state = client_steps(optim, local, delta)
+            steps, state = client_steps(self._optimiser("client"), self._rate, local, delta)
         return {**as_state(gaussian(local).product(steps).product(gaussian(told, "share_"))), **state}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -167,14 +439,16 @@ class FedEP(EPStates):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
-        Where the client's inference is random q never comes to rest, and there is no criterion.
+        Where the clients' inference is random q never comes to rest, and there is no criterion.
         """
-        if not self.deterministic:
-            return None
-        window = math.ceil(1 / figures[-1]["share"])
-        recent = figures[-window:]
-        return len(recent) == window and all(f["change"] < self.tolerance and f["fraction"] > 0 for f in recent)
+        return at_rest(figures, self.tolerance) if self.deterministic else None
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """Clients whose last message could not be used, and optimisers that give up the invariant."""
-        return site_warnings(self, record)
+        """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
+        notes = site_warnings(record) + unsettled_warnings(record, newton=isinstance(self.client, Newton))
+        if self.server_optimiser is not None or self.client_optimiser is not None:
+            notes.append(
+                "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
+                "and sites any more (Guo et al., Section 2.2.3)"
+            )
+        return notes

@@ -8,40 +8,78 @@ Tresp (2000), *A Bayesian committee machine*.
 
 Deviation of FedPA: the whole Gaussian is averaged, in natural parameters; the paper averages Σ_k⁻¹(θ - μ_k), the same
 sum's gradient, and keeps the mean alone. Its covariance by dynamic programming is the shrinkage estimator of
-`clients.chain`, which is formed directly here.
+`tilted.chain`, which is formed directly here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
+from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedPA(FedEP):
-    """Federated posterior averaging.
+    """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
-        client: "mcmc" (with shrinkage, as published) or "laplace".
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under q; even.
+        tolerance: refused: the answers do not depend on q, so that there is nothing to converge.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
+        num_guide_draws: refused, as guides that are functions are.
+        client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
+            `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
+        start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
+            "auto": the prior where it is proper and there are more than `full_dim` parameters.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
+        damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
+            and else one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: how Newton steps are accelerated and held back.
+        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
+            None adds the changes, each to the fraction that leaves q a distribution.
+        client_optimiser: the same, of each client's Δ_k.
 
-    Other settings: as for `EPSettings`.
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Al-Shedivat et al. (2021).
+
+    Example:
+        >>> idata = pf.run(pf.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
     """
 
-    client: Literal["newton", "identity", "mcmc", "laplace", "ngvi", "svi"] = "mcmc"
+    guided: ClassVar[type[GuidedFedEP] | None] = None
+
+    client: TiltedInference | tilted.Name = MCMC()
     damping: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused(self, "the clients' answers do not depend on q, so that nothing converges", "tolerance")
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
         """One."""
@@ -56,22 +94,53 @@ class FedPA(FedEP):
         return None
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class BCM(FedEP):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
-        client: how a client's own posterior is approximated.
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under q; even.
+        tolerance: refused: one round is all.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
+        num_guide_draws: refused, as guides that are functions are.
+        client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
+        start: "prior" alone.
+        warm_tolerance: refused, as a warm start is.
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. 1 is the committee machine.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: refused: there are no steps from round to round.
+        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
+            None adds the changes, each to the fraction that leaves q a distribution.
+        client_optimiser: the same, of each client's Δ_k.
 
-    Other settings: as for `EPSettings`.
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Tresp (2000).
+
+    Example:
+        >>> idata = pf.run(pf.BCM(), fed)
     """
 
-    client: Literal["newton", "identity", "mcmc", "laplace", "ngvi", "svi"] = "laplace"
+    guided: ClassVar[type[GuidedFedEP] | None] = None
+
+    client: TiltedInference | tilted.Name = Laplace()
     damping: float | None = 1.0
     start: Literal["auto", "laplace", "prior"] = "prior"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused(
+            self, "one round from the prior is all; use FedEP", "start", "warm_tolerance", "tolerance", "step_control"
+        )
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""

@@ -17,32 +17,64 @@ from typing import ClassVar
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import no_sites
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedSEP(FedEP):
-    """FedEP with stateless clients.
+    """Stochastic expectation propagation: FedEP whose clients keep no state.
 
-    Args: as for `EPSettings`; no `client_optimiser`, since there is no local state.
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under q; even.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
+        num_guide_draws: refused, as guides that are functions are.
+        client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
+            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi".
+        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
+            there are more than `full_dim` parameters.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
+            clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
+            compounds.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: how Newton steps are accelerated and held back.
+        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
+            None adds the changes, each to the fraction that leaves q a distribution.
+        client_optimiser: refused: there is no local state for it.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Guo et al. (2023), Section 2.2.4.
+        Guo et al. (2023), Section 2.2.4. Li et al. (2015), Stochastic expectation propagation.
+
+    Example:
+        >>> idata = pf.run(pf.FedSEP(start="prior"), fed, schedule=pf.schedule.UniformRandom(10))
     """
 
     additive: ClassVar[bool] = True
+    guided: ClassVar[type[GuidedFedEP] | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.client_optimiser != "none":
-            raise SettingError(
-                f"FedSEP: its clients keep no state for client_optimiser={self.client_optimiser!r}; use FedEP"
-            )
+        refuse_unused(self, "its clients keep no state for an optimiser; use FedEP", "client_optimiser")
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refused: the clients keep no sites.

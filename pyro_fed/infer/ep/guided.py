@@ -1,4 +1,4 @@
-"""FedEP and PVI with a hand-written guide: sites in the natural parameters of the guide's own families.
+"""What FedEP and PVI run with a hand-written guide: sites in the natural parameters of the guide's own families.
 
 Source: Khan & Lin (2017), conjugate-computation variational inference; Bui et al. (2018), Property 4; Salimans &
 Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`exponential_families`) a client's site is
@@ -27,56 +27,77 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import no_sites
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError, listed
-from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.ep.site_updates import at_rest
+from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.derivatives import in_blocks
 from pyro_fed.infer.sites.gaussian_sites import largest_move
-from pyro_fed.infer.stein.particles import likelihood_scores
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(FedEP):
-    """What `FedEP(guide=function)` makes.
+class GuidedFedEP(Algorithm, SiteKeeping, ServerWork):
+    """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
 
     Args:
+        guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
         num_points: draws behind expectations; even.
         num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        damping: δ, in (0, 1].
+        min_fraction: a change of λ is skipped where less than this can be taken.
 
-    Used besides: `guide`, `damping`, `min_fraction`, `tolerance`. The client is "newton".
+    References:
+        Khan & Lin (2017); Bui et al. (2018), Property 4.
+
+    Example:
+        >>> def guide(y):
+        ...     a = pyro.param("a", torch.tensor(3.0), constraint=constraints.positive)
+        ...     pyro.sample("rate", dist.Gamma(a, torch.tensor(1.0)))
+        >>> idata = pf.run(pf.FedEP(guide=guide), fed)
     """
 
+    guide: Any
     num_points: int = 1024
     num_guide_draws: int = 4000
+    tolerance: float = 1e-3
+    damping: float = 1.0
+    min_fraction: float = 1e-6
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_at_least(self, 1, "num_guide_draws")
-        unused = {"client": "newton", "server_optimiser": "none", "client_optimiser": "none"}
-        for name, only in unused.items():
-            if getattr(self, name) != only:
-                raise SettingError(
-                    f"FedEP: a hand-written guide takes {name}={only!r} alone, received "
-                    f"{getattr(self, name)!r}; use an automatic guide for the others"
-                )
+        check_at_least(self, 2, "num_points")
+        check_positive(self, "tolerance", "min_fraction")
+        check_between(self, "damping", 0, 1)
+        if self.num_points % 2:
+            raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
+        if not is_hand_written(self.guide):
+            raise SettingError(
+                f"{type(self).__name__}: guide must be a function or a PyroModule, received {self.guide!r}; automatic "
+                "guides are federated by FedEP(guide=...)"
+            )
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 50; it stops when q does not move any more."""
+        return 50
 
     def family(self, problem: Problem) -> GuideFamily:
         """The guide's families."""
         return read_guide(self.guide, problem)
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """None: q begins at the guide's parameters."""
-        return None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -101,10 +122,6 @@ class GuidedFedEP(FedEP):
             "delta": natural.new_zeros(num_clients, len(natural)),
         }
 
-    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
-        """Refused: the families of a guide have no such algebra here."""
-        raise no_sites(self)
-
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
         draws = self._draws(problem, shared["natural"])
@@ -113,11 +130,7 @@ class GuidedFedEP(FedEP):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """λ."""
-        return Algorithm.download(self, {"natural": shared["natural"]}, clients)
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """None."""
-        return ()
+        return super().download({"natural": shared["natural"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -150,7 +163,7 @@ class GuidedFedEP(FedEP):
             **shared,
             "sum": messages["delta"].sum(0) + shared["prior_delta"],
             "share": shared["fraction"].new_tensor(count) / shared["num_clients"],
-            "fraction": shared["fraction"].new_tensor(self.fraction_for(count)),
+            "fraction": shared["fraction"].new_tensor(self.damping),
         }
 
     def refine(self, problem: Problem, shared: State) -> State:
@@ -194,13 +207,13 @@ class GuidedFedEP(FedEP):
             "share": float(after["share"]),
         }
 
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q did not move in as many rounds as let every client work once."""
+        return at_rest(figures, self.tolerance)
+
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of the fitted guide, (1, num_draws, D)."""
         return shared["draws"][torch.arange(num_draws) % self.num_guide_draws][None]
-
-    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """Not a Gaussian's."""
-        return None
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose message was not finite."""
@@ -211,39 +224,8 @@ class GuidedFedEP(FedEP):
         return [f"in the last round the sites of clients {listed(bad)} were not finite and were not used"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GuidedPVI(GuidedFedEP, PVI):
-    """What `PVI(guide=function)` makes: one client a round, in turn, and one natural-gradient step a turn.
-
-    Used besides: `order`.
-    """
-
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.local_steps != 1:
-            raise SettingError(f"PVI: a hand-written guide takes local_steps=1 alone, received {self.local_steps}")
-
-
-def guided_kind(kind: Any) -> Any:
-    """The class that federates hand-written guides in the place of another.
-
-    Raises:
-        SettingError: there is none.
-    """
-    if issubclass(kind, GuidedFedEP):
-        return kind
-    known = {FedEP: GuidedFedEP, PVI: GuidedPVI}
-    if kind not in known:
-        raise SettingError(
-            f"{kind.__name__}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...) "
-            "or an automatic guide such as AutoMultivariateNormal"
-        )
-    return known[kind]
-
-
 def _site(draws: Draws, scores: Tensor) -> Tensor:
     """F⁻¹ ∇_λ E[f] of C functions from their scores (C, S, D): (C, P)."""
     gradient = torch.einsum("csd,sdp->cp", scores, draws.jacobian) / len(draws.z)
-    return torch.linalg.solve(draws.fisher.T, gradient.T).T
+    site: Tensor = torch.linalg.solve(draws.fisher.T, gradient.T).T
+    return site

@@ -5,52 +5,142 @@ Source: Kassab & Simeone, Algorithm 2, after Bui et al. (2018).
     q_k ← arg min_q KL(q ‖ p_k q_-k),    t_k ← t_k q_k / q,    q ← q_k
 
 One client a round in turn ("sequential", as in the paper), or all at once ("synchronous", with backtracking). The
-local free energy is minimised by expected Newton steps, natural gradients of step one (`clients.newton`), or by Adam
-(`client="svi"`).
+local free energy is minimised by expected Newton steps, natural gradients of step one (`tilted.Newton`), or by Adam
+(`tilted.SVI`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.tilted import SVI, Newton, TiltedInference
+
+Order = Literal["sequential", "synchronous"]
+
+#: The clients' inference where none is set, and what "newton" stands for: the cavity is held fixed for ten steps.
+TEN_STEPS = Newton(steps=10)
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class PVI(FedEP):
-    """Variational inference on each client's tilted density.
+class GuidedPVI(GuidedFedEP):
+    """What `PVI(guide=function)` runs: one client a round, in turn, and one natural-gradient step a turn.
 
     Args:
-        order: "sequential" or "synchronous"; a schedule given to `run` goes before it.
-        local_steps: Newton steps a round.
+        guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
+        num_points: draws behind expectations; even.
+        num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        damping: δ, in (0, 1].
+        min_fraction: a change of λ is skipped where less than this can be taken.
+        order: "sequential" or "synchronous".
 
-    Other settings: as for `EPSettings`; the client is "newton" or "svi". With a guide that is a function, what is made
-    is a `GuidedPVI`.
-
-    References:
-        Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).
+    Example:
+        >>> idata = pf.run(pf.PVI(guide=my_guide), fed)
     """
 
-    order: Literal["sequential", "synchronous"] = "sequential"
-    local_steps: int = 10
+    order: Order = "sequential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "order", ("sequential", "synchronous"))
-        if self.client not in ("newton", "svi"):
-            raise SettingError(
-                f"PVI: client must be 'newton' or 'svi', which minimise KL(q || tilted), received {self.client!r}; "
-                "use FedEP for the others"
-            )
 
     def default_schedule(self) -> Schedule:
         """One client in turn, or all."""
-        return RoundRobin() if self.order == "sequential" else All()
+        return schedule_of(self.order)
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten passes over the clients."""
-        return 10 * num_clients if self.order == "sequential" else 20
+        return rounds_of(self.order, num_clients)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class PVI(FedEP):
+    """Partitioned variational inference: each client minimises its own free energy, the cavity held fixed.
+
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
+            global sites are exponential families, which is federated in their natural parameters.
+        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
+            from them in turn.
+        client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
+            ten steps.
+        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
+            there are more than `full_dim` parameters.
+        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
+            under an improper prior, at `FedLaplace`'s own tolerance.
+        damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
+            "svi" one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: how Newton steps are accelerated and held back.
+        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
+            None adds the changes, each to the fraction that leaves q a distribution.
+        client_optimiser: the same, of each client's Δ_k.
+        order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).
+
+    Example:
+        >>> idata = pf.run(pf.PVI(), fed)
+        >>> idata = pf.run(pf.PVI(client=pf.tilted.Newton(steps=3), order="synchronous"), fed)
+    """
+
+    guided: ClassVar[type[GuidedFedEP] | None] = GuidedPVI
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
+
+    order: Order = "sequential"
+    client: TiltedInference | tilted.Name = TEN_STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "order", ("sequential", "synchronous"))
+        if not isinstance(self.client, Newton | SVI):
+            raise SettingError(
+                "PVI: client must be 'newton' or 'svi', which minimise KL(q || tilted), received "
+                f"{self.client!r}; use FedEP for the others"
+            )
+
+    def _guide_settings(self) -> dict[str, Any]:
+        return super()._guide_settings() | {"order": self.order}
+
+    def default_schedule(self) -> Schedule:
+        """One client in turn, or all."""
+        return schedule_of(self.order)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """Ten passes over the clients."""
+        return rounds_of(self.order, num_clients)
+
+
+def schedule_of(order: Order) -> Schedule:
+    """One client in turn, or all."""
+    return RoundRobin() if order == "sequential" else All()
+
+
+def rounds_of(order: Order, num_clients: int) -> int:
+    """Ten passes over the clients, or 20 rounds of all."""
+    return 10 * num_clients if order == "sequential" else 20

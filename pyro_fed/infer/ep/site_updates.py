@@ -14,7 +14,8 @@ adds is shared equally among the sites, and vanishes with the step.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.errors import listed
-from pyro_fed.infer.ep.tilted import Tilted
-from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, select
+from pyro_fed.infer.ep.tilted.base import Tilted
+from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, kept_where
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -71,9 +72,20 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
     )
 
 
-def site_warnings(algorithm: Any, record: Record) -> list[str]:
-    """Clients whose last message could not be used, by name, and optimisers that give up q = t_0 Π t_k."""
-    notes = []
+def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
+    """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+
+    Args:
+        figures: of all rounds: `change`, `fraction`, and `share`, that of the clients at work.
+        tolerance: largest change of a q that rests.
+    """
+    window = math.ceil(1 / figures[-1]["share"])
+    recent = figures[-window:]
+    return len(recent) == window and all(f["change"] < tolerance and f["fraction"] > 0 for f in recent)
+
+
+def site_warnings(record: Record) -> list[str]:
+    """Clients whose last message could not be used, by name."""
     usable, fraction = record.last("usable"), record.last("fraction")
     clients = next((r.clients for r in reversed(record.rounds) if "usable" in r.info), [])
     skipped = [
@@ -81,30 +93,32 @@ def site_warnings(algorithm: Any, record: Record) -> list[str]:
         for k, good, taken in zip(clients, usable, fraction, strict=True)
         if not good or not taken
     ]
-    if skipped:
-        notes.append(
-            f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
-            "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
-            "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
-        )
+    if not skipped:
+        return []
+    return [
+        f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
+        "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
+        "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
+    ]
+
+
+def unsettled_warnings(record: Record, newton: bool) -> list[str]:
+    """Whether q still moved by more than `UNSETTLED` in its last round, with the cure.
+
+    Args:
+        record: of the run.
+        newton: whether its steps were expected Newton steps.
+    """
     change = record.latest.get("change", 0.0)
-    if change > UNSETTLED and len(record.figures) > 1:
-        notes.append(f"q moved by {change:.3g} SDs in the last round: it has not settled; {_cure(algorithm)}")
-    if algorithm.server_optimiser != "none" or algorithm.client_optimiser != "none":
-        notes.append(
-            "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
-            "and sites any more (Guo et al., Section 2.2.3)"
+    if change <= UNSETTLED or len(record.figures) <= 1:
+        return []
+    cure = "lower damping, or take more steps or samples a round"
+    if newton:
+        cure = (
+            "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower "
+            "damping, or take covariance='full', or client='ngvi'"
         )
-    return notes
-
-
-def _cure(algorithm: Any) -> str:
-    if algorithm.client != "newton":
-        return "lower damping, or take more steps or samples a round"
-    return (
-        "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower damping, "
-        "or take covariance='full', or client='ngvi'"
-    )
+    return [f"q moved by {change:.3g} SDs in the last round: it has not settled; {cure}"]
 
 
 def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
@@ -127,6 +141,6 @@ def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, 
     empty = num_rows == 0
     finite = found.site.precision.flatten(1).isfinite().all(1) & found.site.eta.isfinite().all(1)
     usable = (found.usable & finite) | empty
-    new = select(usable & ~empty, found.site)
+    new = kept_where(usable & ~empty, found.site)
     delta = new.quotient(site)
-    return select(usable, delta), usable
+    return kept_where(usable, delta), usable

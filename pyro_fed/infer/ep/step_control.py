@@ -18,63 +18,107 @@ fewer rounds than holding back takes, up to a few hundred parameters; where it d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import Settings, explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
-if TYPE_CHECKING:
-    from pyro_fed.infer.ep.settings import EPSettings
+#: Rounds that the acceleration remembers and its longest step where none are set, by structure.
+ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
 
-def nothing_known(settings: EPSettings, q: Gaussian) -> State:
-    """An empty history of the acceleration."""
-    rounds = settings.accelerated(q)[0]
-    past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
-    return {**as_state(past, "points_"), **as_state(past, "moves_")}
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class StepControl(Settings):
+    """How FedEP's server accelerates the sum of expected Newton steps, or holds it back.
 
-
-def never_held(q: Gaussian) -> State:
-    """What `held_back` remembers before the first round."""
-    return {"caution": q.eta.new_ones(()), "shortest": q.eta.new_full((), torch.inf)}
-
-
-def held_back(settings: EPSettings, shared: State, move: Gaussian, clients: int) -> tuple[float, State]:
-    """The share of the damping that a step may take, and what is remembered of it.
+    It is for `client=pf.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
 
     Args:
-        settings: of the algorithm.
-        shared: the server's state.
-        move: the undamped change of q.
-        clients: how many are at work.
+        memory: rounds that the acceleration remembers, at least 2; None takes 4 for a full covariance and 20 for a
+            diagonal one.
+        longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
+        growth: the acceleration starts again where a step is this many times longer than one it remembers; diagonal
+            steps of a part of the clients are halved there.
+        reach: no diagonal step of a part of the clients goes beyond this many times √D SDs of q.
+
+    References:
+        Walker & Ni (2011), Anderson acceleration for fixed-point iterations.
+
+    Example:
+        >>> pf.run(pf.FedEP(covariance="diag", step_control=pf.StepControl(reach=0.5)), fed)
     """
-    q = gaussian(shared)
-    known = {name: shared[name] for name in ("caution", "shortest")}
-    after = q.precision + move.precision
-    diagonal = not q.dense and bool((after > 0).all())
-    if settings.client != "newton" or not diagonal or clients == int(shared["num_clients"]):
-        return 1.0, known
-    score = move.score(q.mean())
-    length, reach = (score.square() / after).sum().sqrt(), settings.reach * q.dim**0.5
-    far = (length > settings.growth * shared["shortest"]) & (length > reach)
-    known["caution"] = torch.where(far, shared["caution"] / 2, shared["caution"])
-    known["shortest"] = torch.where(far, length, torch.minimum(length, shared["shortest"]))
-    step = ((score / after).square() * q.precision).sum().sqrt()
-    return float(known["caution"] * (reach / step).clamp_max(1.0)), known
+
+    memory: int | None = None
+    longest_step: float | None = None
+    growth: float = 2.0
+    reach: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "memory", allow_none=True)
+        check_positive(self, "longest_step", allow_none=True)
+        check_positive(self, "growth", "reach")
+
+    def acceleration(self, q: Gaussian) -> tuple[int, float]:
+        """Rounds that the acceleration remembers, and its longest step."""
+        memory, longest = ACCELERATION["full" if q.dense else "diag"]
+        return self.memory or memory, self.longest_step or longest
+
+    def before(self, q: Gaussian) -> State:
+        """What is remembered before the first round: an empty history, and that nothing was held back."""
+        never = {"caution": q.eta.new_ones(()), "shortest": q.eta.new_full((), torch.inf)}
+        return {**self._nothing_known(q), **never}
+
+    def _nothing_known(self, q: Gaussian) -> State:
+        rounds = self.acceleration(q)[0]
+        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
+        return {**as_state(past, "points_"), **as_state(past, "moves_")}
+
+    def held_back(self, shared: State, move: Gaussian, clients: int) -> tuple[float, State]:
+        """The share of the damping that a step may take, and what is remembered of it.
+
+        Args:
+            shared: the server's state.
+            move: the undamped change of q.
+            clients: how many are at work.
+        """
+        q = gaussian(shared)
+        known = {name: shared[name] for name in ("caution", "shortest")}
+        after = q.precision + move.precision
+        diagonal = not q.dense and bool((after > 0).all())
+        if not diagonal or clients == int(shared["num_clients"]):
+            return 1.0, known
+        score = move.score(q.mean())
+        length, reach = (score.square() / after).sum().sqrt(), self.reach * q.dim**0.5
+        far = (length > self.growth * shared["shortest"]) & (length > reach)
+        known["caution"] = torch.where(far, shared["caution"] / 2, shared["caution"])
+        known["shortest"] = torch.where(far, length, torch.minimum(length, shared["shortest"]))
+        step = ((score / after).square() * q.precision).sum().sqrt()
+        return float(known["caution"] * (reach / step).clamp_max(1.0)), known
+
+    def added(self, shared: State, move: Gaussian, whole: bool, damping: float) -> State:
+        """What acceleration adds to q, and its history.
+
+        Args:
+            shared: the server's state.
+            move: the undamped change of q.
+            whole: whether it is a step of all clients, none held back; only these are accelerated and remembered.
+            damping: the fraction of the move that q takes.
+        """
+        q = gaussian(shared)
+        if not whole:
+            return {**nothing_added(q), **self._nothing_known(q)}
+        points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
+        further = acceleration(points, moves, damping, self.growth, self.acceleration(q)[1])
+        return {**as_state(further, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
 
 
-def added(settings: EPSettings, shared: State, move: Gaussian, fractions: Tensor, damping: float) -> State:
-    """What acceleration adds to q, and its history: empty after a step of fewer clients, or one held back."""
-    q = gaussian(shared)
-    everyone = len(fractions) == int(shared["num_clients"]) + 1
-    whole = settings.client == "newton" and settings.local_steps == 1 and everyone
-    if not (whole and bool((fractions == damping).all())):
-        return {**as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_"), **nothing_known(settings, q)}
-    points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
-    further = acceleration(points, moves, damping, settings.growth, settings.accelerated(q)[1])
-    return {**as_state(further, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
+def nothing_added(q: Gaussian) -> State:
+    """What `added` gives where q is not accelerated."""
+    return as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_")

@@ -62,7 +62,8 @@ class NormalFamily(Family):
 
     def distribution(self, natural: Tensor) -> dist.Distribution:
         variance = -0.5 / natural[..., 1]
-        return self.kind(natural[..., 0] * variance, variance.sqrt(), validate_args=False)
+        found: dist.Distribution = self.kind(natural[..., 0] * variance, variance.sqrt(), validate_args=False)
+        return found
 
     def statistics(self, x: Tensor) -> Tensor:
         return torch.stack([x, x.square()], -1)
@@ -105,7 +106,8 @@ class MultivariateNormalFamily(Family):
         return torch.cat([x, weight * x[..., rows] * x[..., columns]], -1)
 
     def proper(self, natural: Tensor) -> Tensor:
-        return torch.linalg.cholesky_ex(self._split(natural)[1].nan_to_num()).info == 0
+        failed: Tensor = torch.linalg.cholesky_ex(self._split(natural)[1].nan_to_num()).info
+        return failed == 0
 
     def _split(self, natural: Tensor) -> tuple[Tensor, Tensor]:
         """P m and P."""
@@ -159,7 +161,8 @@ class DirichletFamily(Family):
     event_dim = 1
 
     def natural(self, fn: Any) -> Tensor:
-        return fn.concentration.double() - 1
+        concentration: Tensor = fn.concentration.double()
+        return concentration - 1
 
     def distribution(self, natural: Tensor) -> dist.Distribution:
         return self.kind(natural + 1, validate_args=False)

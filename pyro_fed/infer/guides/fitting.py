@@ -129,7 +129,8 @@ def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, 
         return problem.log_lik(theta.to(problem.dtype), batch).double() + log_cavity
 
     entropy = (raw.diagonal() if raw.dim() == 2 else raw).sum()
-    return -(problem.vmap(log_tilted)(draws).mean() + entropy)
+    values: Tensor = problem.vmap(log_tilted)(draws)
+    return -(values.mean() + entropy)
 
 
 def lower(raw: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ class GuideFamily:
 
     def split(self, natural: Tensor) -> list[Tensor]:
         """λ (..., P) site by site, (..., *batch, p)."""
-        parts = natural.split([site.start.numel() for site in self.sites], -1)
-        return [part.unflatten(-1, site.start.shape) for part, site in zip(parts, self.sites, strict=True)]
+        parts = torch.split(natural, [site.start.numel() for site in self.sites], -1)
+        return [part.reshape(*part.shape[:-1], *site.start.shape) for part, site in zip(parts, self.sites, strict=True)]
 
     def proper(self, natural: Tensor) -> bool:
         """Whether λ (P,) is a distribution."""

@@ -41,7 +41,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     as_state,
     flat_site,
     gaussian,
-    select,
+    kept_where,
     site_of,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -138,7 +138,7 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
         moments = self.derivatives(problem).of_likelihood(problem, points, batch)
         values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
         usable = moments.finite()
-        site = select(usable, site_of(moments, points[0]))
+        site = kept_where(usable, site_of(moments, points[0]))
         lowest = torch.finfo(values.dtype).min
         message = {
             "values": values.nan_to_num(nan=lowest, posinf=lowest, neginf=lowest),

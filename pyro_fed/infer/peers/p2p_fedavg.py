@@ -19,6 +19,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -29,13 +30,26 @@ from pyro_fed.ops.mixing import mix
 
 @dataclass(frozen=True, kw_only=True)
 class P2PFedAvg(FedAvg, OnGraph):
-    """Federated averaging over a graph; `damping` and the server's optimiser have no part in it.
+    """Federated averaging over a graph, without a server.
 
     Args:
+        chain_steps: L, SGD steps a round.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        prior: add the agent's share of the log prior.
+        damping: refused: there is no server whose rate it would be.
+        server_optimiser: refused, for the same reason.
         gossip_steps: consensus steps a round.
+
+    Raises:
+        SettingError: a setting out of its range, or without effect here.
 
     References:
         McMahan et al. (2017); Lian et al. (2017).
+
+    Example:
+        >>> idata = pf.run(pf.P2PFedAvg(chain_steps=50), fed, graph=pf.graph.ring(5))
     """
 
     additive: ClassVar[bool] = False
@@ -45,6 +59,7 @@ class P2PFedAvg(FedAvg, OnGraph):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "gossip_steps")
+        refuse_unused(self, "agents without a server average their points", "damping", "server_optimiser")
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As set."""

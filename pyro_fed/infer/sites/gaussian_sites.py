@@ -167,7 +167,7 @@ def joined(first: Gaussian, others: Gaussian) -> Gaussian:
     return type(others)(torch.cat([first.precision[None], others.precision]), torch.cat([first.eta[None], others.eta]))
 
 
-def select(keep: Tensor, sites: Gaussian) -> Gaussian:
+def kept_where(keep: Tensor, sites: Gaussian) -> Gaussian:
     """The sites where `keep` (C,), and one elsewhere."""
     return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
 

@@ -32,8 +32,9 @@ from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.particles import ParticleAlgorithm, likelihood_scores
+from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import ksd_and_noise

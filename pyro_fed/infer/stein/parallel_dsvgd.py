@@ -26,11 +26,11 @@ from pyro_fed.algorithm.contract import Noise, Start, State, started
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.scores import prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.corrected_sites import own_site
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.particles import prior_scores
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, State
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, draw_minibatches
+from pyro_fed.density.rows.batches import draw_minibatches
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
@@ -120,17 +119,3 @@ class ParticleAlgorithm(Algorithm):
         """One SVGD step, Eq. (8): particles (N, D), scores (N, D)."""
         increment, optimiser = self.optimiser.step(svgd_direction(particles, scores, self.kernel), optimiser)
         return particles + increment, optimiser
-
-
-def prior_scores(problem: Problem, particles: Tensor) -> Tensor:
-    """Gradient of the log prior at the particles, (N, D)."""
-    return problem.vmap(grad(problem.log_prior))(particles)
-
-
-def likelihood_scores(problem: Problem, particles: Tensor, batch: Batch) -> Tensor:
-    """Gradient of one client's log-likelihood at particles (N, D)."""
-
-    def log_lik(z: Tensor) -> Tensor:
-        return problem.log_lik(z, batch)
-
-    return problem.vmap(grad(log_lik))(particles)

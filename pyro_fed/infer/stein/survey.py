@@ -34,13 +34,13 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature, mixture_points, unit_coordinates
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]

@@ -24,8 +24,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
-from pyro_fed.infer.stein.particles import likelihood_scores, prior_scores
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.density.build import build
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
@@ -26,7 +27,7 @@ from pyro_fed.runtime.executors.local import Local
 
 
 @dataclass(frozen=True)
-class Phase:
+class WorkerPhase:
     """What begins at a worker.
 
     Attributes:
@@ -60,7 +61,7 @@ class Request:
         indicator: what a schedule asks for in place of work.
     """
 
-    phase: Phase | None
+    phase: WorkerPhase | None
     verdict: Verdict | None
     work: Work | None = None
     indicator: str | None = None
@@ -93,7 +94,7 @@ class Host:
                 return self.executor.ask(request.indicator, request.work)
             return self.executor.execute(request.work)
 
-    def _begin(self, phase: Phase) -> None:
+    def _begin(self, phase: WorkerPhase) -> None:
         self.executor.start(phase.algorithm, self.problem, self.data, phase.local, self.clients)
         self.phase = phase.number
 
@@ -131,13 +132,14 @@ class Share:
         size = self.arguments.num_rows or self.num_rows
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the server has given them
-            constants = dict(self.constants)
-            problem = Problem(model, self.arguments, self.plate, size, self.dtype, self.quadrature, constants)
+            problem = build(
+                *(model, self.arguments, self.plate, size, self.dtype),
+                quadrature=self.quadrature,
+                constants=self.constants,
+            )
         problem = JointProblem.of(problem) if self.joint else problem
         data = self.data._replace(rows=self.data.rows or problem.rows)
-        problem.num_rows = self.num_rows
-        problem.compiler = Compiler(*self.compiler)
-        return problem, data
+        return replace(problem, num_rows=self.num_rows, compiler=Compiler(*self.compiler)), data
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
@@ -160,7 +162,7 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         problem.dtype,
         problem.quadrature,
         isinstance(problem, JointProblem),
-        problem.constants,
+        problem.bound.constants,
         ClientData(rows, moved, num_rows),
         clients,
         compiler,

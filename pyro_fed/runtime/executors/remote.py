@@ -17,7 +17,7 @@ from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.states import concatenate, select, write
 from pyro_fed.errors import StoppedError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
-from pyro_fed.runtime.executors.host import Phase, Request, Verdict
+from pyro_fed.runtime.executors.host import Request, Verdict, WorkerPhase
 
 
 class Remote(Executor):
@@ -91,11 +91,11 @@ class Remote(Executor):
                 clients = [client for client in self.place if self.worker_of(client) == worker]
                 raise StoppedError(f"clients {clients}: {answer}; {why}. Run again, without them if they stay away")
 
-    def _beginning(self, worker: int) -> Phase | None:
+    def _beginning(self, worker: int) -> WorkerPhase | None:
         if worker in self._begun:
             return None
         at = self._homes(list(self.place))[worker]
-        return Phase(self._phase, self.algorithm, select(self.local, at))
+        return WorkerPhase(self._phase, self.algorithm, select(self.local, at))
 
     def _homes(self, clients: list[int]) -> dict[int, Tensor]:
         """Positions in `clients` of each worker's, in order."""

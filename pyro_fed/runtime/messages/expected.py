@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
+from dataclasses import replace
 
 import torch
 
@@ -30,8 +30,7 @@ def expected_reply(
         work: a round's work, of which the first client's is taken.
     """
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
-    eager = copy(problem)
-    eager.compiler = Compiler("loop" if problem.compiler.level == "loop" else "off")
+    eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
     executor = Sequential()
     executor.start(algorithm, eager, row, _first(local))
     reply = executor.execute(Work(work.round, work.seed, [0], _first(work.shared)))

@@ -73,10 +73,10 @@ def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one
         pf.FedEP(),
         pf.FedEP(covariance="diag"),
         pf.FedEP(client="laplace"),
-        pf.FedEP(client="mcmc", chain_steps=200),
-        pf.PVI(order="synchronous", local_steps=2),
+        pf.FedEP(client=pf.tilted.MCMC(steps=200)),
+        pf.PVI(order="synchronous", client=pf.tilted.Newton(steps=2)),
     ],
-    ids=lambda a: f"{type(a).__name__}-{a.client}-{a.covariance}",
+    ids=lambda a: f"{type(a).__name__}-{a.client.kind()}-{a.covariance}",
 )
 def test_q_is_the_product_of_prior_and_sites_in_every_round(algorithm):
     for after, local in run_recorded(algorithm, regression(5), num_rounds=3):
@@ -103,20 +103,20 @@ def test_a_diagonal_q_has_the_exact_mean_and_the_mean_field_variances():
     torch.testing.assert_close(variances, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("client", "options"), [("mcmc", {}), ("ngvi", {}), ("svi", {"svi_steps": 200})])
-def test_stochastic_clients_come_near_the_exact_posterior(client, options):
+@pytest.mark.parametrize("client", ["mcmc", "ngvi", pf.tilted.SVI(steps=200)], ids=["mcmc", "ngvi", "svi"])
+def test_stochastic_inferences_come_near_the_exact_posterior(client):
     """Seeded; the errors measured are below half of these bounds."""
-    after, _ = run_recorded(pf.FedEP(client=client, **options), regression(4), num_rounds=8)[-1]
+    after, _ = run_recorded(pf.FedEP(client=client), regression(4), num_rounds=8)[-1]
     mean, covariance = gaussian(after).moments()
     sds = COVARIANCE.diagonal().sqrt()
     assert float(((mean - MEAN) / sds).abs().max()) < 0.5
     assert float((covariance.diagonal().sqrt() / sds - 1).abs().max()) < 0.2
 
 
-@pytest.mark.parametrize("client", ["identity", "mcmc", "ngvi"])
-def test_the_noise_of_a_chain_on_a_gaussian_does_not_reach_the_mean(client):
+@pytest.mark.parametrize("kind", [pf.tilted.Identity, pf.tilted.MCMC, pf.tilted.NGVI])
+def test_the_noise_of_a_chain_on_a_gaussian_does_not_reach_the_mean(kind):
     """One client, started at the prior: the samples' own mean would be off by about a tenth of an SD."""
-    options = {"client": client, "covariance": "full", "start": "prior", "damping": 1.0, "chain_steps": 200}
+    options = {"client": kind(steps=200), "covariance": "full", "start": "prior", "damping": 1.0}
     after, _ = run_recorded(pf.FedEP(**options), regression(1), num_rounds=1)[-1]
     assert float(((gaussian(after).mean() - MEAN) / COVARIANCE.diagonal().sqrt()).abs().max()) < 1e-6
 
@@ -143,8 +143,8 @@ def accuracy_on(fed, mean):
 def test_diagonal_steps_that_are_much_too_long_do_not_run_away():
     """Measured: not held back, the mean's length is 132 and half of the rows are right; held back 4.3 and 86 %."""
     fed, seen = correlated(20), []
-    for limits in ({"reach": 1e9, "growth": 1e9}, {}):
-        algorithm = pf.FedEP(covariance="diag", start="prior", num_points=16, **limits)
+    for control in (pf.StepControl(reach=1e9, growth=1e9), pf.StepControl()):
+        algorithm = pf.FedEP(covariance="diag", start="prior", num_points=16, step_control=control)
         states = run_recorded(algorithm, fed, schedule=pf.schedule.UniformRandom(4), num_rounds=60)
         seen.append(gaussian(states[-1][0]).mean())
     free, held = seen
@@ -214,9 +214,9 @@ def test_guides_name_the_family_and_others_are_refused():
         pf.FedEP(guide=AutoIAFNormal)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(kind):
-    algorithm = pf.FedEP(server_optimiser=kind, damping=0.2, optimiser_momentum=0.0)
+@pytest.mark.parametrize("optimiser", [pf.optim.SGD(momentum=0.0), "adagrad", "adam"], ids=["sgd", "adagrad", "adam"])
+def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(optimiser):
+    algorithm = pf.FedEP(server_optimiser=optimiser, damping=0.2)
     with pytest.warns(UserWarning, match="not the product"):
         idata = pf.run(algorithm, regression(3), num_rounds=2, **QUIET)
     assert np.isfinite(idata["posterior"]["w"].values).all()

@@ -1,18 +1,12 @@
 """Table 4 of Guo et al. on 20 draws, and what it says of FedPA and FedAvg."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-PATH = Path(__file__).parents[3] / "benchmarks" / "table4.py"
+from benchmarks.papers import table4
 
 
 @pytest.fixture(scope="module")
 def found():
-    spec = importlib.util.spec_from_file_location("table4", PATH)
-    table4 = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table4)
     return table4.distances(20)
 
 

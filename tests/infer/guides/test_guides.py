@@ -112,6 +112,6 @@ def test_a_global_site_that_depends_on_a_local_one_is_refused():
 
 
 def test_pvi_with_a_hand_written_guide_takes_one_step_a_turn():
-    assert pf.PVI(guide=global_guide).local_steps == 1
-    with pytest.raises(pf.errors.SettingError, match="PVI: a hand-written guide takes local_steps=1 alone, received 3"):
-        pf.PVI(guide=global_guide, local_steps=3)
+    assert type(pf.PVI(guide=global_guide, order="synchronous").delegate()).__name__ == "GuidedPVI"
+    with pytest.raises(pf.errors.SettingError, match=r"PVI: client=.*steps=3.* has no effect: a hand-written guide"):
+        pf.PVI(guide=global_guide, client=pf.tilted.Newton(steps=3))

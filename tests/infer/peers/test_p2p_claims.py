@@ -1,4 +1,4 @@
-"""Claims of Wang et al. and of this project that a few seconds can check; `benchmarks/p2p_*` has the rest."""
+"""Claims of Wang et al. and of this project that a few seconds can check; `benchmarks/*/p2p_*` has the rest."""
 
 from __future__ import annotations
 

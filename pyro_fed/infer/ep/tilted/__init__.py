@@ -1,20 +1,36 @@
-"""Client inferences of FedEP by the names of its `client` setting, one module each."""
+"""Tilted inferences: how a client of FedEP and its kin approximates its likelihood times the cavity by a Gaussian.
 
-from pyro_fed.infer.ep.tilted.base import Client, Received, Tilted
-from pyro_fed.infer.ep.tilted.chain import MCMC, Identity
+    Newton      expected Newton steps: the default, without randomness
+    Laplace     mode and curvature of the tilted density ("L" of Guo et al.)
+    MCMC        mean and covariance of a chain's samples ("M")
+    Identity    mean of a chain's samples, covariance a multiple of the identity ("I")
+    NGVI        mean of a chain's samples, covariance by natural gradients ("V")
+    SVI         a Gaussian guide fitted by Adam
+
+Each has its own settings, and a name that stands for their defaults:
+
+    pf.FedEP(client=pf.tilted.MCMC(steps=500, thin=5))
+    pf.FedEP(client="mcmc")
+"""
+
+from pyro_fed.infer.ep.tilted.base import Name, Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
 from pyro_fed.infer.ep.tilted.laplace import Laplace
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.ep.tilted.ngvi import NGVI
-from pyro_fed.infer.ep.tilted.svi import SVIClient
+from pyro_fed.infer.ep.tilted.svi import SVI
 
-#: The classes by the setting `client`.
-CLIENTS: dict[str, type[Client]] = {
-    "newton": Newton,
-    "identity": Identity,
-    "mcmc": MCMC,
-    "laplace": Laplace,
-    "ngvi": NGVI,
-    "svi": SVIClient,
-}
-
-__all__ = ["CLIENTS", "Client", "Received", "Tilted"]
+__all__ = [
+    "MCMC",
+    "NGVI",
+    "SVI",
+    "Chain",
+    "Identity",
+    "Laplace",
+    "Name",
+    "Newton",
+    "Numerics",
+    "Received",
+    "Tilted",
+    "TiltedInference",
+]

@@ -1,20 +1,30 @@
-"""What a client's inference is: from q and the cavity to a new Gaussian site."""
+"""What a tilted inference is: from q and the cavity to a new Gaussian site, at many clients at once.
+
+    q̂_k ≈ p_k q_-k,    t_k = q̂_k / q_-k                        Guo et al., Algorithm 3, step 3; Section 2.2.2
+
+An inference has its own settings alone; how derivatives are computed comes from the algorithm that asks (`Numerics`).
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, site_of
 from pyro_fed.ops.gaussian import Gaussian
+
+#: The kinds by the names that the setting `client` knows them under.
+Name = Literal["newton", "laplace", "mcmc", "identity", "ngvi", "svi"]
 
 
 class Received(NamedTuple):
@@ -33,34 +43,73 @@ class Tilted(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client(ABC):
-    """Base of client inferences; their fields are settings of the algorithm of the same name.
+class Numerics:
+    """How the algorithm that asks for an inference has derivatives and expectations computed, and steps guarded.
 
     Args:
         derivatives: scores and curvatures in the algorithm's structure.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         exact: the same with full Hessians, where the model is small enough for them; else `derivatives`.
+        num_points: Sobol points for expectations.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        min_fraction: a backtracked step smaller than this is not made.
+        margin: smallest eigenvalue that a step may leave of a precision, relative to what it was.
     """
 
     derivatives: Derivatives
     exact: Derivatives
+    num_points: int
     min_curvature: float
+    min_fraction: float
+    margin: float
+
+
+class TiltedInference(Variant):
+    """How a client approximates its tilted distribution p_k q_-k, its likelihood times the cavity, by a Gaussian.
+
+    A kind of one's own is a frozen, keyword-only dataclass of settings with the method `infer`, given as an instance:
+    ``pf.FedEP(client=Mine())``.
+    """
+
+    what: ClassVar[str] = "tilted inference"
+    door: ClassVar[str] = "pf.tilted"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether it has no randomness, so that none need be drawn."""
+        return type(self).draw_noise is TiltedInference.draw_noise
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """All randomness of a client's round."""
+        """All randomness of one client's round.
+
+        Args:
+            problem: the model.
+            num_rows: how many rows the client has.
+            generator: of (seed, round, client).
+
+        Returns:
+            A pytree of tensors with leading step axes, or ().
+        """
         return ()
 
     @abstractmethod
-    def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """New sites of C clients."""
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """New sites of C clients.
+
+        Args:
+            problem: the model's densities.
+            numerics: how the algorithm has derivatives and expectations computed.
+            received: q and the cavities, (C,).
+            data: the clients' rows.
+            noise: their randomness, (steps, C, ...).
+        """
 
 
-def tilted_scale(client: Client, problem: Problem, received: Received, data: ClientData) -> Gaussian:
+def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
     """A Newton step on the tilted densities from the mean of q: its curvature |H| and its end, (C,)."""
     mean = received.q.mean()
-    moments = client.derivatives.of_likelihood(problem, mean[None], data.full_batch())
+    moments = numerics.derivatives.of_likelihood(problem, mean[None], data.full_batch())
     tilted = site_of(moments, mean).product(received.cavity)
-    metric = absolute(tilted, client.min_curvature)[0]
+    metric = absolute(tilted, numerics.min_curvature)[0]
     return at_mean(metric, mean + type(metric)(metric.precision, tilted.score(mean)).mean())
 
 

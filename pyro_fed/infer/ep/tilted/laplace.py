@@ -15,43 +15,57 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.infer.ep.tilted.base import Client, Received, Tilted, site_from
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from
 from pyro_fed.infer.sites.gaussian_sites import absolute, site_of
 from pyro_fed.ops.gaussian import Gaussian
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Client):
-    """Newton's method on the tilted density.
+class Laplace(TiltedInference):
+    """Laplace's approximation of the tilted density: its mode by Newton's method, and the curvature there.
+
+    It has no randomness. The algorithm's `curvature`, `full_dim` and `min_curvature` say how the curvature is computed.
 
     Args:
-        curvature_steps: Newton steps a round.
-        fractions: of a Newton step that the line search tries.
+        steps: Newton steps a round, from the mean of q.
+        fractions: of a Newton step, which the line search tries; the best is taken, or none.
+
+    References:
+        Guo et al. (2023), Eq. (4).
+
+    Example:
+        >>> pf.run(pf.FedEP(client=pf.tilted.Laplace(steps=3)), fed)
     """
 
-    curvature_steps: int
-    fractions: tuple[float, ...]
+    steps: int = 10
+    fractions: tuple[float, ...] = (1.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 
-    def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps")
+        if not self.fractions or not all(fraction > 0 for fraction in self.fractions):
+            raise SettingError(f"Laplace: fractions must be positive, and at least one, received {self.fractions}")
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the tilted mode and curvature."""
         batch, cavity = data.full_batch(), received.cavity
-        inner = cavity.to_full() if self.exact.structure == "full" else cavity
+        inner = cavity.to_full() if numerics.exact.structure == "full" else cavity
         point = received.q.mean()
-        for _ in range(self.curvature_steps):
-            tilted = self._tilted(problem, point, inner, batch)
-            metric = absolute(tilted, self.min_curvature)[0]
+        for _ in range(self.steps):
+            tilted = _tilted(problem, numerics, point, inner, batch)
+            metric = absolute(tilted, numerics.min_curvature)[0]
             point = self._search(
                 problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
             )
-        tilted = self._tilted(problem, point, inner, batch)
+        tilted = _tilted(problem, numerics, point, inner, batch)
         left = (point - tilted.mean()).square() * tilted.to_diag().precision
         found = site_from(tilted if cavity.dense else tilted.to_diag(), cavity)
         return Tilted(found.site, found.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
-
-    def _tilted(self, problem: Problem, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
-        return site_of(self.exact.of_likelihood(problem, point[None], batch), point).product(cavity)
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
         """The best fraction of the step for each client, staying where none is better."""
@@ -62,4 +76,9 @@ class Laplace(Client):
         return torch.take_along_dim(line, values.argmax(1)[:, None, None], 1).squeeze(1)
 
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        return values
+
+
+def _tilted(problem: Problem, numerics: Numerics, point: Tensor, cavity: Gaussian, batch: Batch) -> Gaussian:
+    return site_of(numerics.exact.of_likelihood(problem, point[None], batch), point).product(cavity)

@@ -1,6 +1,6 @@
 """Sites by expected Newton steps: "newton".
 
-    Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `local_steps` times, from q̂ = q
+    Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `steps` times, from q̂ = q
 
 This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
 fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper.
@@ -13,41 +13,51 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.ep.tilted.base import Client, Received, Tilted
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import site_of, spread_points
 from pyro_fed.ops.backtrack import backtrack
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class Newton(Client):
-    """Expected Newton steps at Sobol points, the same for all clients.
+class Newton(TiltedInference):
+    """Expected Newton steps at Sobol points, the same for all clients: natural-gradient variational inference.
+
+    It has no randomness, and its fixed point in FedEP is the Gaussian of smallest KL(q ‖ posterior). The algorithm's
+    `num_points`, `min_fraction` and `margin` say how many points there are and how far a step may go.
 
     Args:
-        local_steps: steps a round.
-        num_points: Sobol points.
-        min_fraction: a local step smaller than this is not made.
-        margin: of the backtracking of local steps.
+        steps: steps a round. With one the site is that of q itself; with more the cavity is held fixed and each step
+            is backtracked, which is partitioned variational inference.
+
+    References:
+        Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
+
+    Example:
+        >>> pf.run(pf.FedEP(client=pf.tilted.Newton(steps=5)), fed)
     """
 
-    local_steps: int
-    num_points: int
-    min_fraction: float
-    margin: float
+    steps: int = 1
 
-    def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """New sites."""
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps")
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """Sites of the last step."""
         batch, q_hat = data.full_batch(), received.q
-        for _ in range(self.local_steps):
-            points = spread_points(q_hat, self.num_points)
-            moments = self.derivatives.of_likelihood(problem, points, batch)
+        for _ in range(self.steps):
+            points = spread_points(q_hat, numerics.num_points)
+            moments = numerics.derivatives.of_likelihood(problem, points, batch)
             site = site_of(moments, q_hat.mean())
-            if self.local_steps > 1:
+            if self.steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)
-                taken = backtrack(q_hat, delta, min_fraction=self.min_fraction, margin=self.margin)
+                taken = backtrack(q_hat, delta, min_fraction=numerics.min_fraction, margin=numerics.margin)
                 q_hat = q_hat.product(delta.power(taken))
-        if self.local_steps > 1:
+        if self.steps > 1:
             site = q_hat.quotient(received.cavity)
         finite = site.precision.flatten(1).isfinite().all(1) & site.eta.isfinite().all(1)
         return Tilted(site, finite, {"expected_log_lik": torch.where(finite, moments.value, torch.nan)})

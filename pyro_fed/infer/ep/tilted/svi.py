@@ -1,6 +1,6 @@
 """Stochastic variational inference on the tilted density with a Gaussian guide: "svi".
 
-See `infer.guide_fit` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
+See `guides.fitting` for the objective and the letters. The guide begins at the end m of a Newton step on the tilted
 density, with its inverse curvature A A' as covariance, so that the step size has no units; it falls linearly to zero.
 """
 
@@ -11,39 +11,56 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_betas, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.ep.tilted.base import Client, Received, Tilted, site_from, tilted_scale
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
 from pyro_fed.infer.guides.fitting import GuideFit
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVIClient(Client):
-    """Adam on the evidence lower bound.
+class SVI(TiltedInference):
+    """A Gaussian guide fitted to the tilted density by Adam on the evidence lower bound, as Pyro's `SVI` does.
 
     Args:
-        svi_steps: steps a round.
-        svi_step_size: Adam's rate, in SDs of the tilted density.
-        svi_samples: draws of z a step.
-        batch_size: rows a step; None takes all.
-        adam: β_1, β_2 and ε.
+        steps: Adam's steps a round.
+        step_size: Adam's rate at the beginning, in SDs of the tilted density; it falls linearly to zero.
+        num_samples: draws of the guide a step.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        betas: β_1 and β_2 of Adam, each in [0, 1).
+        eps: ε of Adam.
+
+    References:
+        Kingma & Ba (2015), Adam.
+
+    Example:
+        >>> pf.run(pf.FedEP(client=pf.tilted.SVI(steps=100)), fed)
     """
 
-    svi_steps: int
-    svi_step_size: float
-    svi_samples: int
-    batch_size: int | None
-    adam: tuple[float, float, float]
+    steps: int = 300
+    step_size: float = 0.03
+    num_samples: int = 8
+    batch_size: int | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "num_samples")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size", "eps")
+        check_betas(self)
 
     @property
     def guide_fit(self) -> GuideFit:
         """These settings as those of the fit."""
         return GuideFit(
-            steps=self.svi_steps,
-            step_size=self.svi_step_size,
-            samples=self.svi_samples,
+            steps=self.steps,
+            step_size=self.step_size,
+            samples=self.num_samples,
             batch_size=self.batch_size,
-            adam=self.adam,
+            adam=(*self.betas, self.eps),
             falling=True,
         )
 
@@ -51,7 +68,7 @@ class SVIClient(Client):
         """The fit's draws and minibatches."""
         return self.guide_fit.draw_noise(problem, num_rows, generator)
 
-    def infer(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the fitted guides."""
-        start = tilted_scale(self, problem, received, data)
+        start = tilted_scale(numerics, problem, received, data)
         return site_from(self.guide_fit.fit(problem, start, received.cavity, data, noise), received.cavity)

@@ -20,7 +20,7 @@ where the particles are far away, and the prior counts about once a client there
 Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
 neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
 where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
-which distils nothing, is free of that (`benchmarks/mixtures.py`).
+which distils nothing, is free of that (`benchmarks/papers/mixtures.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
-from pyro_fed.infer.stein.particles import ParticleAlgorithm, likelihood_scores, prior_scores
+from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_score
 from pyro_fed.ops.stein import ksd, spread
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise, Start, State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.stein.paper.dsvgd import SiteParticles
-from pyro_fed.infer.stein.particles import prior_scores
 from pyro_fed.ops.kde import buffer_score_ratio, kde_score
 
 

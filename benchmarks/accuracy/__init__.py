@@ -1,0 +1,1 @@
+"""Answers against reference posteriors and against other methods."""

@@ -1,0 +1,1 @@
+"""Data, targets and tables that benchmarks share."""

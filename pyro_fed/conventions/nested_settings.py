@@ -1,0 +1,211 @@
+"""Settings within settings: what belongs together is one frozen dataclass, and what comes in kinds is one class a kind.
+
+    pf.FedEP(client=pf.tilted.MCMC(steps=500))      an instance, with settings of its own
+    pf.FedEP(client="mcmc")                         its name: the defaults
+
+Names are those of the classes in snake case; no list of them is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import typing
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from pyro_fed.conventions.settings_repr import SettingsRepr
+from pyro_fed.conventions.spelling import LIKENESS, closest, snake_case
+from pyro_fed.errors import SettingError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(SettingsRepr):
+    """Base of settings that are one setting of an algorithm: frozen, keyword-only dataclasses.
+
+    Class attributes:
+        door: how a user reaches the class, such as "pf.tilted".
+    """
+
+    door: ClassVar[str] = "pf"
+
+
+class Variant(Settings, ABC):
+    """Base of settings that come in kinds, of which an algorithm takes one, by an instance or by its name.
+
+    Class attributes:
+        what: what one of them is, for messages: "tilted inference".
+    """
+
+    what: ClassVar[str]
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """The classes of this family that its own package defines, by name, in the order of their definition."""
+        found: dict[str, type[Self]] = {}
+        for child in cls.__subclasses__():
+            own = child.__module__.partition(".")[0] == cls.__module__.partition(".")[0]
+            if own and not inspect.isabstract(child):
+                found[child.kind()] = child
+            found |= child.kinds()
+        return found
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name of this kind: "mcmc"."""
+        return snake_case(cls.__name__)
+
+
+Family = TypeVar("Family", bound=Variant)
+Owner = TypeVar("Owner")
+
+
+def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool = False) -> None:
+    """Put an instance in the place of a name; called by the owner's ``__post_init__``.
+
+    Args:
+        owner: the frozen dataclass whose setting it is.
+        field: the setting.
+        family: what it must be one of.
+        allow_none: whether it may be None.
+
+    Raises:
+        SettingError: neither a name nor an instance of the family.
+    """
+    value = getattr(owner, field)
+    if isinstance(value, str):
+        object.__setattr__(owner, field, by_name(type(owner), field, family, value))
+    elif not isinstance(value, family) and not (allow_none and value is None):
+        raise SettingError(
+            f"{type(owner).__name__}: {field} must be one of {family.door}, such as "
+            f"{family.door}.{next(iter(family.kinds().values())).__name__}(), or its name, one of "
+            f"{list(family.kinds())}, received {value!r}"
+        )
+
+
+def by_name(owner: type, field: str, family: type[Family], name: str) -> Family:
+    """What a name stands for: the class's defaults, or what the owner says in its class attribute `shorthands`.
+
+    Args:
+        owner: the class whose setting it is; its `shorthands` are setting → name → instance.
+        field: the setting.
+        family: of what.
+        name: one of `family.kinds()`.
+
+    Raises:
+        SettingError: no kind has that name.
+    """
+    kinds = family.kinds()
+    if name not in kinds:
+        raise SettingError(f"{owner.__name__}: no {family.what} is called {field}={name!r}; {closest(name, kinds)}")
+    shorthands: Mapping[str, Mapping[str, Family]] = getattr(owner, "shorthands", {})
+    return shorthands.get(field, {}).get(name) or kinds[name]()
+
+
+def settings_in(hint: Any) -> type[Settings] | None:
+    """The class of nested settings that a type hint names, alone or in a union; None where it names none."""
+    members = typing.get_args(hint) or (hint,)
+    return next((one for one in members if isinstance(one, type) and issubclass(one, Settings)), None)
+
+
+def setting_hints(owner: type) -> dict[str, Any]:
+    """The settings of a dataclass, field name to type hint."""
+    hints = typing.get_type_hints(owner)
+    return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
+
+
+def refuse_unused(owner: Any, reason: str, *names: str) -> None:
+    """Refuse settings that have no part in what the others ask for.
+
+    Args:
+        owner: whose settings they are.
+        reason: why they have none, and the cure.
+        *names: settings that must be at their defaults.
+
+    Raises:
+        SettingError: one of them is not.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(owner)}
+    for name in names:
+        value = getattr(owner, name)
+        if value != defaults[name]:
+            raise SettingError(f"{type(owner).__name__}: {name}={value!r} has no effect: {reason}")
+
+
+def explains_unknown(cls: type[Owner]) -> type[Owner]:
+    """Decorator of a dataclass of settings, above `dataclass`: a setting that it has not is refused with the cure.
+
+    Python's own message would name the setting alone; this one says where it belongs, or what it may have been meant to
+    be. The signature stays that of `dataclass`.
+
+    Example:
+        >>> pf.FedEP(svi_steps=5)
+        SettingError: FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': write
+        FedEP(client=pf.tilted.SVI(steps=5))
+    """
+    init: Callable[..., None] = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *values: Any, **settings: Any) -> None:
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in settings:
+            if name not in known:
+                raise SettingError(_unknown(type(self), name, settings[name]))
+        init(self, *values, **settings)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
+class _Place(NamedTuple):
+    """Where a setting stands: in a setting of the owner, in a class of nested settings, under a name there."""
+
+    field: str
+    within: type[Settings]
+    name: str
+
+
+def _unknown(owner: type, name: str, value: Any) -> str:
+    """The message: where such a setting stands, or which names are alike."""
+    places = _places(owner)
+    hits = places.get(name, [])
+    if not hits:
+        own = [field.name for field in dataclasses.fields(owner)]
+        near = difflib.get_close_matches(name, [*own, *places], n=1, cutoff=LIKENESS)
+        if not near or near[0] in own:
+            return f"{owner.__name__} has no setting {name!r}; {closest(name, own)}"
+        return f"{owner.__name__} has no setting {name!r}; did you mean {_written(owner, places[near[0]][0], value)}?"
+    homes = " or ".join(dict.fromkeys(_home(place) for place in hits))
+    return (
+        f"{owner.__name__} has no setting {name!r}, which is a setting of {homes}: write "
+        f"{_written(owner, hits[0], value)}"
+    )
+
+
+def _written(owner: type, place: _Place, value: Any) -> str:
+    """The setting where it stands: "FedEP(client=pf.tilted.SVI(steps=5))"."""
+    return f"{owner.__name__}({place.field}={place.within.door}.{place.within.__name__}({place.name}={value!r}))"
+
+
+def _home(place: _Place) -> str:
+    within = place.within
+    return f"the {within.what} {within.kind()!r}" if issubclass(within, Variant) else place.field
+
+
+def _places(owner: type) -> dict[str, list[_Place]]:
+    """Where settings of an owner's settings stand, by their names alone and after their class's: "svi_steps"."""
+    places: dict[str, list[_Place]] = {}
+    for field, hint in setting_hints(owner).items():
+        family = settings_in(hint)
+        if family is None:
+            continue
+        for within in family.kinds().values() if issubclass(family, Variant) else (family,):
+            families = [c for c in within.__mro__ if issubclass(c, family)]
+            prefixes = ["", *(f"{snake_case(one.__name__)}_" for one in families)]
+            for inner in dataclasses.fields(within):
+                for prefix in prefixes:
+                    places.setdefault(prefix + inner.name, []).append(_Place(field, within, inner.name))
+    return places

@@ -1,0 +1,28 @@
+"""How names are written, and which one was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: How alike a name must be to one that exists, and how many of these are told.
+LIKENESS, TOLD = 0.7, 3
+
+
+def snake_case(name: str) -> str:
+    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case stays as it is."""
+    pieces = []
+    for i, letter in enumerate(name):
+        after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())
+        before_lower = i > 0 and name[i - 1].isupper() and i + 1 < len(name) and name[i + 1].islower()
+        pieces.append(("_" if letter.isupper() and (after_lower or before_lower) else "") + letter.lower())
+    return "".join(pieces)
+
+
+def closest(name: str, valid: Iterable[str]) -> str:
+    """A clause for an error message: the likely meant names, or else all the valid ones."""
+    valid = list(valid)
+    near = difflib.get_close_matches(name, valid, n=TOLD, cutoff=LIKENESS)
+    if near:
+        return f"did you mean {' or '.join(repr(n) for n in near)}?"
+    return f"valid names: {', '.join(sorted(valid)) or '(none)'}"

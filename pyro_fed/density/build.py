@@ -1,0 +1,95 @@
+"""From a model and its arguments to its `Problem`: the only place that checks a model, and that decides how it is run.
+
+What a plain model costs is two runs: the first one on all rows, validated, which lists the sites, and one on parts of
+the rows, mapped, which shows that the likelihood factorises and that the model can be mapped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.factorisation import check_splits
+from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.sites import describe
+from pyro_fed.density.compiling import mapping
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.layout import Layout
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import Arguments
+
+
+def build(
+    model: Callable[..., Any],
+    arguments: Arguments,
+    plate: str,
+    num_rows: int,
+    dtype: torch.dtype,
+    *,
+    quadrature: Quadrature | None = None,
+    constants: Mapping[str, Tensor] | None = None,
+    seen: FirstRun | None = None,
+) -> Problem:
+    """A model's densities, once it is checked that they can be split over the rows.
+
+    Args:
+        model: the ordinary Pyro model.
+        arguments: its arguments in `dtype`, with the row-sharded leaves marked.
+        plate: name of the partitioned plate.
+        num_rows: rows of the arguments, or of the model's own data.
+        dtype: floating dtype of the unconstrained vector.
+        quadrature: how latent sites inside the plate are integrated out; what it leaves open is found here.
+        constants: values of `pyro.param` statements; others are read from the model.
+        seen: a validated run of the model on all of these rows, where there has been one.
+
+    Raises:
+        ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
+        DataError: data outside a likelihood's support, or rows that do not fit the plate.
+    """
+    bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
+    if seen is None:
+        seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
+    bound.constants.update(seen.execution.filler.constants)
+    layout = describe(bound, seen)
+    problem = _mapped(
+        Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: check_splits(candidate, seen)
+    )
+    if problem.local_dim:
+        problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
+        problem = _mapped(problem, mapping.run_trial)
+    _warn_of_constants(bound, layout)
+    return problem
+
+
+def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
+    """The problem mapped by the fastest way with which the attempt works."""
+
+    def mapped(way: mapping.Mapping) -> Problem:
+        candidate = replace(problem, compiler=Compiler(way.level), writes=way.writes)
+        attempt(candidate)
+        return candidate
+
+    return mapping.choose_mapping(mapped)
+
+
+def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
+    held = sorted(name for name in bound.constants if not _is_centring(name, layout))
+    if held:
+        warnings.warn(
+            f"pyro.param statements {held} are held constant at their present values: give them priors to infer them",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _is_centring(name: str, layout: Layout) -> bool:
+    """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
+    decentred = name.removesuffix("_centered") + "_decentered"
+    return name.endswith("_centered") and decentred in {**layout.latents, **layout.local}

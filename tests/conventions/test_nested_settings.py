@@ -1,0 +1,164 @@
+"""Settings of settings: names and instances, what is refused and with which cure, and how they are shown."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.conventions.nested_settings import settings_in
+from pyro_fed.conventions.settings_repr import changed, described, whole
+from pyro_fed.infer.averaging.optim import Optimiser
+from pyro_fed.infer.ep.tilted import Name, TiltedInference
+
+NESTED = [pf.FedEP, pf.FedSEP, pf.FedPA, pf.BCM, pf.PVI, pf.FedAvg]
+
+
+def test_the_names_are_those_of_the_classes():
+    assert set(TiltedInference.kinds()) == set(Name.__args__)
+    assert set(Optimiser.kinds()) == {"sgd", "adagrad", "adam"}
+    assert all(kind.__name__ in dir(pf.tilted) for kind in TiltedInference.kinds().values())
+
+
+@pytest.mark.parametrize("name", sorted(TiltedInference.kinds()))
+def test_a_name_stands_for_the_defaults(name):
+    assert pf.FedEP(client=name) == pf.FedEP(client=TiltedInference.kinds()[name]())
+
+
+def test_an_algorithm_may_have_defaults_of_its_own():
+    assert pf.PVI(client="newton") == pf.PVI() == pf.PVI(client=pf.tilted.Newton(steps=10))
+    assert pf.FedAvg(server_optimiser="adam").server_optimiser.betas == (0.9, 0.99)
+    assert pf.FedEP(server_optimiser="adam", damping=0.1).server_optimiser.betas == (0.9, 0.999)
+
+
+@pytest.mark.parametrize("algorithm", NESTED)
+def test_the_signature_is_that_of_the_fields(algorithm):
+    fields = {field.name: field.default for field in dataclasses.fields(algorithm)}
+    parameters = inspect.signature(algorithm).parameters
+    assert {name: parameter.default for name, parameter in parameters.items()} == fields
+    assert len(fields) <= 20
+    documented = inspect.getdoc(algorithm)
+    assert all(f"\n    {name}: " in documented for name in fields)
+    assert "Example:" in documented
+
+
+@pytest.mark.parametrize("kind", [*TiltedInference.kinds().values(), *Optimiser.kinds().values(), pf.StepControl])
+def test_nested_settings_are_documented(kind):
+    documented = inspect.getdoc(kind)
+    assert all(f"\n    {field.name}: " in documented for field in dataclasses.fields(kind))
+    assert "Example:" in documented
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: pf.FedEP(svi_steps=5),
+            r"FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': "
+            r"write FedEP\(client=pf.tilted.SVI\(steps=5\)\)",
+        ),
+        (lambda: pf.FedEP(shrinkage=9.0), r"'mcmc': write FedEP\(client=pf.tilted.MCMC\(shrinkage=9.0\)\)"),
+        (lambda: pf.FedEP(memory=4), r"of step_control: write FedEP\(step_control=pf.StepControl\(memory=4\)\)"),
+        (lambda: pf.FedAvg(optimiser_momentum=0.5), r"FedAvg\(server_optimiser=pf.optim.SGD\(momentum=0.5\)\)"),
+        (lambda: pf.FedEP(fisher_step=5), r"did you mean FedEP\(client=pf.tilted.NGVI\(fisher_steps=5\)\)"),
+        (lambda: pf.FedEP(dampling=0.5), "FedEP has no setting 'dampling'; did you mean 'damping'"),
+        (lambda: pf.tilted.MCMC(step=5), "MCMC has no setting 'step'; did you mean 'steps'"),
+        (lambda: pf.FedEP(client="mcm"), "no tilted inference is called client='mcm'; did you mean 'mcmc'"),
+        (lambda: pf.FedEP(client=pf.tilted.MCMC), "FedEP: client must be one of pf.tilted, such as"),
+        (lambda: pf.FedEP(server_optimiser=3, damping=0.5), "FedEP: server_optimiser must be one of pf.optim, such as"),
+        (lambda: pf.FedEP(step_control=None), "FedEP: step_control must be a pf.StepControl, received None"),
+        (lambda: pf.PVI(client="mcmc"), "PVI: client must be 'newton' or 'svi'"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_the_cure(make, message):
+    with pytest.raises(pf.SettingError, match=message):
+        make()
+
+
+STEPS = pf.StepControl(memory=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pf.FedEP(client="mcmc", step_control=STEPS), "FedEP: step_control=.* has no effect: .*'newton' alone"),
+        (lambda: pf.FedEP(server_optimiser="sgd", damping=0.5, step_control=STEPS), "the server's optimiser decides"),
+        (lambda: pf.FedEP(start="prior", warm_tolerance=0.1), "warm_tolerance=0.1 has no effect: start='prior'"),
+        (lambda: pf.FedEP(num_guide_draws=10), "num_guide_draws=10 has no effect: .* guide that is a function"),
+        (lambda: pf.FedSEP(client_optimiser="sgd", damping=0.5), "FedSEP: client_optimiser=.* has no effect"),
+        (lambda: pf.FedPA(tolerance=0.1), "FedPA: tolerance=0.1 has no effect"),
+        (lambda: pf.BCM(start="laplace"), "BCM: start='laplace' has no effect"),
+        (lambda: pf.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
+        (lambda: pf.FedEP(server_optimiser="sgd"), "an optimiser needs its learning rate, damping"),
+        (lambda: pf.P2PFedAvg(damping=0.5), "P2PFedAvg: damping=0.5 has no effect"),
+    ],
+)
+def test_what_does_not_apply_is_refused(make, message):
+    with pytest.raises(pf.SettingError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (pf.tilted.Newton, {"steps": 0}),
+        (pf.tilted.Laplace, {"steps": 0}),
+        (pf.tilted.Laplace, {"fractions": ()}),
+        (pf.tilted.MCMC, {"burn_in": 1000}),
+        (pf.tilted.MCMC, {"thin": 0}),
+        (pf.tilted.MCMC, {"sampler": "hmc"}),
+        (pf.tilted.MCMC, {"shrinkage": 0.0}),
+        (pf.tilted.MCMC, {"sampler": "sgd", "momentum": 1.0}),
+        (pf.tilted.Identity, {"scale": -1.0}),
+        (pf.tilted.NGVI, {"fisher_samples": 5}),
+        (pf.tilted.NGVI, {"fisher_decay": 1.1}),
+        (pf.tilted.SVI, {"betas": (0.9, 1.0)}),
+        (pf.tilted.SVI, {"batch_size": 0}),
+        (pf.optim.SGD, {"momentum": 1.0}),
+        (pf.optim.Adam, {"betas": (0.9,)}),
+        (pf.optim.Adagrad, {"eps": 0.0}),
+        (pf.StepControl, {"memory": 1}),
+        (pf.StepControl, {"reach": 0.0}),
+    ],
+)
+def test_values_out_of_range_name_the_class_and_the_setting(kind, settings):
+    with pytest.raises(pf.SettingError, match=f"{kind.__name__}: {list(settings)[-1]} must be|must lie in"):
+        kind(**settings)
+
+
+def test_repr_shows_what_differs_from_the_defaults():
+    assert repr(pf.tilted.MCMC()) == "MCMC()"
+    assert repr(pf.tilted.MCMC(thin=5, sampler="sgd")) == "MCMC(thin=5, sampler='sgd')"
+    assert set(changed(pf.FedEP(client="mcmc", damping=0.5))) == {"client", "damping"}
+
+
+def one_guide(y):
+    """A guide."""
+
+
+def test_whole_settings_say_every_field_and_are_read_back():
+    read = ast.literal_eval(repr(whole(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
+    assert list(read) == [field.name for field in dataclasses.fields(pf.FedEP)]
+    assert read["client"] == {"name": "newton", "steps": 2}
+    assert read["step_control"]["growth"] == 2.0
+
+
+def test_functions_and_tensors_are_the_same_text_in_every_process():
+    assert whole(pf.FedEP(guide=one_guide))["guide"] == f"{__name__}.one_guide"
+    one, other = (pf.Given(torch.eye(2)[None] * scale, torch.ones(1, 2)) for scale in (1.0, 2.0))
+    assert described(one) == described(pf.Given(torch.eye(2)[None], torch.ones(1, 2))) != described(other)
+    assert "0x" not in described(pf.FSGLD(surrogates=one)) + described(pf.FedEP(guide=one_guide))
+
+
+def test_described_settings_differ_where_any_does():
+    assert described(pf.FedEP()) != described(pf.FedEP(client=pf.tilted.Newton(steps=2)))
+    assert described(pf.FedEP()) != described(pf.FedEP(step_control=STEPS))
+    assert "margin=0.05" in described(pf.FedEP())
+
+
+def test_hints_name_nested_settings():
+    assert settings_in(TiltedInference | str) is TiltedInference
+    assert settings_in(pf.StepControl) is pf.StepControl
+    assert settings_in(int | None) is None

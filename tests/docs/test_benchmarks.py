@@ -1,0 +1,29 @@
+"""Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = sorted(path for path in FOLDER.glob("*/*.py") if path.stem != "__init__" and path.parent.name != "helpers")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_it_is_imported_and_has_a_main(path):
+    name = f"benchmarks.{path.parent.name}.{path.stem}"
+    assert callable(importlib.import_module(name).main)
+    assert f"python -m {name}" in path.read_text(), "the header does not say how to run it"
+
+
+def test_the_readme_lists_all_of_them_and_no_others():
+    text = (FOLDER / "README.md").read_text()
+    sections = re.split(r"^## (\w+)/$", text, flags=re.M)[1:]
+    listed = {
+        (folder, name)
+        for folder, section in zip(sections[::2], sections[1::2], strict=True)
+        for name in re.findall(r"^\| `(\w+)", section, flags=re.M)
+        if name != "python"
+    }
+    assert listed == {(path.parent.name, path.stem) for path in SCRIPTS}
