@@ -1,6 +1,7 @@
 """Configuration of the documentation."""
 
 import os
+import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -43,10 +44,14 @@ napoleon_custom_sections = [("Class attributes", "params_style")]
 
 
 def setup(app: Any) -> None:
-    """Fill the API pages with the names that the package's doors offer."""
+    """Fill the API pages with the names that the package's doors offer; take |x| in a docstring for a magnitude."""
 
     def fill(_: Any, page: str, source: list[str]) -> None:
         if page.startswith("api/"):
             source[0] = public_names.filled(source[0])
 
+    def magnitudes(_: Any, _kind: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+        lines[:] = [re.sub(r"(`[^`]*`)|\|(?=\S)", lambda found: found[1] or r"\|", line) for line in lines]
+
     app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", magnitudes)

@@ -100,7 +100,7 @@ def _starts(labels: np.ndarray) -> np.ndarray:
 
 
 def second_eigenvalue(matrix: sparse.csr_array) -> float:
-    """`|λ_2|`, the second largest magnitude of the eigenvalues."""
+    """|λ_2|, the second largest magnitude of the eigenvalues."""
     size = matrix.shape[0]
     if size == 1:
         return 0.0
@@ -120,7 +120,7 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
 
 
 def spectral_gap(matrix: sparse.csr_array) -> float:
-    """`1 - |λ_2(W)|`, in [0, 1]: zero where the graph falls apart, one where a single round is enough."""
+    """1 - |λ_2(W)|, in [0, 1]: zero where the graph falls apart, one where a single round is enough."""
     return min(1.0, max(0.0, 1.0 - second_eigenvalue(matrix)))
 
 
@@ -134,5 +134,5 @@ def consensus_rounds(gap: float, tolerance: float) -> float:
 
 
 def mixing_bound(num_agents: int, gap: float) -> float:
-    """Lemma 2's bound on `Σ_t Σ_j |[W^t]_ij - v_j|`: 4 log N / gap."""
+    """Lemma 2's bound on Σ_t Σ_j |[W^t]_ij - v_j|: 4 log N / gap."""
     return math.inf if gap <= 0 else 4 * math.log(num_agents) / gap

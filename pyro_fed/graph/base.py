@@ -90,7 +90,7 @@ class Graph(ABC):
 
     @cached_property
     def gap(self) -> float:
-        """Spectral gap a round, `1 - |λ_2|^(1/window)` of the window's (expected) product."""
+        """Spectral gap a round, 1 - |λ_2|^(1/window) of the window's (expected) product."""
         rate = analysis.second_eigenvalue(sparse.csr_array(self._product()))
         return min(1.0, max(0.0, 1.0 - rate ** (1.0 / self.window)))
 
