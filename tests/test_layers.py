@@ -45,6 +45,7 @@ ROOMS = {
         door
     """,
     "pyro_fed.analysis": """
+        numbers
         judging
         plots
         report
@@ -85,13 +86,14 @@ def modules_of(house):
 def imports_of(house):
     """Every import of one of the package's modules by another."""
     modules = modules_of(house)
-    return [
+    found = [
         Import(source, target, f"{file.relative_to(house.parent)}:{line}")
         for source, files in modules.items()
         for file in files
         for target, line in _imported(file, source, modules)
         if target != source
     ]
+    return list(dict.fromkeys(found))
 
 
 def _imported(file, module, modules):
@@ -104,7 +106,7 @@ def _imported(file, module, modules):
                 yield next((t for t in (f"{home}.{name.name}", home) if t in modules), None) or module, node.lineno
         elif isinstance(node, ast.Import):
             yield from ((name.name, node.lineno) for name in node.names if name.name in modules)
-        elif isinstance(node, ast.Constant) and node.value in modules:
+        elif isinstance(node, ast.Constant) and node.value in modules and "." in node.value:
             yield node.value, node.lineno
 
 

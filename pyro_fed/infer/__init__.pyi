@@ -1,4 +1,4 @@
-# An algorithm is one line in the door of its family, `<family>/__init__.pyi`; here and in `pyro_fed` it stands by itself.
+# An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here and in `pyro_fed`.
 from .averaging import *
 from .ep import *
 from .langevin import *

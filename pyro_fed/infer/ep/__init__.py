@@ -1,5 +1,7 @@
 """Expectation propagation and its kin: Gaussian sites, one a client, refined against each other or alone.
 
+In this room:
+
     fedep, fedsep       expectation propagation over clients, with sites kept or not
     pvi                 partitioned variational inference
     fedpa               posterior averaging and the Bayesian committee machine: no client looks at another

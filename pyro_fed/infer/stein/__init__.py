@@ -1,5 +1,7 @@
 """Stein variational gradient descent: particles that pass through the clients, or stay on pooled data.
 
+In this room:
+
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
     paper/                          the same as published
     modes, survey, starting_points  where particles start

@@ -29,14 +29,14 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import listed
-from pyro_fed.infer.langevin.curvature import STABLE, largest_likelihood_curvature
 from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.sites.derivatives import Derivatives, Structure
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of
+from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
-from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
 
 
