@@ -9,6 +9,7 @@ The public names are those of `__init__.pyi`; each is loaded, with torch and Pyr
 """
 
 from pyro_fed.conventions.doors import door
-from pyro_fed.conventions.version import VERSION as __version__
+from pyro_fed.conventions.version import VERSION
 
+__version__ = VERSION
 __getattr__, __dir__, __all__ = door(__name__, __file__)

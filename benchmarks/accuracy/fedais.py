@@ -20,11 +20,11 @@ import argparse
 import warnings
 
 import torch
-from tests.helpers import posteriordb
 
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.analysis.judging.distances import against_reference, stacked
+from tests.helpers import posteriordb
 
 QUIET = {"progress": False, "log_likelihood": False}
 HEADER = f"{'':22s}{'mean error (SD)':>18s}{'SD ratios':>16s}{'Pareto k':>10s}{'worth':>8s}{'log evidence':>18s}"

@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.helpers import posteriordb
-
 import pyro_fed as pf
+from tests.helpers import posteriordb
 
 
 def main():

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 import numpy as np
-from tests.helpers import posteriordb
 
 import pyro_fed as pf
+from tests.helpers import posteriordb
 
 GRAPHS = {"ring of 5": pf.graph.ring(5), "random graph of 10": pf.graph.erdos_renyi(10, 0.4, seed=1)}
 NAMES = ("sblrc", "kidiq", "earnings", "mesquite", "nes1980", "gauss_mix", "diamonds")

@@ -16,9 +16,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from tests.helpers import posteriordb
 
 import pyro_fed as pf
+from tests.helpers import posteriordb
 
 METHODS = {
     "DSVGD": pf.DSVGD(),

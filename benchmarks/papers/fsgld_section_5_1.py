@@ -22,9 +22,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
 import pyro_fed as pf
+from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
 PAPER = {
     "sweeps": False,

@@ -69,7 +69,8 @@ def declared(folder: Path) -> Declared:
         for name in (alias.name for alias in node.names):
             if name == "*":
                 below = declared(where)
-                found.names.setdefault(room, []).extend([*sum(below.names.values(), []), *below.modules])
+                for names in (*below.names.values(), below.modules):
+                    found.names.setdefault(room, []).extend(names)
             elif (where / name).is_dir() or (where / f"{name}.py").is_file():
                 found.modules[name] = f"{room}.{name}" if room else name
             else:

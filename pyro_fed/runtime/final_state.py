@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.federation.federation import Federation
 from pyro_fed.runtime.context import Context
@@ -39,7 +40,7 @@ def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) 
         The last state and whether it is that of convergence.
 
     Raises:
-        GraphError: an algorithm without a server.
+        SettingError: an algorithm without a server.
         DivergenceError: an update left the finite numbers.
     """
     record = Record(federation.client_names)

@@ -163,7 +163,9 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     return table[[name for name in COLUMNS if name in table]]
 
 
-def _check(results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any) -> None:
+def _check(
+    results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
+) -> None:
     if not results:
         raise SettingError("compare needs at least one result, received none")
     if reference is not None and reference not in results:
@@ -173,7 +175,7 @@ def _check(results: Mapping[str, InferenceData], reference: str | None, federati
 
 
 def _common_variables(results: Mapping[str, InferenceData]) -> list[str]:
-    each = {name: set(idata["posterior"].data_vars) for name, idata in results.items()}
+    each = {name: set(map(str, idata["posterior"].data_vars)) for name, idata in results.items()}
     common = set.intersection(*each.values())
     odd = {name: sorted(names ^ common) for name, names in each.items() if names != common}
     if odd:
@@ -209,7 +211,8 @@ def _loo(idata: InferenceData) -> dict[str, float]:
         return {}  # a single point, repeated: nothing can be left out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
-        found = az.loo(_as_idata(total), pointwise=True)
+        loo: Any = az.loo  # without types
+        found = loo(_as_idata(total), pointwise=True)
     bad = int((np.asarray(found.pareto_k) > LARGEST_PARETO_K).sum())
     return {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": bad}
 

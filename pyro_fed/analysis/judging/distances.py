@@ -13,7 +13,6 @@ With draws x_s and reference draws r_s in D dimensions, m and σ the reference's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> 
     """
     posterior = idata["posterior"]
     columns, labels = [], []
-    for name in names or sorted(posterior.data_vars):
+    for name in names or sorted(map(str, posterior.data_vars)):
         values = np.asarray(posterior[name].values, dtype=float)
         flat = values.reshape(values.shape[0] * values.shape[1], -1)
         columns.append(flat)

@@ -12,8 +12,8 @@ of draws. The *prior count* is a/b, which an overall error of the spread leaves 
 prior counted at each of K clients, 0 is one that was lost. Where the prior says little, its count cannot be
 told, and the standard error says so.
 
-**Spread.** SDs far below those of the Laplace approximation (`laplace_sds`) mean a collapsed variance. The reverse means
-nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
+**Spread.** SDs far below those of the Laplace approximation (`laplace_sds`) mean a collapsed variance. The reverse
+means nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
 """
 
 from __future__ import annotations

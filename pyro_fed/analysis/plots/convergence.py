@@ -40,7 +40,7 @@ def plot_convergence(
     results = by_name(results)
     with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}
     if not with_metric:
-        known = sorted({name for idata in results.values() for name in idata["federation"].data_vars})
+        known = sorted({str(name) for idata in results.values() for name in idata["federation"].data_vars})
         raise SettingError(f"no result has the metric {metric!r}; there are {known}")
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True, layout="constrained")
     palette = colors(results)

@@ -55,7 +55,7 @@ def plot_particles(
     if log_density is not None:
         _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
     count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
-    ax.scatter(*xy.T, s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
+    ax.scatter(xy[:, 0], xy[:, 1], s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
     ax.set(xlim=(left, right), ylim=(bottom, top), xlabel=chosen[0], ylabel=chosen[1])
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     tidy(ax, grid=None)

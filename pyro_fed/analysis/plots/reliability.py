@@ -81,7 +81,7 @@ def _panel(ax: Axes, found: metrics.Predictions, chance: float, bins: int, color
     for x, y, rows, size in zip(points.confidence, points.accuracy, points.rows, area, strict=True):
         gap = 4 + size**0.5 / 2
         offset, side = ((0, -gap), "top") if y > 0.5 else ((0, gap), "bottom")
-        text = {"ha": "center", "va": side, "fontsize": 7, "color": "0.35"}
+        text: dict[str, Any] = {"ha": "center", "va": side, "fontsize": 7, "color": "0.35"}
         ax.annotate(f"{rows}", (x, y), xytext=offset, textcoords="offset points", **text)
     ax.set_xlim(min(chance, 0.5) - 0.02, 1.02)
     ax.set_ylim(0, 1.04)

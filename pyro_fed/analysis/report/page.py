@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -114,7 +114,7 @@ def _pictures(
     table: pd.DataFrame, results: Mapping[str, InferenceData], federation: Federation, reference: str | None, test: Any
 ) -> list[Picture]:
     found = [
-        Picture("Who holds what", lambda: plots.plot_partition(federation).figure, WHO),
+        Picture("Who holds what", lambda: cast("Figure", plots.plot_partition(federation).figure), WHO),
         Picture("Posteriors", lambda: plots.plot_comparison(results, reference), POSTERIORS),
     ]
     if any("change" in idata["federation"] for idata in results.values()):

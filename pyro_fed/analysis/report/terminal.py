@@ -65,7 +65,7 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
         max_rows: rows to show; what is left out is counted in a last line.
     """
     kind: Literal["all", "stats"] = "all" if idata.attrs.get("draws_are") == "chains" else "stats"
-    table = az.summary(idata, var_names=list(idata["posterior"].data_vars), kind=kind, round_to="none")
+    table = az.summary(idata, var_names=list(map(str, idata["posterior"].data_vars)), kind=kind, round_to="none")
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
     left_out = len(table) - max_rows
     lines = [f"  {line}" for line in text.splitlines()]
