@@ -1,6 +1,7 @@
 """What an algorithm is: settings and pure functions of tensors; who works in a round; how messages are combined."""
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 
 __all__ = ["BATCHES", "Algorithm", "Batch", "ClientData", "Noise", "Start", "State"]

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import SiteKeeping
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
@@ -119,7 +120,8 @@ class Median(Combination):
 
 def clip(messages: Tensor, norm: float) -> Tensor:
     """Messages (C, P), none longer than `norm`."""
-    return messages * (norm / messages.norm(dim=1, keepdim=True)).clamp_max(1.0)
+    shrunk: Tensor = messages * (norm / messages.norm(dim=1, keepdim=True)).clamp_max(1.0)
+    return shrunk
 
 
 def check_combination(combination: Combination | None, chain: list[Algorithm]) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State as State
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError

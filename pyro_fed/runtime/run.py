@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +12,10 @@ from torch.func import grad, vmap
 
 from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -24,6 +24,7 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.tails import tail_warnings
 from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
@@ -57,7 +58,7 @@ def run(
     evaluate_every: int = 1,
     checkpoint: str | Path | None = None,
     resume: bool = False,
-) -> Any:
+) -> InferenceData:
     """Run an algorithm on a federation.
 
     Args:
@@ -134,7 +135,8 @@ def run(
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
-            error.result = replace(finish, algorithm=error.algorithm)(error.state)
+            if error.state is not None:
+                error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         finally:
             context.executor.close()
@@ -171,9 +173,7 @@ class _Finish:
     log_likelihood: bool
     collect_local: bool
 
-    def __call__(self, shared: State | None) -> Any:
-        if shared is None:
-            return None
+    def __call__(self, shared: State) -> InferenceData:
         context, record = self.context, self.context.record
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)
         try:
@@ -219,7 +219,8 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
 
     def scores(z: Tensor, *rows: Tensor) -> Tensor:
         """As a step does it: over the particles of each client, and over the clients."""
-        return vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        return found
 
     level = choose_level(mode, scores, (particles, *clients))
     compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+from contract import in_one_process
 from contract_draws import CASES, FILE, differences, draws_of
 
 KEPT = dict(np.load(FILE))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2].__name__}")
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=f"{case[0]}-{case[2].__name__}", marks=in_one_process(case[0])) for case in CASES]
+)
 def test_the_same_draws_as_before(case):
     away = differences(draws_of(*case), KEPT)
     assert away, "a run without draws"

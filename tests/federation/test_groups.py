@@ -146,8 +146,7 @@ def test_minibatches_of_groups_are_unbiased():
     problem = federation().problem
     z = points(problem)[0]
     parts = [
-        problem.log_lik(z, Batch(tuple(leaf[j : j + 1] for leaf in problem.rows), z.new_ones(1)))
-        for j in range(J)
+        problem.log_lik(z, Batch(tuple(leaf[j : j + 1] for leaf in problem.rows), z.new_ones(1))) for j in range(J)
     ]
     torch.testing.assert_close(torch.stack(parts), marginal(z), rtol=1e-9, atol=1e-9)
 

@@ -118,7 +118,7 @@ def test_load_and_build(write):
     ("text", "parts"),
     [
         ("[settings]\nnum_partcles = 5", ["num_partcles", "tiny.toml [settings]", "Tiny", "'num_particles'"]),
-        ("[settings]\nzzz = 5", ["zzz", "valid names: batch_size, decay, mode"]),
+        ("[settings]\nzzz = 5", ["zzz", "valid names: batch_size, control, decay"]),
         ("[run]\nnum_round = 5", ["num_round", "tiny.toml [run]", "'num_rounds'"]),
         ("[setings]\nnum_particles = 5", ["setings", "tiny.toml", "'settings'"]),
         ("[settings]\nnum_particles = 5.5", ["num_particles", "int", "5.5", "float"]),

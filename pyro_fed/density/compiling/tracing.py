@@ -54,14 +54,25 @@ def eager(batched: Callable[..., Any], spec: Any) -> Step:
 
 
 def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """`make_fx`, which notes every value's metadata in one mode: left alone it makes one a value, most of its time."""
+    """`make_fx`, which notes every value's metadata in one mode: left alone it makes one a value, most of its time.
+
+    Args:
+        function: of flat leaves.
+        leaves: tensors of the shapes that it is traced for.
+    """
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         graph: torch.fx.GraphModule = make_fx(function)(*leaves)
     return graph
 
 
 def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
-    """The same as a graph, which fits leaves with the shapes and strides of `leaves`."""
+    """The same as a graph, which fits leaves with the shapes and strides of `leaves`.
+
+    Args:
+        batched: as for `eager`.
+        spec: as for `eager`.
+        leaves: tensors of the shapes that it is traced for.
+    """
     from torch._functorch.compile_utils import fx_graph_cse
 
     step = eager(batched, spec)
@@ -74,7 +85,12 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk."""
+    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk.
+
+    Args:
+        graph: a traced step.
+        leaves: tensors of the shapes that it was traced for.
+    """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by

@@ -119,9 +119,7 @@ def test_conjugate_posteriors_are_exact_for_any_partition(name, num_clients):
 def test_partial_participation_ends_at_the_same_posterior():
     model, guide, data, expected = CASES["gamma"]
     fed = pf.Federation(model, (data,), plate="data", num_clients=6)
-    natural, _ = parameters(
-        pf.FedEP(guide=guide, num_points=8), fed, num_rounds=12, schedule=pf.schedule.RoundRobin(2)
-    )
+    natural, _ = parameters(pf.FedEP(guide=guide, num_points=8), fed, num_rounds=12, schedule=pf.schedule.RoundRobin(2))
     torch.testing.assert_close(natural, torch.tensor([float(v) for v in expected], dtype=F64), rtol=1e-6, atol=1e-6)
 
 
