@@ -16,8 +16,8 @@
 # Five methods must be written: `default_rounds`, `init`, `local_step`, `combine` and `sample`. The others have
 # defaults. States and messages are dictionaries of tensors; what the server sends is its whole state, unless `download`
 # says less. What only some algorithms do is a capability that is taken up as a second base: here `ServerWork`, whose
-# `prepare` is called before each round. `docs/architecture.md` lists all members and capabilities, in the order in which
-# a run calls them.
+# `prepare` is called before each round. `docs/architecture.md` lists all members and capabilities, in the order in
+# which a run calls them.
 
 # %%
 from dataclasses import dataclass

@@ -229,7 +229,8 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SettingError: names the methods and the capability.
     """
     kind = type(algorithm)
-    for capability in (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Delegates):
+    with_methods = (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Delegates)
+    for capability in with_methods:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
         methods = {name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")}
         found = sorted(name for name in methods | required if hasattr(kind, name))

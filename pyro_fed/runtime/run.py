@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, check_taken_up, resolved
+from pyro_fed.algorithm.capabilities import (
+    DrawStats,
+    Indicators,
+    KnownDensity,
+    OnGraph,
+    Pooled,
+    check_taken_up,
+    resolved,
+)
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record

@@ -1,8 +1,9 @@
 """The algorithms that the contract tests run: (name, factory, federation); every row gets every test.
 
 An algorithm of the package that no row makes is run with its default settings: a new one is tested as soon as it is in
-its family's door. Append a row where the defaults take long, or where other settings take other paths. A factory makes the algorithm with few steps, its federation a small problem on which those are stable. What is
-`serverless` runs on `graph_of` its federation.
+its family's door. Append a row where the defaults take long, or where other settings take other paths. A factory makes
+the algorithm with few steps, its federation a small problem on which those are stable. What is `OnGraph` runs on
+`graph_of` its federation.
 """
 
 import inspect
