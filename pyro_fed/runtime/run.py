@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
+from pyro_fed.algorithm.capabilities import (
+    DrawStats,
+    Indicators,
+    KnownDensity,
+    OnGraph,
+    Pooled,
+    check_taken_up,
+    resolved,
+)
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
@@ -72,7 +80,8 @@ def run(
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
         num_draws: draws of the posterior, where the result is a density (particles are returned as they are).
         seed: the only source of randomness; same seed, same answer, whatever the executor.
-        compile: "auto", "off", "trace" or "inductor", see `pyro_fed.compile`.
+        compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
+            compiled), or "auto": what the expected work repays.
         progress: show a progress bar.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
@@ -80,7 +89,7 @@ def run(
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
         start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
-            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
+            run begins with, by the clients' names: for clients that join or leave.
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
             is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
@@ -110,6 +119,7 @@ def run(
             f"received {algorithm!r} and {federation!r}"
         )
     algorithm = resolved(algorithm)
+    check_taken_up(algorithm)
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
