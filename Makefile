@@ -18,15 +18,15 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 test: lint  ## lint, types and every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Files that take seconds and reach every storey: shapes, refusals, settings, recipes, layers, the table of faults, and
-# the contract's draws, which hold every algorithm to its numbers on small federations.
-QUICK := tests/conventions tests/ops tests/graph tests/federation tests/recipes tests/docs/test_fault_table.py \
+# Folders and files that take seconds and reach every storey, and the contract's draws, which hold every algorithm to its
+# numbers on small federations (those on hierarchies, and NUTS, are left to `make test`).
+QUICK := tests/test_layers.py tests/conventions tests/ops tests/graph tests/federation tests/recipes \
 	tests/density/test_problem.py tests/density/test_model_errors.py tests/density/test_discrete_errors.py \
-	tests/results/test_to_arviz.py tests/runtime/messages/test_messages.py tests/infer/langevin/test_langevin_scores.py
+	tests/infer/langevin/test_langevin_scores.py tests/runtime/messages/test_messages.py \
+	tests/docs/test_fault_table.py tests/algorithm/test_contract_draws.py
 
-quick: lint  ## before a commit, in a minute: lint, types and the tests that take milliseconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup $(QUICK)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/algorithm/test_contract_draws.py -k "unequal_lines and not NUTS and not SVI"
+quick: lint  ## before a commit, within a minute: lint, types and the tests that take milliseconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "not hierarchy and not NUTS" $(QUICK)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
