@@ -109,7 +109,7 @@ class Algorithm(SettingsRepr, ABC):
 
         Args:
             problem: the model's densities.
-            num_clients: K.
+            num_clients: how many there are, K.
             generator: source of randomness.
             start: final states of `warm_start`: `start.shared`, and `start.local` with one entry a client;
                 None where it names no algorithm.

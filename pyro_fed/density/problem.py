@@ -450,7 +450,7 @@ class Problem:
             rows: rows that deterministic sites inside the plate are computed on; all by default.
 
         Returns:
-            site name → (..., *site shape).
+            site name → `(..., *site shape)`.
         """
         if z.dim() > 1:
             many: dict[str, Tensor] = self.vmap(lambda one: self.constrain(one, rows))(z)

@@ -21,6 +21,9 @@ import math
 
 from torch import Tensor
 
+#: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
+STABLE = 4.0
+
 
 def langevin_step(
     position: Tensor, score: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None

@@ -7,23 +7,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
+from torch.func import vjp
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.conducive import full_score
+from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.matrices import times, times_transposed
-
-#: h λ from which on a Langevin step no longer contracts.
-STABLE = 4.0
-#: Power iterations; the estimate is a lower bound, within a few percent after twenty.
-ITERATIONS = 20
 
 
 def largest_curvature(problem: Problem, position: Tensor, local: State, batch: Batch) -> Tensor:
@@ -32,31 +27,14 @@ def largest_curvature(problem: Problem, position: Tensor, local: State, batch: B
     Args:
         problem: the model's densities.
         position: (C, D).
-        local: the clients' states, see `infer.conducive`.
+        local: the clients' states, see `langevin.conducive`.
         batch: all rows of the clients.
 
     Returns:
         (C,), negative where the dominant curvature points outwards.
     """
     product = problem.mapped(_curve, (0, 0, dict.fromkeys(local, 0), BATCHES), calls=0)
-    return _power_iteration(lambda v: product(position, v, local, batch), position)
-
-
-def largest_likelihood_curvature(problem: Problem, position: Tensor, batch: Batch) -> Tensor:
-    """Largest curvature, in absolute value, of each client's log-likelihood at (C, D): (C,)."""
-    product = problem.mapped(_likelihood_curve, (0, 0, BATCHES), calls=0)
-    return _power_iteration(lambda v: product(position, v, batch), position)
-
-
-def _power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    tiny = torch.finfo(like.dtype).tiny
-    direction, value = torch.ones_like(like), like.new_zeros(len(like))
-    for _ in range(ITERATIONS):
-        direction = direction / direction.norm(dim=-1, keepdim=True).clamp_min(tiny)
-        image = product(direction)
-        value = (direction * image).sum(-1)
-        direction = image
-    return value
+    return power_iteration(lambda v: product(position, v, local, batch), position)
 
 
 def _curve(problem: Problem, z: Tensor, direction: Tensor, local: State, batch: Batch) -> Tensor:
@@ -64,14 +42,6 @@ def _curve(problem: Problem, z: Tensor, direction: Tensor, local: State, batch: 
     pull_back = vjp(lambda z: full_score(problem, z, local, batch), z)[1]
     # The Jacobian of a score is symmetric, so that v'J is (J v)'.
     return -times_transposed(local["factor"], pull_back(times(local["factor"], direction))[0])
-
-
-def _likelihood_curve(problem: Problem, z: Tensor, direction: Tensor, batch: Batch) -> Tensor:
-    def log_lik(z: Tensor) -> Tensor:
-        return problem.log_lik(z, batch)
-
-    pull_back = vjp(grad(log_lik), z)[1]
-    return -pull_back(direction)[0]
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
