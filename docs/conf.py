@@ -1,10 +1,16 @@
 """Configuration of the documentation."""
 
 import os
+import re
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 import jupytext
+
+sys.path.append(str(Path(__file__).parent))  # as Sphinx asks for: modules beside this file
+import public_names
 
 project = "pyro_fed"
 author = "The pyro_fed authors"
@@ -30,5 +36,22 @@ for script in sorted((Path(__file__).parent.parent / "tutorials").glob("[0-9]*.p
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True  # a default as it is written
 default_role = "code"  # `name` in a docstring is a name, not a reference
 napoleon_google_docstring = True
+napoleon_custom_sections = [("Class attributes", "params_style")]
+
+
+def setup(app: Any) -> None:
+    """Fill the API pages with the names that the package's doors offer; take |x| in a docstring for a magnitude."""
+
+    def fill(_: Any, page: str, source: list[str]) -> None:
+        if page.startswith("api/"):
+            source[0] = public_names.filled(source[0])
+
+    def magnitudes(_: Any, _kind: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+        lines[:] = [re.sub(r"(`[^`]*`)|\|(?=\S)", lambda found: found[1] or r"\|", line) for line in lines]
+
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", magnitudes)

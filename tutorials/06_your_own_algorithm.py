@@ -9,10 +9,15 @@
 # %% [markdown]
 # # Write your own algorithm in one file
 #
-# An algorithm is a frozen dataclass: its fields are its settings, its methods pure functions between
-# tensors. It never sees Pyro, and it is registered nowhere. This one finds the posterior mode by gradient
-# ascent: the server sends a point, each client answers with the gradient of its log-likelihood, the server
-# adds the prior's and takes a step.
+# An algorithm is a frozen dataclass: its fields are its settings, its methods pure functions between tensors. It never
+# sees Pyro, and it is registered nowhere. This one finds the posterior mode by gradient ascent: the server sends a
+# point, each client answers with the gradient of its log-likelihood, the server adds the prior's and takes a step.
+#
+# Five methods must be written: `default_rounds`, `init`, `local_step`, `combine` and `sample`. The others have
+# defaults. States and messages are dictionaries of tensors; what the server sends is its whole state, unless `download`
+# says less. What only some algorithms do is a capability that is taken up as a second base: here `ServerWork`, whose
+# `prepare` is called before each round. `docs/architecture.md` lists all members and capabilities, in the order in
+# which a run calls them.
 
 # %%
 from dataclasses import dataclass
@@ -25,14 +30,18 @@ from torch.func import grad
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm, Batch
+from pyro_fed.algorithm.capabilities import ServerWork
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedAscent(Algorithm):
+class FederatedAscent(Algorithm, ServerWork):
     """Gradient ascent to the posterior mode.
 
     Args:
         step_size: length of a step per unit of gradient.
+
+    Example:
+        >>> idata = pf.run(FederatedAscent(step_size=0.02), fed)
     """
 
     draws_are: ClassVar[str] = "point"
@@ -43,14 +52,14 @@ class FederatedAscent(Algorithm):
 
     def init(self, problem, num_clients, generator, start):
         point = problem.init(1, generator)[0]
-        return {"point": point, "prior": torch.zeros_like(point)}, {}
+        return {"point": point, "prior": torch.zeros_like(point)}, {}  # the server's state; the clients keep nothing
 
     def prepare(self, problem, shared):  # the server's own work with the model: the prior counts once
         return {**shared, "prior": grad(problem.log_prior)(shared["point"])}
 
-    def local_step(self, problem, shared, local, data, noise):
-        slope = problem.mapped(self.slope, (0, Batch(0, 0)))  # mapped over the clients, traced and compiled
-        return {"slope": slope(shared["point"], data.full_batch())}, {}, {}
+    def local_step(self, problem, shared, local, data, noise):  # of all the round's clients: everything is (C, ...)
+        slope = problem.mapped(self.slope, (0, Batch(0, 0)))  # a function of one client, mapped, traced and compiled
+        return {"slope": slope(shared["point"], data.full_batch())}, {}, {}  # messages, states, figures
 
     def slope(self, problem, point, batch):
         return grad(lambda z: problem.log_lik(z, batch))(point)
@@ -66,7 +75,7 @@ class FederatedAscent(Algorithm):
         return figures[-1]["change"] < 1e-6
 
     def sample(self, shared, num_draws, generator):
-        return shared["point"].expand(1, 2, -1)
+        return shared["point"].expand(1, 2, -1)  # (chain, draw, D), unconstrained
 
 
 # %% [markdown]
@@ -93,4 +102,33 @@ idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior
 assert abs(float(idata.posterior["mu"][0, 0]) - float(y.sum() / 13)) < 1e-5
 
 # %% [markdown]
-# A recipe names it, and the command line runs it: `algorithm = "my_package.ascent:FederatedAscent"`.
+# Every executor gives the same answer, since a step has no other inputs than its arguments. An algorithm that needs
+# random numbers draws them in `draw_noise`, one client's for a round, as tensors with a leading axis over its steps;
+# `local_step` gets those of all its clients as `noise`, (steps, C, ...).
+
+# %%
+one_by_one = pf.run(FederatedAscent(), fed, executor="sequential", progress=False)
+assert float(one_by_one.posterior["mu"][0, 0]) == float(idata.posterior["mu"][0, 0])
+
+# %% [markdown]
+# ## From the command line
+#
+# A recipe is a TOML file that names the class; with the algorithm in a package of your own,
+# `pyro-fed run logistic_regression ascent.toml` runs it, where `ascent.toml` says
+#
+# ```toml
+# description = "Gradient ascent to the posterior mode"
+# algorithm = "my_package.ascent:FederatedAscent"
+#
+# [settings]
+# step_size = 0.01
+# ```
+#
+# ## As a part of this package
+#
+# 1. The module, in the folder of its family: `pyro_fed/infer/laplace/ascent.py` has the class above, and a header with
+#    the paper and its equations.
+# 2. One line in the family's door, `pyro_fed/infer/laplace/__init__.pyi`:
+#    `from .ascent import FederatedAscent as FederatedAscent`. Now it is `pf.FederatedAscent`, `pyro-fed list` shows it,
+#    the page of its family in the documentation has it, and it has to pass the tests of every algorithm.
+# 3. A recipe, `inference/ascent.toml`, with `algorithm = "pyro_fed.infer:FederatedAscent"`.

@@ -1,9 +1,10 @@
 """Is the package as fast as it was: the DSVGD step, and DSVGD, FedEP and FSGLD, under two source trees in one run.
 
-    python -m benchmarks.speed.before_after BEFORE AFTER [--pairs 5] [--repeats 9] [--cases FedEP]
+    python -m benchmarks.speed.before_after BEFORE AFTER [--pairs 5] [--repeats 15] [--cases FedEP]
 
-BEFORE and AFTER are folders that hold a `pyro_fed`, such as two git worktrees. The cases name nothing but `pf.run`,
-`pf.Federation` and algorithms with settings that any version has, so that files may have moved in between.
+BEFORE and AFTER are folders that hold a `pyro_fed`, such as two git worktrees, and do not change meanwhile. The cases
+name nothing but `pf.run`, `pf.Federation` and algorithms with settings that any version has, so that files may have
+moved in between.
 
 A pair is a process for each tree, both alive, on one thread each, that make the same runs in turn, every repeat in the
 other order. The first run of a case ("first": tracing, and compilation or its cache on disk, included) is reported
@@ -163,7 +164,11 @@ def main():
         parser.error("expected two folders, BEFORE and AFTER, and at least one pair and one repeat")
     trees = [given.before.resolve(), given.after.resolve()]
     began = time.perf_counter()
-    found = [pair(trees, given.cases, given.repeats, number % 2) for number in range(given.pairs)]
+    found = []
+    for number in range(given.pairs):
+        found.append(pair(trees, given.cases, given.repeats, number % 2))
+        ratios = (f"{case} {after[1] / before[1]:.3f}" for case, (before, after) in found[-1].items())
+        print(f"pair {number + 1}, after / before: {', '.join(ratios)}", flush=True)
     print(f"{'seconds':19s}{'before':>9s}{'after':>9s}{'ratio':>9s}{'over pairs':>19s}   same answer")
     slower = [case for case in given.cases if report(case, [one[case] for one in found]) > WITHIN]
     print(f"{time.perf_counter() - began:.0f} s; more than {WITHIN} times as long: {', '.join(slower) or 'none'}")

@@ -217,3 +217,27 @@ class Delegates(ABC):
 def resolved(algorithm: Algorithm) -> Algorithm:
     """The algorithm that is run where a user names this one."""
     return algorithm.delegate() if isinstance(algorithm, Delegates) else algorithm
+
+
+def check_taken_up(algorithm: Algorithm) -> None:
+    """Refuse an algorithm that has a capability's methods without having taken it up: nobody would call them.
+
+    Args:
+        algorithm: what is to be run.
+
+    Raises:
+        SettingError: names the methods and the capability.
+    """
+    kind = type(algorithm)
+    with_methods = (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Delegates)
+    for capability in with_methods:
+        required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
+        methods = {name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")}
+        found = sorted(name for name in methods | required if hasattr(kind, name))
+        if isinstance(algorithm, capability) or not found or not required <= set(found):
+            continue
+        raise SettingError(
+            f"{kind.__name__} has {', '.join(found)}, which belongs to the capability {capability.__name__} and is not "
+            f"called without it: write `class {kind.__name__}(Algorithm, {capability.__name__})`, with "
+            f"`from pyro_fed.algorithm.capabilities import {capability.__name__}`"
+        )

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State as State
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -109,7 +109,7 @@ class Algorithm(SettingsRepr, ABC):
 
         Args:
             problem: the model's densities.
-            num_clients: K.
+            num_clients: how many there are, K.
             generator: source of randomness.
             start: final states of `warm_start`: `start.shared`, and `start.local` with one entry a client;
                 None where it names no algorithm.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pyro_fed.cli import options
 from pyro_fed.errors import SettingError
 
 
@@ -18,7 +19,7 @@ def flower() -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", required=True, help="A model's name or the path of a .py file.")
 @click.option("--recipe", "recipe_name", required=True, help="A recipe's name or the path of a .toml file.")
-@click.option("--clients", type=click.IntRange(min=1), default=2, show_default=True, help="Clients to wait for.")
+@options.clients(default=2, text="Clients to wait for.")
 def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
     """Write an app to DIR that runs a RECIPE on a MODEL; edit `load_rows` in its client_app.py."""
     try:

@@ -1,25 +1,28 @@
-"""The command line: ``pyro-fed run``, ``compare``, ``flower``, ``list`` and ``show``."""
+"""The command line: ``pyro-fed run``, ``compare``, ``flower``, ``list`` and ``show``.
+
+Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-import pyro_fed as pf
-import pyro_fed.infer
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.analysis.judging import metrics
-from pyro_fed.analysis.report import terminal
+from pyro_fed.cli import options
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.flower import flower
 from pyro_fed.errors import DivergenceError, PyroFedError
-from pyro_fed.recipes import library, recipe
-from pyro_fed.recipes.experiment import build_federation
-from pyro_fed.recipes.values import parse_assignment
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.federation.federation import Federation
+    from pyro_fed.recipes.recipe import Recipe
 
 #: Rows of the posterior's table that are shown unless more are asked for.
 SUMMARY_ROWS = 20
@@ -53,8 +56,8 @@ def _show_warning(
     category: type[Warning],
     filename: str,
     lineno: int,
-    file: Any = None,
-    line: Any = None,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     click.secho(f"Warning: {_one_line(message)}", fg="yellow", err=True)
 
@@ -74,27 +77,12 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model")
-@click.argument("recipe_name", metavar="RECIPE")
-@click.option("--clients", type=click.IntRange(min=1), default=10, show_default=True, help="Number of clients.")
-@click.option(
-    "--partition",
-    "partition_text",
-    metavar="TEXT",
-    default="iid",
-    show_default=True,
-    help="How the rows go to the clients, e.g. dirichlet:0.3.",
-)
-@click.option("--rounds", type=click.IntRange(min=1), help="Rounds; default: the recipe's.")
-@click.option(
-    "--set",
-    "assignments",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Replace one setting of the recipe, e.g. --set num_particles=50. May be repeated.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition and of the run.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result (NetCDF, ArviZ).")
+@options.model
+@options.recipe
+@options.federation
+@options.rounds
+@options.assignments("KEY=VALUE", "num_particles=50")
+@options.out("Write the result (NetCDF, ArviZ).")
 @click.option(
     "--rows",
     type=click.IntRange(min=1),
@@ -102,7 +90,7 @@ def main() -> None:
     show_default=True,
     help="Rows of the posterior's table.",
 )
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@options.quiet
 def run(
     model: str, recipe_name: str, clients: int, partition_text: str, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, rows: int, quiet: bool,
@@ -112,15 +100,22 @@ def run(
     The model's training data are split over the clients, its test data measure the predictions. Printed are
     the posterior, the predictions and what the run cost.
     """
+    import pyro_fed as pf
+    from pyro_fed.analysis.judging import metrics
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes.experiment import build_federation
+    from pyro_fed.recipes.values import parse_assignment
+
     chosen = recipe.load(recipe_name)
     algorithm = chosen.build(dict(parse_assignment(text) for text in assignments), where="--set")
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
     click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
-    options = chosen.run_options(clients)
+    settings = chosen.run_options(clients)
     if rounds is not None:
-        options["num_rounds"] = rounds
-    idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **options)
+        settings["num_rounds"] = rounds
+    idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     click.echo(terminal.posterior_table(idata, rows))
     click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
     click.echo(terminal.cost_block(idata))
@@ -130,9 +125,12 @@ def run(
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 
 
-def _run_block(module: Any, chosen: recipe.Recipe, algorithm: Any, fed: Any, partition_text: str) -> str:
+def _run_block(module: ModuleType, chosen: Recipe, algorithm: Algorithm, fed: Federation, partition_text: str) -> str:
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.recipes import library, recipe
+
     lines = [
-        terminal.field("model", f"{Path(module.__file__).stem}: {library.first_line(module.__doc__)}"),
+        terminal.field("model", f"{Path(str(module.__file__)).stem}: {library.first_line(module.__doc__)}"),
         terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
         terminal.field("settings", ", ".join(f"{k}={v}" for k, v in recipe.flat_settings(algorithm).items())),
         terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
@@ -147,6 +145,9 @@ main.add_command(flower)
 @main.command(name="list")
 def list_all() -> None:
     """List the models, the recipes and the algorithms."""
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.recipes import library, recipe
+
     models = {name: library.model_description(path) for name, path in library.list_models().items()}
     recipes = {name: recipe.read_toml(path).get("description", "") for name, path in library.list_recipes().items()}
     click.echo(terminal.listing("Models", models))
@@ -157,18 +158,25 @@ def list_all() -> None:
 
 def _algorithms() -> dict[str, str]:
     """The algorithms that `pyro_fed.infer` offers, with the first line of their docstrings."""
-    public = {name: value for name, value in vars(pyro_fed.infer).items() if isinstance(value, type)}
-    classes = {n: v for n, v in public.items() if issubclass(v, Algorithm) and not inspect.isabstract(v)}
+    from pyro_fed import infer
+    from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.recipes import library
+
+    public = {name: getattr(infer, name) for name in dir(infer)}
+    types = {name: value for name, value in public.items() if isinstance(value, type) and issubclass(value, Algorithm)}
+    classes = {name: value for name, value in types.items() if not inspect.isabstract(value)}
     return {name: library.first_line(inspect.getdoc(cls)) for name, cls in sorted(classes.items())}
 
 
 @main.command()
-@click.argument("recipe_name", metavar="RECIPE")
+@options.recipe
 def show(recipe_name: str) -> None:
     """Print a RECIPE and all its settings.
 
     The defaults of the settings that the recipe leaves out stand at the end.
     """
+    from pyro_fed.recipes import recipe
+
     chosen = recipe.load(recipe_name)
     defaults = chosen.left_out()
     click.echo(f"# {chosen.path}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")

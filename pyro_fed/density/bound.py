@@ -93,7 +93,11 @@ class BoundModel:
         )
 
     def with_densities(self, execution: Execution) -> Execution:
-        """The same run with its sites' log densities, for one that was made without."""
+        """The same run with its sites' log densities, for one that was made without.
+
+        Args:
+            execution: a run of this model.
+        """
         plates = execution.filler.plates
         with conventions(self.dtype, validate=False):
             execution.trace.compute_log_prob(lambda _, site: not is_imputed(site, plates))
@@ -109,7 +113,7 @@ class RowDensities(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The model's sites."""
+        """The model's sites, latent and observed."""
 
     @property
     def sites(self) -> dict[str, Site]:

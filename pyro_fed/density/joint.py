@@ -27,7 +27,11 @@ class JointProblem(Problem):
 
     @classmethod
     def of(cls, problem: Problem) -> JointProblem:
-        """The joint form of a problem, with a compiler of its own that has nothing compiled yet."""
+        """The joint form of a problem, with a compiler of its own that has nothing compiled yet.
+
+        Args:
+            problem: with its rows' own latents integrated out.
+        """
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
         return cls(**parts | {"compiler": Compiler(problem.compiler.level)})
 
@@ -65,11 +69,17 @@ class JointProblem(Problem):
 
     @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
-        """All rows."""
+        """All rows: each carries latents of the flat vector."""
         return self.rows
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values: z (D,), of those inside the plate the values of these rows."""
+        """The latents' values: z (D,), of those inside the plate the values of these rows.
+
+        Args:
+            z: (D,), in which every row's latents have their place.
+            rows: row tensors, the rows' numbers last.
+            local: not used; the latents are in z.
+        """
         sites, numbers = self.sites, rows[-1]
 
         def source(msg: Message, _transform: Any) -> Tensor:
@@ -80,7 +90,15 @@ class JointProblem(Problem):
         return source
 
     def join(self, theta: Tensor, local: Tensor) -> Tensor:
-        """Flat vectors from θ (S, D) and all rows' latents (S, N, d)."""
+        """Flat vectors from θ (S, D) and all rows' latents (S, N, d).
+
+        Args:
+            theta: (S, D) latents outside the plate.
+            local: (S, N, d) those of all rows, unconstrained.
+
+        Returns:
+            (S, D + N d).
+        """
         sites = self.layout.local.values()
         flat = torch.vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
         return torch.cat([theta, flat(local)], -1)

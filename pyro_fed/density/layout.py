@@ -49,14 +49,25 @@ class Site:
         return self.size // self.unconstrained_shape[self.axis or 0]
 
     def of_rows(self, block: Tensor) -> Tensor:
-        """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d)."""
+        """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d).
+
+        Args:
+            block: (m, d) all local sites' values.
+
+        Returns:
+            (..., m, ...), rows on `axis`.
+        """
         axis = self.axis or 0
         rest = self.unconstrained_shape[:axis] + self.unconstrained_shape[axis + 1 :]
         part = block[:, self.start : self.start + self.row_size]
         return part.reshape(len(block), *rest).movedim(0, axis)
 
     def by_rows(self, value: Tensor) -> Tensor:
-        """An unconstrained value of the site's own shape as one vector a row, (m, row_size)."""
+        """An unconstrained value of the site's own shape as one vector a row, (m, row_size).
+
+        Args:
+            value: (..., m, ...), rows on `axis`.
+        """
         return value.movedim(self.axis or 0, 0).reshape(-1, self.row_size)
 
 
@@ -114,6 +125,11 @@ class Layout:
 
 
 def name_dims(default: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The user's names in place of the numbered dims, from the left."""
+    """The user's names in place of the numbered dims, from the left.
+
+    Args:
+        default: a site's dims, as `Site.dims`.
+        wanted: the user's names.
+    """
     names = iter(wanted)
     return [next(names, dim) if "_dim_" in dim else dim for dim in default]

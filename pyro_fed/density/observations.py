@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:
-    """Values of the observed sites inside the plate, in the original row order."""
+    """Values of the observed sites inside the plate, in the original row order.
+
+    Args:
+        problem: the model's densities.
+    """
     trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
     layout = problem.layout
     return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
@@ -26,6 +30,11 @@ def observed_values(problem: Problem) -> dict[str, Tensor]:
 
 def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
     """The distribution of the one observed site, on m rows at one vector z (D,): batch shape (m,).
+
+    Args:
+        problem: the model's densities.
+        z: (D,) unconstrained vector.
+        rows: row tensors, each (m, ...).
 
     Raises:
         ModelError: the model has no or several observed sites inside the plate.

@@ -158,7 +158,14 @@ class Problem:
         return self.bound.execute(source, rows, densities=densities, enumerate_at=enumerate_at, **options)
 
     def execute_at(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any) -> Execution:
-        """The same with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim)."""
+        """The same with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim).
+
+        Args:
+            z: (D,) unconstrained vector.
+            rows: row tensors, each (m, ...).
+            local: (m, local_dim) unconstrained latents of the rows; zero by default.
+            options: as for `execute`.
+        """
         with self._written((z, *rows)):
             return self.execute(self.from_vector(z, rows, local), rows, **options)
 
@@ -167,7 +174,13 @@ class Problem:
         return Writable(mapped) if self.writes else nullcontext()
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values: those of z (D,), and of these rows `local` (m, local_dim), zero by default."""
+        """The latents' values: those of z (D,), and of these rows `local` (m, local_dim), zero by default.
+
+        Args:
+            z: (D,) unconstrained vector.
+            rows: row tensors, each (m, ...).
+            local: (m, local_dim) unconstrained latents of the rows.
+        """
         block = z.new_zeros(len(rows[0]), self.local_dim) if local is None else local
 
         def source(msg: Message, _transform: Any) -> Tensor:
@@ -180,6 +193,9 @@ class Problem:
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (D,) of constrained values, one a latent site.
+
+        Args:
+            values: site name → value of the site's shape.
 
         Raises:
             DataError: a site that is missing.
@@ -197,7 +213,11 @@ class Problem:
             return self.collect(source)
 
     def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of what `source` says of each latent site."""
+        """The flat vector (D,) of what `source` says of each latent site.
+
+        Args:
+            source: gives a latent site's unconstrained value from its message and transform.
+        """
         parts: dict[str, Tensor] = {}
 
         def recording(msg: Message, transform: Any) -> Tensor:
@@ -217,21 +237,48 @@ class Problem:
         return self.compiler.level == "loop"
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or a loop where the model cannot be vectorised."""
+        """`torch.func.vmap`, or a loop where the model cannot be vectorised.
+
+        Args:
+            function: of tensors and pytrees of them.
+            in_dims: as for `torch.func.vmap`; axes are 0 or None.
+        """
         return self.compiler.vmap(function, in_dims)
 
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
-        """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`."""
+        """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`.
+
+        Args:
+            function: pure and hashable, of this problem and pytrees of tensors.
+            in_dims: client axes of the pytrees.
+            calls: how often it is called in a round.
+        """
         return self.compiler.mapped(function, self, in_dims, calls)
 
     def flat(self, function: Callable[..., Any], in_dims: Any, args: Any, calls: int) -> Callable[..., list[Tensor]]:
-        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`."""
+        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`.
+
+        Args:
+            function: as for `mapped`.
+            in_dims: as for `mapped`.
+            args: pytrees like all later ones.
+            calls: as for `mapped`.
+        """
         return self.compiler.flat(function, self, in_dims, args, calls)
 
     def scan(
         self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, length: int, const_dims: Any = 0
     ) -> tuple[Any, Any]:
-        """`carry, out = function(problem, carry, const, x)`, `length` times, see `Compiler.scan`."""
+        """`carry, out = function(problem, carry, const, x)`, `length` times, see `Compiler.scan`.
+
+        Args:
+            function: one client's step, pure and hashable.
+            carry: pytree with a leading client axis (C, ...).
+            const: pytree that does not change over the steps.
+            xs: pytree of inputs of each step, (length, C, ...), or ().
+            length: number of steps.
+            const_dims: client axes of `const`.
+        """
         return self.compiler.scan(function, self, carry, const, xs, length, const_dims)
 
     # -- densities ----------------------------------------------------------------------------------------
@@ -250,8 +297,15 @@ class Problem:
         """
         return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
 
-    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same of a run of the model with densities on these rows."""
+    def terms_of(
+        self, execution: Execution, rows: tuple[Tensor, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The same of a run of the model with densities on these rows.
+
+        Args:
+            execution: with densities.
+            rows: the row tensors that it ran on, each (m, ...).
+        """
         outside, inside = self._plate_terms(execution, rows)
         members = self.arguments.members(rows[: len(self.arguments.rows)])
         return outside, {
@@ -291,7 +345,12 @@ class Problem:
         return self._plate_terms(self.execute_at(z, self.all_rows, densities=True), self.all_rows)[1]
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...)."""
+        """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
+
+        Args:
+            z: (D,) unconstrained vector.
+            rows: row tensors, each (m, ...).
+        """
         if self.local_dim:
             return self.quadrature.log_parts(self, z, rows)
         return self.conditional_parts(z, rows)
@@ -299,20 +358,35 @@ class Problem:
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same with the rows' own latents given, whose log prior is part of the rows' terms."""
+        """The same with the rows' own latents given, whose log prior is part of the rows' terms.
+
+        Args:
+            z: (D,) unconstrained vector.
+            rows: row tensors, each (m, ...).
+            local: (m, local_dim) unconstrained latents of the rows; zero by default.
+        """
         outside, inside = self.log_terms(z, rows, local)
         nothing = torch.zeros(len(rows[0]), dtype=self.dtype, device=z.device)
         return sum(outside.values(), nothing.new_zeros(())), sum(inside.values(), nothing)
 
     def log_prior(self, z: Tensor) -> Tensor:
-        """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...)."""
+        """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...).
+
+        Args:
+            z: (..., D) unconstrained vectors.
+        """
         if z.dim() > 1:
             many: Tensor = self.vmap(self.log_prior)(z)
             return many
         return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default."""
+        """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default.
+
+        Args:
+            z: (..., D) unconstrained vectors.
+            rows: row tensors, each (m, ...).
+        """
         if z.dim() > 1:
             many: Tensor = self.vmap(lambda one: self.pointwise_log_lik(one, rows))(z)
             return many
@@ -322,6 +396,9 @@ class Problem:
         """Terms of each pooled row, of nested plates too, site by site: z (..., D) → (..., N).
 
         Where latents are integrated out the observed sites have one term together, under their joined names.
+
+        Args:
+            z: (..., D) unconstrained vectors.
         """
         if z.dim() > 1:
             many: dict[str, Tensor] = self.vmap(self.site_log_lik)(z)
@@ -338,7 +415,12 @@ class Problem:
         return {name: plate for name, (plate, _) in self._pooled_terms(z).items()}
 
     def log_lik(self, z: Tensor, batch: Batch | None = None) -> Tensor:
-        """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default."""
+        """Weighted sum of the rows' log-likelihoods: z (..., D) → (...). All pooled rows by default.
+
+        Args:
+            z: (..., D) unconstrained vectors.
+            batch: rows, each as often as its weight says.
+        """
         if z.dim() > 1:
             many: Tensor = self.vmap(lambda one: self.log_lik(one, batch))(z)
             return many
@@ -347,7 +429,13 @@ class Problem:
         return (self.pointwise_log_lik(z, batch.rows) * batch.weight).sum()
 
     def log_joint(self, z: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
-        """log_prior + log_lik / temperature in one execution of the model: z (D,) → ()."""
+        """log_prior + log_lik / temperature in one execution of the model: z (D,) → ().
+
+        Args:
+            z: (D,) unconstrained vector.
+            batch: rows, each as often as its weight says.
+            temperature: the likelihood is raised to its inverse.
+        """
         log_prior, pointwise = self.log_parts(z, batch.rows)
         return log_prior + (pointwise * batch.weight).sum() / temperature
 
@@ -362,7 +450,7 @@ class Problem:
             rows: rows that deterministic sites inside the plate are computed on; all by default.
 
         Returns:
-            site name → (..., *site shape).
+            site name → `(..., *site shape)`.
         """
         if z.dim() > 1:
             many: dict[str, Tensor] = self.vmap(lambda one: self.constrain(one, rows))(z)
@@ -374,6 +462,10 @@ class Problem:
 
     def sample_prior(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draws of the unconstrained vector from the prior, (num_samples, D).
+
+        Args:
+            num_samples: S.
+            generator: source of randomness.
 
         Raises:
             ModelError: an improper prior cannot be sampled; use `init`.
@@ -392,5 +484,15 @@ class Problem:
         strategy: Callable[..., Any] | None = None,
         radius: float = 2.0,
     ) -> Tensor:
-        """Starting points of finite log density, (num_samples, D), see `starts.draw_starts`."""
+        """Starting points of finite log density, (num_samples, D), see `starts.draw_starts`.
+
+        Args:
+            num_samples: S.
+            generator: source of randomness.
+            strategy: one of Pyro's `init_to_*`; None draws from the prior.
+            radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
+
+        Raises:
+            ModelError: no such point was found.
+        """
         return draw_starts(self, num_samples, generator, strategy, radius)

@@ -47,6 +47,11 @@ def check_finite(
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
     """Refuse names of dimensions of no site, and coordinates that do not fit, before the run instead of after it.
 
+    Args:
+        problem: the model's densities.
+        dims: names for the dimensions of sites.
+        coords: values along dimensions.
+
     Raises:
         SettingError: names what does not fit, and what would.
     """

@@ -123,16 +123,25 @@ class Federation:
             model: an ordinary Pyro model.
             clients: each client's positional arguments (a tuple), in a list or in a mapping from names.
             plate: name of the plate that runs over rows, or over groups of them.
-            rows: as for `Federation`; each client numbers its own groups from 0.
+            rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that
+                says to which group a row belongs; each client numbers its own groups from 0.
             kwargs: keyword arguments shared by all clients.
-            shard: names of the arguments that are split by rows.
-            dtype: as for `Federation`.
-            dims: as for `Federation`.
-            coords: as for `Federation`.
-            quadrature: as for `Federation`.
+            shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is
+                the plate's size at the first client that has rows.
+            dtype: floating dtype of the computation; by default the data's.
+            dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
+            coords: coordinate values: `{"feature": names}`.
+            quadrature: how latent sites inside the plate are integrated out at the clients.
 
         Raises:
-            DataError: shapes that differ between clients, shared arguments that are not equal, no clients.
+            DataError: shapes that differ between clients, shared arguments that are not equal, no clients, data that
+                are not finite or outside a likelihood's support.
+            ModelError: a model that cannot be split over the plate.
+            SettingError: `dims` of an unknown site, `coords` of another length than their dimension.
+
+        Example:
+            >>> clients = {"north": (x1, y1), "south": (x2, y2)}
+            >>> fed = pf.Federation.from_clients(model, clients, plate="data")
         """
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
@@ -221,6 +230,9 @@ class Federation:
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
         """Row indices of some clients (all by default), padded to the longest of all.
 
+        Args:
+            clients: their numbers; all by default.
+
         Returns:
             ClientData with index (C, n) and num_rows (C,).
         """
@@ -247,7 +259,15 @@ class Federation:
         return other
 
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's arguments `(args, kwargs)` with one client's rows alone."""
+        """The model's arguments `(args, kwargs)` with one client's rows alone.
+
+        Args:
+            client: its number, from 0.
+
+        Example:
+            >>> args, kwargs = fed.client_args(0)
+            >>> model(*args, **kwargs)            # an ordinary run of the model on this client's rows
+        """
         return self.problem.arguments.of_client(self.client_rows[client])
 
     def without(self, *names: str) -> Federation:
@@ -258,6 +278,9 @@ class Federation:
 
         Raises:
             DataError: an unknown client, nobody left, or a model that indexes its own data.
+
+        Example:
+            >>> rest = fed.without("hospital_3")
         """
         unknown = sorted(set(names) - set(self.client_names))
         if unknown:
@@ -289,7 +312,18 @@ class Federation:
 
     # -- to look at -----------------------------------------------------------------------------------------
     def summary(self) -> pd.DataFrame:
-        """A table of the clients: rows, share of all rows, and how often each label occurs."""
+        """A table of the clients: rows, share of all rows, and how often each label occurs.
+
+        Returns:
+            one row a client.
+
+        Example:
+            >>> fed.summary()
+                    rows  share  label 0  label 1
+            client
+            0        100    0.5       31       69
+            1        100    0.5       75       25
+        """
         return client_table(self.client_rows, self.client_names, discrete_labels(self.problem.arguments))
 
     def __repr__(self) -> str:

@@ -15,13 +15,21 @@ MAX_LABELS = 20
 
 
 def row_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last argument with one number a row, (N,); None where there is none."""
+    """The last argument with one number a row, (N,); None where there is none.
+
+    Args:
+        arguments: the model's, with the row-sharded leaves marked.
+    """
     one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 
 def discrete_labels(arguments: Arguments) -> np.ndarray | None:
-    """The same where it holds a few different whole numbers, else None."""
+    """The same where it holds a few different whole numbers, else None.
+
+    Args:
+        arguments: the model's, with the row-sharded leaves marked.
+    """
     labels = row_labels(arguments)
     if labels is None:
         return None

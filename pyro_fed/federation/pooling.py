@@ -70,6 +70,13 @@ def plate_sizes(
 
     With `rows`, as in `Federation`, a model that fails because of these says so, and `where`.
 
+    Args:
+        model: the Pyro model.
+        arguments: its arguments.
+        plate: name of the partitioned plate.
+        rows: nested plates, as for `Federation`.
+        where: which client the arguments are of, for messages.
+
     Raises:
         ModelError: the model has no such plate; see `group_reading.check_rows`.
         DataError: see `group_reading.check_rows`.

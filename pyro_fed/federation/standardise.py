@@ -38,8 +38,14 @@ class ColumnSums(NamedTuple):
 def column_sums(rows: Tensor) -> ColumnSums:
     """A client's part, in float64.
 
+    Returns:
+        sums that say nothing of a single row.
+
     Args:
         rows: (n, P); n may be zero.
+
+    Example:
+        >>> sums = pf.column_sums(x)                    # at each client
     """
     x = rows.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
@@ -54,6 +60,10 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
 
     Raises:
         DataError: there are no rows.
+
+    Example:
+        >>> mean, sd = pf.pooled_moments([pf.column_sums(x) for x, _ in clients])
+        >>> clients = [((x - mean) / sd, y) for x, y in clients]
     """
     total = reduce(_both, parts)
     if total.number == 0:

@@ -19,8 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, State
-from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.problem import Problem

@@ -10,8 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from pyro_fed.algorithm.capabilities import Indicators, Pooled
-from pyro_fed.algorithm.contract import State
-from pyro_fed.algorithm.states import prefixed, within
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError

@@ -14,8 +14,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from pyro_fed.algorithm.contract import State
-from pyro_fed.algorithm.states import prefixed
+from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.errors import ProtocolError
 from pyro_fed.runtime.executors.base import Reply
 from pyro_fed.runtime.messages import Header, Message, encode

@@ -43,6 +43,10 @@ def stationary_distribution(matrix: sparse.csr_array) -> np.ndarray:
 
     Raises:
         GraphError: agents that are listened to by nobody who is listened to in turn (v would be zero).
+
+    Example:
+        >>> round(float(pf.graph.stationary_distribution(pf.graph.star(9, confidence=0.5).matrix)[0]), 6)
+        0.36
     """
     reversible = detailed_balance(matrix)
     if reversible is not None:
@@ -68,15 +72,22 @@ def _perron(block: sparse.csr_array) -> np.ndarray:
         return np.ones(1)
     flow = sparse.csc_array(sparse.eye_array(size) - block.T)
     rest = sparse_linalg.spsolve(flow[1:, 1:], -flow[1:, [0]].toarray().ravel())
-    v = np.concatenate([[1.0], np.atleast_1d(rest)])
-    return v / v.sum()
+    v: np.ndarray = np.concatenate([[1.0], np.atleast_1d(rest)])
+    centrality: np.ndarray = v / v.sum()
+    return centrality
 
 
 def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
-    """v of a reversible W (v_i W_ij = v_j W_ji), summing to one over each component; None for any other W.
+    """Centrality of a reversible W, v_i W_ij = v_j W_ji.
 
     Doubly stochastic symmetric matrices are reversible, and so is every W on a tree. A link of a reversible
     W may fail (its weight goes to both ends' self-weights) without changing v.
+
+    Args:
+        matrix: W, (A, A).
+
+    Returns:
+        v, (A,), summing to one over each component; None where W is not reversible.
     """
     count, labels = csgraph.connected_components(matrix, directed=True, connection="strong")
     log_v = np.zeros(matrix.shape[0])
@@ -100,7 +111,14 @@ def _starts(labels: np.ndarray) -> np.ndarray:
 
 
 def second_eigenvalue(matrix: sparse.csr_array) -> float:
-    """|λ_2|, the second largest magnitude of the eigenvalues."""
+    """The second largest magnitude of the eigenvalues, |λ_2|.
+
+    Args:
+        matrix: W, (A, A).
+
+    Returns:
+        |λ_2|, in [0, 1]; zero for a single agent.
+    """
     size = matrix.shape[0]
     if size == 1:
         return 0.0
@@ -120,12 +138,38 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
 
 
 def spectral_gap(matrix: sparse.csr_array) -> float:
-    """1 - |λ_2(W)|, in [0, 1]: zero where the graph falls apart, one where a single round is enough."""
+    """How fast beliefs approach each other, 1 - |λ_2(W)|.
+
+    Args:
+        matrix: W, (A, A).
+
+    Returns:
+        The gap, in [0, 1]: zero where the graph falls apart, one where a single round is enough.
+
+    Example:
+        >>> round(pf.graph.spectral_gap(pf.graph.complete(4).matrix), 6)
+        1.0
+    """
     return min(1.0, max(0.0, 1.0 - second_eigenvalue(matrix)))
 
 
 def consensus_rounds(gap: float, tolerance: float) -> float:
-    """Rounds after which disagreement has shrunk by a factor `tolerance`, log(tolerance) / log(1 - gap)."""
+    """Rounds after which disagreement has shrunk, log(tolerance) / log(1 - gap).
+
+    Args:
+        gap: of `spectral_gap`.
+        tolerance: the share of the disagreement that may be left, in (0, 1).
+
+    Returns:
+        A whole number of rounds; infinite for a gap of zero.
+
+    Raises:
+        GraphError: a tolerance outside (0, 1).
+
+    Example:
+        >>> pf.graph.consensus_rounds(gap=0.5, tolerance=1e-3)
+        10
+    """
     if not 0 < tolerance < 1:
         raise GraphError(f"tolerance must be in (0, 1), received {tolerance}")
     if gap <= 0:
@@ -134,5 +178,17 @@ def consensus_rounds(gap: float, tolerance: float) -> float:
 
 
 def mixing_bound(num_agents: int, gap: float) -> float:
-    """Lemma 2's bound on Σ_t Σ_j |[W^t]_ij - v_j|: 4 log N / gap."""
+    """Lemma 2's bound on Σ_t Σ_j |[W^t]_ij - v_j|, 4 log N / gap.
+
+    Args:
+        num_agents: N.
+        gap: of `spectral_gap`.
+
+    Returns:
+        The bound, infinite for a gap of zero.
+
+    Example:
+        >>> pf.graph.mixing_bound(1, gap=0.5)
+        0.0
+    """
     return math.inf if gap <= 0 else 4 * math.log(num_agents) / gap

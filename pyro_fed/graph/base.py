@@ -14,15 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from scipy import sparse
 
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Graph(ABC):
@@ -42,7 +44,7 @@ class Graph(ABC):
     @property
     @abstractmethod
     def num_agents(self) -> int:
-        """A."""
+        """How many agents there are, A."""
 
     @abstractmethod
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
@@ -92,19 +94,35 @@ class Graph(ABC):
     def gap(self) -> float:
         """Spectral gap a round, 1 - |λ_2|^(1/window) of the window's (expected) product."""
         rate = analysis.second_eigenvalue(sparse.csr_array(self._product()))
-        return min(1.0, max(0.0, 1.0 - rate ** (1.0 / self.window)))
+        return float(min(1.0, max(0.0, 1.0 - rate ** (1.0 / self.window))))
 
     def consensus_rounds(self, tolerance: float = 1e-3) -> float:
-        """Rounds in which disagreement is expected to shrink by `tolerance`."""
+        """Rounds in which disagreement is expected to shrink.
+
+        Args:
+            tolerance: to this share of what it was, in (0, 1).
+
+        Returns:
+            A whole number of rounds, infinite where the gap is zero.
+
+        Raises:
+            GraphError: a tolerance outside (0, 1).
+        """
         return analysis.consensus_rounds(self.gap, tolerance)
 
     def links(self, round: int = 0) -> int:
-        """Directed links between different agents over the window that starts at `round`."""
+        """How many directed links there are between different agents.
+
+        Args:
+            round: the first of the window.
+        """
         support = self.support(round)
         return int(support.nnz - np.count_nonzero(support.diagonal()))
 
     def to_networkx(self) -> nx.DiGraph:
         """The window's links with their mean weights, as edges from the sender to the receiver."""
+        import networkx as nx
+
         return nx.from_scipy_sparse_array(self.support().T / self.window, create_using=nx.DiGraph)
 
     def _product(self) -> Any:
@@ -125,6 +143,10 @@ class FixedGraph(Graph):
 
     Raises:
         GraphError: a matrix that is not stochastic.
+
+    Example:
+        >>> pf.graph.FixedGraph([[0.5, 0.5], [0.5, 0.5]], "pair").gap
+        1.0
     """
 
     matrix: Any
@@ -135,15 +157,12 @@ class FixedGraph(Graph):
 
     @property
     def num_agents(self) -> int:
-        """A."""
-        return self.matrix.shape[0]
+        return int(self.matrix.shape[0])
 
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
-        """W."""
         return self.matrix
 
     def expected(self, round: int) -> sparse.csr_array:
-        """W."""
         return self.matrix
 
     @cached_property
@@ -160,6 +179,10 @@ class FixedGraph(Graph):
 
 def require_agents(graph: Graph, num_agents: int) -> None:
     """Require a graph of as many agents as there are clients.
+
+    Args:
+        graph: of the run.
+        num_agents: of the federation.
 
     Raises:
         GraphError: both numbers.

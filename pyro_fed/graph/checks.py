@@ -27,6 +27,9 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     Args:
         weights: (A, A) array, nested list or SciPy sparse matrix.
 
+    Returns:
+        W, (A, A).
+
     Raises:
         GraphError: not square, not finite, negative, or a row that does not sum to one.
     """
@@ -60,7 +63,8 @@ def _check_entries(matrix: sparse.csr_array) -> None:
 
 def components(matrix: sparse.csr_array) -> np.ndarray:
     """(A,) the number of the strongly connected component that each agent is in, from 0."""
-    return csgraph.connected_components(matrix, directed=True, connection="strong")[1]
+    labels: np.ndarray = csgraph.connected_components(matrix, directed=True, connection="strong")[1]
+    return labels
 
 
 def check_connected(matrix: sparse.csr_array, where: str = "W") -> None:

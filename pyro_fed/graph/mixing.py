@@ -14,14 +14,16 @@ distributed averaging*, reference [30] of Wang et al. Self-weights take what is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from scipy import sparse
 
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.checks import as_matrix
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def uniform(graph: nx.Graph, self_weight: float | None = None) -> sparse.csr_array:
@@ -34,6 +36,13 @@ def uniform(graph: nx.Graph, self_weight: float | None = None) -> sparse.csr_arr
 
     Returns:
         W, (A, A).
+
+    Raises:
+        GraphError: a self_weight outside [0, 1), or no nodes.
+
+    Example:
+        >>> pf.graph.from_matrix(pf.graph.uniform(networkx.path_graph(3), self_weight=0.5)).centrality()
+        array([0.25, 0.5 , 0.25])
     """
     received = _adjacency(graph, directed=True)
     degree = np.diff(received.indptr)
@@ -58,6 +67,10 @@ def metropolis(graph: nx.Graph) -> sparse.csr_array:
 
     Raises:
         GraphError: a directed graph.
+
+    Example:
+        >>> pf.graph.metropolis(networkx.path_graph(3)).toarray()[0]
+        array([0.66666667, 0.33333333, 0.        ])
     """
     links = _adjacency(graph, directed=False).tocoo()
     degree = np.bincount(links.row, minlength=links.shape[0])
@@ -76,6 +89,10 @@ def max_degree(graph: nx.Graph) -> sparse.csr_array:
 
     Raises:
         GraphError: a directed graph.
+
+    Example:
+        >>> pf.graph.max_degree(networkx.star_graph(3)).toarray()[1]
+        array([0.25, 0.75, 0.  , 0.  ])
     """
     links = _adjacency(graph, directed=False)
     return _with_self_weights(links / (1.0 + np.diff(links.indptr).max()))
@@ -90,6 +107,13 @@ def lazy(weights: Any, holding: float = 0.5) -> sparse.csr_array:
 
     Returns:
         (A, A), with the same stationary distribution.
+
+    Raises:
+        GraphError: a holding outside [0, 1).
+
+    Example:
+        >>> pf.graph.lazy([[0.0, 1.0], [1.0, 0.0]], holding=0.5).toarray()[0]
+        array([0.5, 0.5])
     """
     if not 0 <= holding < 1:
         raise GraphError(f"holding must be in [0, 1), received {holding}")
@@ -108,6 +132,13 @@ MIXING: dict[str, Callable[[nx.Graph], sparse.csr_array]] = {
 def mixing_matrix(graph: nx.Graph, mixing: str) -> sparse.csr_array:
     """W of a networkx graph by the name of a rule.
 
+    Args:
+        graph: of A nodes.
+        mixing: a name in `MIXING`.
+
+    Returns:
+        W, (A, A).
+
     Raises:
         GraphError: an unknown rule, or one that the graph does not allow.
     """
@@ -118,6 +149,8 @@ def mixing_matrix(graph: nx.Graph, mixing: str) -> sparse.csr_array:
 
 def _adjacency(graph: nx.Graph, directed: bool) -> sparse.csr_array:
     """Ones where the row's agent receives from the column's."""
+    import networkx as nx
+
     if graph.is_directed() and not directed:
         raise GraphError("these weights need an undirected graph; use mixing='uniform' for a directed one")
     if graph.number_of_nodes() == 0:

@@ -28,6 +28,10 @@ class LinkFailures(Graph):
     Raises:
         GraphError: p outside [0, 1), or a W that is not reversible (its centrality would change with every
             draw).
+
+    Example:
+        >>> pf.graph.LinkFailures(pf.graph.ring(5), 0.3)
+        LinkFailures(graph=FixedGraph(ring, 5 agents, 10 links), probability=0.3)
     """
 
     graph: FixedGraph
@@ -42,7 +46,6 @@ class LinkFailures(Graph):
 
     @property
     def num_agents(self) -> int:
-        """A."""
         return self.graph.num_agents
 
     @cached_property
@@ -78,6 +81,13 @@ class GossipPairs(Graph):
     Args:
         graph: who may talk to whom; its links are read as undirected, its weights ignored.
         num_pairs: pairs a round, at most; fewer where the drawn links touch the same agents.
+
+    Raises:
+        GraphError: no pairs, or a graph without links.
+
+    Example:
+        >>> pf.graph.GossipPairs(pf.graph.complete(10), num_pairs=3)
+        GossipPairs(graph=FixedGraph(complete graph, 10 agents, 90 links), num_pairs=3)
     """
 
     graph: FixedGraph
@@ -92,7 +102,6 @@ class GossipPairs(Graph):
 
     @property
     def num_agents(self) -> int:
-        """A."""
         return self.graph.num_agents
 
     @cached_property
@@ -121,7 +130,7 @@ class GossipPairs(Graph):
         return _averaging(self._links, np.full(len(self._links), 0.5 * rate), self.num_agents)
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """1/A."""
+        """The same for every agent, 1/A."""
         return np.full(self.num_agents, 1.0 / self.num_agents)
 
 

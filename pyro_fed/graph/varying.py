@@ -28,6 +28,10 @@ class Periodic(Graph):
 
     Raises:
         GraphError: no graphs, or different numbers of agents.
+
+    Example:
+        >>> pf.graph.Periodic([pf.graph.ring(6), pf.graph.star(6)]).window
+        2
     """
 
     graphs: Sequence[FixedGraph]
@@ -42,12 +46,11 @@ class Periodic(Graph):
 
     @property
     def num_agents(self) -> int:
-        """A."""
         return self.graphs[0].num_agents
 
     @property
     def window(self) -> int:
-        """The number of graphs."""
+        """As many rounds as there are graphs."""
         return len(self.graphs)
 
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
@@ -55,7 +58,7 @@ class Periodic(Graph):
         return self.graphs[round % self.window].matrix
 
     def expected(self, round: int) -> sparse.csr_array:
-        """The same."""
+        """W of the graph whose turn it is."""
         return self.graphs[round % self.window].matrix
 
     def active(self, round: int) -> list[int] | None:
@@ -86,8 +89,15 @@ def rotating_stars(num_around: int, group_size: int, confidence: float = 0.5) ->
         group_size: N_0, a divisor of N.
         confidence: a, the weight that they give to the centre; the paper has 0.5.
 
+    Returns:
+        As many stars in turn as there are groups.
+
     Raises:
         GraphError: sizes that do not divide, or a confidence outside (0, 1].
+
+    Example:
+        >>> pf.graph.rotating_stars(num_around=8, group_size=2).window
+        4
     """
     if group_size < 1 or num_around % group_size or num_around < 1:
         raise GraphError(f"group_size must divide the {num_around} agents around the centre, received {group_size}")
@@ -116,6 +126,12 @@ class Partitioned(Graph):
 
     Raises:
         GraphError: parts that are not a partition of the agents, or a W that is not reversible.
+
+    Example:
+        >>> halves = [[0, 1, 2], [3, 4, 5]]
+        >>> cut = pf.graph.Partitioned(pf.graph.ring(6), halves, start=5, stop=10)
+        >>> cut.weights(5, np.random.default_rng(0))[2, 3], cut.weights(10, np.random.default_rng(0))[2, 3] > 0
+        (np.float64(0.0), np.True_)
     """
 
     graph: FixedGraph
@@ -132,7 +148,6 @@ class Partitioned(Graph):
 
     @property
     def num_agents(self) -> int:
-        """A."""
         return self.graph.num_agents
 
     @cached_property
@@ -147,20 +162,20 @@ class Partitioned(Graph):
         return self._cut if self.start <= round and (self.stop is None or round < self.stop) else self.graph
 
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
-        """W, cut or not."""
+        """W of the cut graph while the cut lasts, else of the whole one."""
         return self._now(round).matrix
 
     def expected(self, round: int) -> sparse.csr_array:
-        """W, cut or not."""
+        """W of the cut graph while the cut lasts, else of the whole one."""
         return self._now(round).matrix
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """Of the parts while the graph is cut."""
+        """That of each part while the graph is cut, summing to one within it."""
         return self._now(round).centrality()
 
     @property
     def gap(self) -> float:
-        """That of the uncut graph."""
+        """Spectral gap of the uncut graph."""
         return self.graph.gap
 
     def check(self) -> None:

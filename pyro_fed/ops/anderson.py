@@ -104,7 +104,8 @@ def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
     """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V)."""
     matrix, target = columns.movedim(0, -1).nan_to_num(), target.nan_to_num()
-    return torch.linalg.lstsq(matrix, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1).movedim(-1, 0)
+    solution: Tensor = torch.linalg.lstsq(matrix, target.unsqueeze(-1), driver="gelsd").solution
+    return solution.squeeze(-1).movedim(-1, 0)
 
 
 def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:

@@ -7,7 +7,7 @@ systematic resampling.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import arviz as az
 import torch
@@ -36,7 +36,8 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     log_weights = log_weights.double()
     if float(log_weights.std()) < EQUAL:
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
-    smooth, k = az.psislw(log_weights.cpu().numpy())
+    psislw: Any = az.psislw  # without types
+    smooth, k = psislw(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()
     return Smoothed(weights / weights.sum(), float(k))
 

@@ -21,7 +21,7 @@ import math
 
 from torch import Tensor
 
-#: h λ from which on a step no longer contracts.
+#: h λ from which on a step no longer contracts, λ the largest eigenvalue of A'HA, H the density's curvature.
 STABLE = 4.0
 
 

@@ -29,4 +29,5 @@ def times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
 def positive_part(matrix: Tensor) -> Tensor:
     """A symmetric (..., D, D) without its negative eigenvalues."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.mT
+    positive: Tensor = (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.mT
+    return positive

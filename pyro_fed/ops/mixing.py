@@ -31,4 +31,5 @@ def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
     where = torch.from_numpy(np.stack([entries.row, entries.col])).to(flat.device)
     data = torch.from_numpy(entries.data).to(flat)
     size = (len(values), len(values))
-    return torch.sparse.mm(torch.sparse_coo_tensor(where, data, size), flat).reshape(values.shape)
+    received: Tensor = torch.sparse.mm(torch.sparse_coo_tensor(where, data, size), flat)
+    return received.reshape(values.shape)

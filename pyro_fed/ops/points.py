@@ -22,6 +22,7 @@ dimension that is a Latin hypercube based on an orthogonal array (Tang 1993, JAS
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
     if not 1 <= dim <= SobolEngine.MAXDIM:
         raise ValueError(f"standardised_sobol: expected dim in [1, {SobolEngine.MAXDIM}], received {dim}")
     num_half = num_points // 2
-    uniform: Tensor = SobolEngine(dim, scramble=True, seed=seed).draw(num_half, dtype=torch.float64)
+    engine: Any = SobolEngine  # torch gives its constructor no types
+    uniform: Tensor = engine(dim, scramble=True, seed=seed).draw(num_half, dtype=torch.float64)
     half = _standardised(torch.special.ndtri(uniform + SOBOL_HALF_CELL))
     return torch.cat([half, -half])
 
@@ -76,7 +78,8 @@ def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
     strata = stratum.argsort(0).gather(1, cells)
     uniform = ((cells * blocks + strata + jitter) / (blocks * width)).flatten(0, 1)
     ranks = values.argsort(0).argsort(0)
-    return torch.special.ndtri(uniform.clamp(SOBOL_HALF_CELL, 1 - SOBOL_HALF_CELL)).gather(0, ranks.to(uniform.device))
+    normal: Tensor = torch.special.ndtri(uniform.clamp(SOBOL_HALF_CELL, 1 - SOBOL_HALF_CELL))
+    return normal.gather(0, ranks.to(uniform.device))
 
 
 def _standardised(half: Tensor) -> Tensor:

@@ -1,14 +1,27 @@
-"""What the commands share: a federation from a model's file and the command line's options."""
+"""What the commands share: a model's file and the command line's options, made into a federation."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from pyro_fed.federation import partition
 from pyro_fed.federation.federation import Federation
 
 
-def build_federation(module: Any, clients: int, partition_text: str, seed: int) -> tuple[Federation, Any]:
+class Experiment(NamedTuple):
+    """A model with its training data over clients.
+
+    Args:
+        federation: the clients.
+        test: the model's arguments for its test data; None where it has nothing to predict.
+    """
+
+    federation: Federation
+    test: tuple[Any, ...] | None
+
+
+def build_federation(module: ModuleType, clients: int, partition_text: str, seed: int) -> Experiment:
     """The model's training data over clients, and its test data.
 
     Args:
@@ -17,11 +30,17 @@ def build_federation(module: Any, clients: int, partition_text: str, seed: int) 
         partition_text: such as "dirichlet:0.3".
         seed: of the partition.
 
+    Returns:
+        The federation and the test data.
+
     Raises:
-        SettingError: the partition cannot be read.
+        SettingError: the partition cannot be read, or does not allow so many clients.
+
+    Example:
+        >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
     """
     train, test = module.load_data()
     how = partition.parse(partition_text, columns=train[0])
     rows = getattr(module, "ROWS", None)
     fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=clients, partition=how, seed=seed)
-    return fed, test
+    return Experiment(fed, test)

@@ -1,1 +1,5 @@
-"""What a run returns: draws and the record as ArviZ InferenceData."""
+"""Results: draws and the record of a run as InferenceData, and what they lack against the posterior."""
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -33,10 +33,17 @@ class _Table(NamedTuple):
 
 
 def federation_group(record: Record) -> xr.Dataset:
-    """Variables over (round, client), NaN where a client did not take part.
+    """The record of a run as variables over (round, client), NaN where a client did not take part.
 
     A client that several chains visit in one round shows the sum of their bytes and seconds, and the mean of
     their figures. Where a schedule asked all clients, those that were not chosen show what that took.
+
+    Args:
+        record: of the run.
+
+    Returns:
+        The group `federation`; over (round, slot) with the clients' numbers where the table would have more than
+        `MAX_CELLS` cells.
     """
     table = _shape(record)
     shapes = {name: value.shape[1:] for one in record.rounds for name, value in one.info.items()}

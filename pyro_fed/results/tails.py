@@ -1,10 +1,10 @@
 """What an approximation lacks against its posterior, by importance ratios: tails, or a mean or an SD that is off.
 
 Draws z_s of an approximation q have importance ratios p(z_s)/q(z_s) to the posterior. The shape k of the
-generalised Pareto distribution of the largest ones says how much heavier the posterior's tails are; above 0.7 nothing
-can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did it work?*). Ratios that are
-nearly equal have a shape too, and it says nothing. Below 0.7 the ratios w_s say how far the means are off, Σ w_s z_s,
-and the SDs.
+generalised Pareto distribution of the largest ones says how much heavier the posterior's tails are; above
+`LARGEST_PARETO_K` nothing can be said of means under the posterior (Yao, Vehtari, Simpson & Gelman 2018, *Yes, but did
+it work?*). Ratios that are nearly equal have a shape too, and it says nothing. Below the limit the ratios w_s say how
+far the means are off, Σ w_s z_s, and the SDs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[
         problem: the posterior.
         draws: (S, D), of the approximation.
         log_density: (S,), its log density there, up to a constant.
+
+    Returns:
+        One sentence, or none; none too of fewer than `FEWEST_DRAWS` draws or more than `LARGEST_DIM_FOR_RATIOS`
+        parameters.
     """
     if len(draws) < FEWEST_DRAWS or draws.shape[1] > LARGEST_DIM_FOR_RATIOS:
         return []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import arviz as az
 import numpy as np
@@ -24,10 +25,9 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import federation_group
-
-if TYPE_CHECKING:
-    from pyro_fed.federation.federation import Federation
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
@@ -43,8 +43,8 @@ def to_inference_data(
     seed: int,
     log_likelihood: bool,
     collect_local: bool,
-) -> Any:
-    """InferenceData of a run.
+) -> InferenceData:
+    """A run's draws and record, with all groups that the data at hand allow.
 
     Args:
         algorithm: what was run.
@@ -56,6 +56,11 @@ def to_inference_data(
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
         collect_local: whether to have the rows' discrete latents drawn and collected.
+
+    Returns:
+        The groups `posterior` (constrained, under the model's own names) and `federation` (the record); where the
+        federation holds the rows also `sample_stats`, `log_likelihood`, `observed_data` and `constant_data`, else
+        `sample_stats` without the log density.
     """
     drawn = collect_local and federation.holds_data
     groups = {
@@ -73,8 +78,19 @@ def to_inference_data(
 
 def posterior_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
-) -> Any:
-    """InferenceData of a run that goes on: the group `posterior` of draws (chain, draw, D)."""
+) -> InferenceData:
+    """The posterior so far of a run that goes on.
+
+    Args:
+        algorithm: what is run.
+        federation: on what.
+        problem: its densities.
+        draws: (chain, draw, D), unconstrained.
+        record: what has happened until now.
+
+    Returns:
+        The group `posterior` alone.
+    """
     return make_inference_data(
         {"posterior": _posterior(federation, problem, draws, None)},
         {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
@@ -119,21 +135,38 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
     return {name: value for name, value in pointwise.items() if name not in latent}, total
 
 
-def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> Any:
-    """An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it."""
+def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> InferenceData:
+    """Groups as a result.
+
+    Args:
+        groups: datasets by the group's name.
+        attrs: of the whole.
+
+    Returns:
+        An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
+    """
     if hasattr(az, "InferenceData"):
-        return az.InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups})
+        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
+    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
 
 
-def unconstrained_draws(idata: Any, problem: Problem) -> Tensor:
-    """The posterior of a result as unconstrained vectors, (chain × draw, D)."""
+def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
+    """The posterior of a result as unconstrained vectors.
+
+    Args:
+        idata: with a group `posterior` that has all the model's sites.
+        problem: the model's densities.
+
+    Returns:
+        (chain × draw, D), chain after chain.
+    """
     posterior = idata["posterior"]
     stacked = {
         name: torch.as_tensor(np.asarray(posterior[name].values), dtype=problem.dtype).flatten(0, 1)
         for name in problem.sites
     }
-    return problem.vmap(problem.unconstrain)(stacked)
+    vectors: Tensor = problem.vmap(problem.unconstrain)(stacked)
+    return vectors
 
 
 def observed_data(federation: Federation) -> xr.Dataset:

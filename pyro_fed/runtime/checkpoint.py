@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.contract import Algorithm, State
-from pyro_fed.algorithm.states import contiguous, prefixed, within
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State, contiguous, prefixed, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError

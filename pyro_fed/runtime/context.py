@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph

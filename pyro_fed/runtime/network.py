@@ -17,8 +17,9 @@ from scipy import sparse
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.schedule import All, Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph

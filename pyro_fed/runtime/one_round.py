@@ -7,8 +7,8 @@ import time
 import torch
 
 from pyro_fed.algorithm.capabilities import Chains, ServerWork, SiteKeeping
-from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.record import Round, as_figures
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work

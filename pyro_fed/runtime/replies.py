@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
-from pyro_fed.algorithm.states import select
+from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError
 from pyro_fed.runtime.executors import Reply, Work

@@ -10,9 +10,10 @@ from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
 from pyro_fed.algorithm.combination import check_combination
-from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

@@ -5,17 +5,25 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import DrawStats, Indicators, KnownDensity, OnGraph, Pooled, resolved
+from pyro_fed.algorithm.capabilities import (
+    DrawStats,
+    Indicators,
+    KnownDensity,
+    OnGraph,
+    Pooled,
+    check_taken_up,
+    resolved,
+)
 from pyro_fed.algorithm.combination import Combination
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -24,6 +32,7 @@ from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.tails import tail_warnings
 from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
@@ -57,7 +66,7 @@ def run(
     evaluate_every: int = 1,
     checkpoint: str | Path | None = None,
     resume: bool = False,
-) -> Any:
+) -> InferenceData:
     """Run an algorithm on a federation.
 
     Args:
@@ -71,7 +80,8 @@ def run(
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
         num_draws: draws of the posterior, where the result is a density (particles are returned as they are).
         seed: the only source of randomness; same seed, same answer, whatever the executor.
-        compile: "auto", "off", "trace" or "inductor", see `pyro_fed.compile`.
+        compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
+            compiled), or "auto": what the expected work repays.
         progress: show a progress bar.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
@@ -79,7 +89,7 @@ def run(
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
         start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
-            run begins with, by the clients' names: for clients that join or leave, see `pyro_fed.membership`.
+            run begins with, by the clients' names: for clients that join or leave.
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
             is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
             a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
@@ -109,6 +119,7 @@ def run(
             f"received {algorithm!r} and {federation!r}"
         )
     algorithm = resolved(algorithm)
+    check_taken_up(algorithm)
     rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(algorithm, schedule)
@@ -134,7 +145,8 @@ def run(
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
-            error.result = replace(finish, algorithm=error.algorithm)(error.state)
+            if error.state is not None:
+                error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         finally:
             context.executor.close()
@@ -171,9 +183,7 @@ class _Finish:
     log_likelihood: bool
     collect_local: bool
 
-    def __call__(self, shared: State | None) -> Any:
-        if shared is None:
-            return None
+    def __call__(self, shared: State) -> InferenceData:
         context, record = self.context, self.context.record
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)
         try:
@@ -219,7 +229,8 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
 
     def scores(z: Tensor, *rows: Tensor) -> Tensor:
         """As a step does it: over the particles of each client, and over the clients."""
-        return vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+        return found
 
     level = choose_level(mode, scores, (particles, *clients))
     compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)

@@ -13,8 +13,11 @@ from scipy import stats
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging import calibration, distances, doubts
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.analysis.judging.compare import COLUMNS, TABLES
+from pyro_fed.analysis.judging.laplace_sds import laplace_sds
+from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
+from pyro_fed.runtime.final_state import Final
 
 DRAWS = 1000
 
@@ -87,11 +90,30 @@ def test_the_prior_is_counted(fed, prior, likelihood):
 
 
 def test_laplace_sds_of_a_gaussian_are_exact(fed):
-    sds = doubts.laplace_sds(fed, fed.problem)
+    sds = laplace_sds(fed)
     np.testing.assert_allclose(sds, np.sqrt(np.diag(exact()[1])), rtol=1e-6)
     collapsed = torch.as_tensor(draws_of(exact()[0], exact()[1] / 16))
     assert "variance collapse: SDs are 0.2" in doubts.spread_warnings(collapsed, sds)[0]
     assert doubts.spread_warnings(torch.as_tensor(draws_of(*exact())), sds) == []
+
+
+def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):
+    def diverges(algorithm, federation):
+        raise DivergenceError("an update left the finite numbers")
+
+    for end in (lambda algorithm, federation: Final({}, False), diverges):
+        monkeypatch.setattr("pyro_fed.analysis.judging.laplace_sds.final_state", end)
+        assert laplace_sds(fed) is None
+
+
+def test_columns_are_those_of_the_tables_each_once(fed):
+    assert len(set(COLUMNS)) == len(COLUMNS) == sum(len(part.columns) for part in TABLES) + 1
+    table = pf.compare({"exact": result(draws_of(*exact()))}, federation=fed)
+    assert set(table.columns) <= set(COLUMNS)
+    assert [name for name in COLUMNS if name in table] == list(table.columns)
+    written = TABLES[0].written(table)
+    assert list(written) == [c.heading for name, c in TABLES[0].columns.items() if name in table]
+    assert all(len(cells) == 1 for cells in written.values())
 
 
 def test_calibration_errors_are_their_definition():

@@ -1,14 +1,22 @@
-"""The algorithms that the contract tests run: append (name, factory, federation); every row gets every test.
+"""The algorithms that the contract tests run: (name, factory, federation); every row gets every test.
 
-A factory makes the algorithm with few steps, its federation a small problem on which those are stable. What is
-`serverless` runs on `graph_of` its federation.
+An algorithm of the package that no row makes is run with its default settings: a new one is tested as soon as it is in
+its family's door. Append a row where the defaults take long, or where other settings take other paths. A factory makes
+the algorithm with few steps, its federation a small problem on which those are stable. What is `OnGraph` runs on
+`graph_of` its federation.
 """
+
+import inspect
+import re
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from pyro_fed import infer
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import OnGraph
 
 
@@ -91,4 +99,13 @@ ALGORITHMS = [
         "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
         "NUTS": lambda: pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2),
     }.items()
+]
+
+#: The classes that the rows above make.
+MADE = set(re.findall(r"\bpf\.(\w+)\(", Path(__file__).read_text(encoding="utf-8")))
+OTHERS = {name: getattr(infer, name) for name in dir(infer) if name not in MADE}
+ALGORITHMS += [
+    (name, kind, unequal_lines)
+    for name, kind in OTHERS.items()
+    if isinstance(kind, type) and issubclass(kind, Algorithm) and not inspect.isabstract(kind)
 ]

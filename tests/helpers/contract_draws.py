@@ -8,30 +8,18 @@ the code's form must not change a draw; `algorithm/test_contract_draws.py` holds
 """
 
 import sys
-import warnings
 from pathlib import Path
 
-import hierarchies
 import numpy as np
-from algorithms import ALGORITHMS, graph_of
-
-import pyro_fed as pf
+from algorithms import ALGORITHMS
+from contract import baseline, hierarchy
 
 FILE = Path(__file__).with_name("contract_draws.npz")
-OPTIONS = {"num_rounds": 4, "num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False}
-
-
-def hierarchy():
-    """Nine groups at three clients, each with an effect of its own."""
-    return pf.Federation(hierarchies.means, hierarchies.CASES["means"].args, plate="group", num_clients=3)
 
 
 def draws_of(name, make, where):
     """What a run gives, by `algorithm / federation / variable`."""
-    algorithm, fed = make(), where()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        idata = pf.run(algorithm, fed, **graph_of(algorithm, fed), **OPTIONS)
+    idata = baseline(make, where)
     at = f"{name} / {where.__name__}"
     found = {f"{at} / {variable}": idata.posterior[variable].values for variable in idata.posterior.data_vars}
     return found | {f"{at} / bytes_up": idata["federation"]["bytes_up"].values}

@@ -5,11 +5,11 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
-from algorithms import ALGORITHMS, graph_of
+from algorithms import ALGORITHMS
+from contract import baseline, hierarchy, in_one_process, short_run
 
 import pyro_fed as pf
 
-ROUNDS = {"num_rounds": 2, "progress": False, "num_draws": 3, "log_likelihood": False, "compile": "off"}
 FEDERATED = {name: make for name, make, _ in ALGORITHMS if not getattr(make(), "joint", False)}
 
 
@@ -24,22 +24,21 @@ def marginal(sd, y=None):
         pyro.sample("y", dist.MultivariateNormal(mu.expand(1), scale_tril=root), obs=y.unsqueeze(-1))
 
 
-def result(algorithm, model):
-    fed = pf.Federation(model, hierarchies.CASES["means"].args, plate="group", num_clients=3)
-    return pf.run(algorithm, fed, **graph_of(algorithm, fed), **ROUNDS)
+def integrated():
+    """The same groups at the same clients."""
+    return pf.Federation(marginal, hierarchies.CASES["means"].args, plate="group", num_clients=3)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # runs of two rounds have not converged
-@pytest.mark.parametrize("name", FEDERATED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=in_one_process(name)) for name in FEDERATED])
 def test_the_answer_is_that_of_the_model_with_the_effects_integrated_out(name):
     """Draws and sizes of messages alike: the same random numbers, the same densities, to rounding."""
-    hierarchy, plain = (result(FEDERATED[name](), model) for model in (hierarchies.means, marginal))
-    drawn = hierarchy["posterior"]
+    whole, plain = baseline(FEDERATED[name], hierarchy), short_run(FEDERATED[name], integrated)
+    drawn = whole["posterior"]
     np.testing.assert_allclose(drawn["mu"].values, plain["posterior"]["mu"].values, rtol=1e-6, atol=1e-6)
     assert drawn["effect"].shape == (*drawn["mu"].shape, hierarchies.J)
     assert np.isfinite(drawn["effect"].values).all()
     for sent in ("bytes_up", "bytes_down"):
-        np.testing.assert_array_equal(hierarchy["federation"][sent].values, plain["federation"][sent].values)
+        np.testing.assert_array_equal(whole["federation"][sent].values, plain["federation"][sent].values)
 
 
 def test_the_others_work_on_all_latents():

@@ -11,6 +11,7 @@ from scipy import stats
 import pyro_fed as pf
 from models import radon
 
+pytestmark = pytest.mark.xdist_group("radon")  # one process makes the run that both tests read
 ARGS, _ = radon.load_data(simulate=True)
 FLOOR, COUNTY, URANIUM, Y = (a.numpy() for a in ARGS)
 J = len(URANIUM)

@@ -1,4 +1,8 @@
-"""Every algorithm × every function of ArviZ that a user calls: it works, or says why it means nothing."""
+"""Results of every form × every function of ArviZ that a user calls: it works, or says why it means nothing.
+
+What ArviZ does depends on the form of a result: its groups, variables, dims and dtypes, and whether there are several
+chains and draws. One algorithm of each form goes through all functions; every algorithm must have a form that did.
+"""
 
 import functools
 import inspect
@@ -8,7 +12,7 @@ import arviz as az
 import numpy as np
 import pytest
 import xarray as xr
-from algorithms import SMALL, unequal_lines
+from algorithms import CHAIN, SMALL, VISITS, unequal_lines
 
 import pyro_fed as pf
 import pyro_fed.infer
@@ -20,17 +24,35 @@ PARTICLES = {**SMALL, "num_particles": 30}
 
 #: Settings with which each algorithm takes a second on a small line; those not named run with their defaults.
 CHEAP = {
+    "DSGLD": VISITS,
     "DSVGD": PARTICLES,
+    "FALD": VISITS | {"thin": 4},
+    "FSGLD": VISITS,
+    "FedPA": CHAIN,
+    "LocalSGLD": {"num_samples": 20, "burn_in": 10},
     "NUTS": {"num_samples": 60, "warmup_steps": 40, "num_chains": 2},
     "PaperDSVGD": {**PARTICLES, "distill_steps": 3},
     "PaperParallelDSVGD": {**PARTICLES, "distill_steps": 3, "server_steps": 3},
     "PaperSVGD": PARTICLES,
     "ParallelDSVGD": PARTICLES,
+    "SGLD": VISITS,
     "SVGD": PARTICLES,
+    "SVI": {"num_steps": 20, "num_guide_draws": 40},
     "UDSVGD": PARTICLES,
 }
 PUBLIC = {name: value for name, value in vars(pyro_fed.infer).items() if inspect.isclass(value)}
 NAMES = sorted(n for n, v in PUBLIC.items() if issubclass(v, Algorithm) and not inspect.isabstract(v))
+
+#: An algorithm for each form of a result.
+EXAMPLES = {
+    "particles": "SVGD",
+    "independent draws": "FedEP",
+    "chains": "FSGLD",
+    "chains with energies": "NUTS",
+    "draws of agents": "P2PVI",
+    "a point": "FedAvg",
+    "a point an agent": "P2PFedAvg",
+}
 
 #: Warnings that short runs give on purpose, and those of ArviZ's own calls of matplotlib, pandas and SciPy.
 pytestmark = [
@@ -81,7 +103,18 @@ def one_draw(idata):
     return idata.posterior.sizes["chain"] * idata.posterior.sizes["draw"] == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+def form(idata):
+    """What ArviZ can tell of a result but the numbers."""
+    groups = ("posterior", "log_likelihood", "posterior_predictive", "observed_data")
+    told = {group: {name: (x.dims, x.dtype) for name, x in idata[group].data_vars.items()} for group in groups}
+    several = tuple(idata.posterior.sizes[dim] > 1 for dim in ("chain", "draw"))
+    return told, several, set(idata.groups()), "energy" in idata.sample_stats, idata.attrs["draws_are"]
+
+
+FORMS = pytest.mark.parametrize("name", [pytest.param(name, id=form) for form, name in EXAMPLES.items()])
+
+
+@FORMS
 @pytest.mark.parametrize("plot", PLOTS)
 def test_plots(name, plot):
     idata = fitted(name)
@@ -91,20 +124,7 @@ def test_plots(name, plot):
     assert PLOTS[plot](idata) is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("function", NUMBERS)
-def test_numbers(name, function):
-    idata = fitted(name)
-    if kind(name) != "point":
-        assert np.all(np.isfinite(NUMBERS[function](idata)))
-    elif function == "loo" and one_draw(idata):  # it has no tail to smooth
-        with pytest.raises(IndexError):
-            az.loo(idata)
-    else:  # of the SD of one draw ArviZ says NaN
-        assert np.isfinite(NUMBERS[function](idata).ravel()[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
+@FORMS
 def test_comparison_with_another(name):
     pair = {"this": fitted(name), "nuts": fitted("NUTS")}
     if one_draw(pair["this"]):
@@ -114,7 +134,7 @@ def test_comparison_with_another(name):
     assert set(az.compare(pair, method="pseudo-BMA").index) == {"this", "nuts"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@FORMS
 def test_energy_where_there_is_one(name):
     idata = fitted(name)
     if "energy" in idata.sample_stats:
@@ -124,6 +144,25 @@ def test_energy_where_there_is_one(name):
     else:
         with pytest.raises((TypeError, AttributeError, KeyError), match=r"energy"):
             az.plot_energy(idata)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_has_a_form_that_was_tried(name):
+    assert form(fitted(name)) in [form(fitted(example)) for example in EXAMPLES.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers(name):
+    """These depend on the numbers too: for every algorithm."""
+    idata = fitted(name)
+    for function, number in NUMBERS.items():
+        if kind(name) != "point":
+            assert np.all(np.isfinite(number(idata))), function
+        elif function == "loo" and one_draw(idata):  # it has no tail to smooth
+            with pytest.raises(IndexError):
+                az.loo(idata)
+        else:  # of the SD of one draw ArviZ says NaN
+            assert np.isfinite(number(idata).ravel()[0]), function
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from algorithms import ALGORITHMS as EVERY
-from algorithms import graph_of
+from contract import EVERY_ALGORITHM, baseline, short_run
 from short_runs import Interrupting
 
 import pyro_fed as pf
@@ -74,10 +73,10 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, algorithm):
         assert whole.federation[same].equals(rest.federation[same])
 
 
-@pytest.mark.parametrize(("factory", "federation"), [row[1:] for row in EVERY], ids=[row[0] for row in EVERY])
+@EVERY_ALGORITHM
 def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
     """Stopped before the third round it has begun, of whichever phase."""
-    fed, one_round, begun = federation(), rounds.one_round, []
+    one_round, begun = rounds.one_round, []
 
     def interrupted(*args):
         begun.append(1)
@@ -85,13 +84,12 @@ def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
             raise KeyboardInterrupt
         return one_round(*args)
 
-    options = {"num_rounds": 3, "compile": "off", **graph_of(factory(), fed)}
-    whole = run(fed, algorithm=factory(), **options)
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "one_round", interrupted)
         with contextlib.suppress(KeyboardInterrupt):  # agents in their warm start have no distribution yet
-            run(fed, algorithm=factory(), checkpoint=tmp_path / "state", **options)
-    rest = run(fed, algorithm=factory(), checkpoint=tmp_path / "state", resume=True, **options)
+            short_run(factory, federation, checkpoint=tmp_path / "state")
+    rest = short_run(factory, federation, checkpoint=tmp_path / "state", resume=True)
+    whole = baseline(factory, federation)
     same = [name for name in whole.federation if name != "seconds"]
     assert whole.posterior.equals(rest.posterior)
     assert whole.federation[same].equals(rest.federation[same])
@@ -111,15 +109,16 @@ def test_killed_without_warning_in_any_round_goes_on(tmp_path):
         for at in range(10):
             child = os.fork()
             if child == 0:
-                t.run(schedule=Killed(at), num_rounds=10, checkpoint={str(tmp_path)!r} + f"/{{at}}")
+                t.run(schedule=Killed(at), num_rounds=10, compile="off", checkpoint={str(tmp_path)!r} + f"/{{at}}")
                 os._exit(0)
             assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    whole = run(schedule=KilledAt(NEVER), num_rounds=10)
+    options = {"schedule": KilledAt(NEVER), "num_rounds": 10, "compile": "off"}
+    whole = run(**options)
     for at in range(10):
-        rest = run(schedule=KilledAt(NEVER), num_rounds=10, checkpoint=tmp_path / str(at), resume=True)
+        rest = run(**options, checkpoint=tmp_path / str(at), resume=True)
         assert torch.equal(torch.tensor(whole.posterior["w"].values), torch.tensor(rest.posterior["w"].values)), at
 
 

@@ -1,25 +1,13 @@
 """run(..., evaluate=): the user's figures of every round, which change nothing of the run."""
 
-import warnings
-
 import numpy as np
 import pytest
-from algorithms import ALGORITHMS, graph_of, line_data, unequal_lines
+from algorithms import line_data, unequal_lines
+from contract import EVERY_ALGORITHM, baseline, short_run
+from short_runs import quiet
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging.metrics import test_metrics as metrics_on
-
-ALL = pytest.mark.parametrize(
-    ("factory", "federation"), [row[1:] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS]
-)
-
-
-def quiet(algorithm, fed, **options):
-    """A run of a few rounds, without the warnings that so short a run deserves."""
-    settings = {"num_rounds": 4, "progress": False, "compile": "off", **graph_of(algorithm, fed), **options}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return pf.run(algorithm, fed, **settings)
 
 
 def mean_of(idata):
@@ -27,10 +15,9 @@ def mean_of(idata):
     return {"first_mean": float(idata.posterior[name].mean())}
 
 
-@ALL
+@EVERY_ALGORITHM
 def test_the_last_rounds_figure_is_that_of_the_result_and_the_run_is_unchanged(factory, federation):
-    fed = federation()
-    plain, measured = quiet(factory(), fed), quiet(factory(), fed, evaluate=mean_of)
+    plain, measured = baseline(factory, federation), short_run(factory, federation, evaluate=mean_of)
     for name, value in plain.posterior.data_vars.items():
         np.testing.assert_array_equal(value.values, measured.posterior[name].values)
     series = measured.federation["first_mean"]

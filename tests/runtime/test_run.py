@@ -6,55 +6,42 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from algorithms import ALGORITHMS, SMALL, line, unequal_lines
+from algorithms import SMALL, line, unequal_lines
+from contract import EVERY_ALGORITHM, baseline, short_run
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
 
-ALL = pytest.mark.parametrize(
-    ("factory", "federation"), [row[1:] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS]
-)
 
-
-#: Five particles leave no KDE worth the name.
-SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
-
-
-@ALL
+@EVERY_ALGORITHM
 def test_executors_agree(factory, federation):
-    fed = federation()
-    together = quiet(factory(), fed, executor="vectorised")
-    apart = quiet(factory(), fed, executor="sequential")
+    together = baseline(factory, federation)
+    apart = short_run(factory, federation, executor="sequential")
     np.testing.assert_allclose(values(together), values(apart), rtol=1e-9, atol=1e-9)
     for name, series in together.federation.data_vars.items():
         if name != "seconds" and np.issubdtype(series.dtype, np.number):
             np.testing.assert_allclose(series.values, apart.federation[name].values, rtol=1e-7, atol=1e-9)
 
 
-@ALL
+@EVERY_ALGORITHM
 def test_compile_levels_agree(factory, federation):
-    fed = federation()
-    np.testing.assert_allclose(
-        values(quiet(factory(), fed, compile="off")),
-        values(quiet(factory(), fed, compile="trace")),
-        rtol=1e-9,
-        atol=1e-9,
-    )
+    traced = short_run(factory, federation, compile="trace")
+    np.testing.assert_allclose(values(baseline(factory, federation)), values(traced), rtol=1e-9, atol=1e-9)
 
 
-@ALL
+@EVERY_ALGORITHM
 def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factory, federation):
+    """Nor do threads matter: the run compared with has one."""
     torch.manual_seed(123)
     np.random.seed(5)
     before, threads, state = torch.random.get_rng_state(), torch.get_num_threads(), np.random.get_state()[1].copy()
-    first = quiet(factory(), federation(), num_threads=2 if threads == 1 else 1)
+    first = short_run(factory, federation, num_threads=2)
     assert torch.equal(before, torch.random.get_rng_state())
     assert np.array_equal(state, np.random.get_state()[1])
     assert torch.get_num_threads() == threads
-    torch.rand(3), np.random.rand(3)
-    assert np.array_equal(values(first), values(quiet(factory(), federation(), num_threads=threads)))
-    assert not np.allclose(values(first), values(quiet(factory(), federation(), seed=1)))
+    assert np.array_equal(values(first), values(baseline(factory, federation)))
+    assert not np.allclose(values(first), values(short_run(factory, federation, seed=1)))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ BINS = 10
 
 
 class Reliability(NamedTuple):
-    """Bins that hold rows: their edges, rows, mean confidence and accuracy, each (b,)."""
+    """The b bins that hold rows.
+
+    Args:
+        left: (b,), their left edges.
+        rows: (b,), how many rows they hold.
+        confidence: (b,), mean confidence of these.
+        accuracy: (b,), share of these that was right.
+    """
 
     left: np.ndarray
     rows: np.ndarray
@@ -32,7 +39,7 @@ class Reliability(NamedTuple):
 
 
 def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[str, float]:
-    """ECE and MCE.
+    """Average and largest gap between confidence and accuracy, ECE and MCE.
 
     Args:
         probs: (n, C), class probabilities averaged over the draws.
@@ -44,6 +51,10 @@ def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[s
 
     Raises:
         SettingError: torchmetrics is not installed.
+
+    Example:
+        >>> calibration_errors(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))
+        {'ece': 0.25, 'mce': 0.25}
     """
     try:
         from torchmetrics.functional.classification import multiclass_calibration_error
@@ -60,7 +71,20 @@ def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[s
 
 
 def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
-    """Confidence and accuracy by bin, for the reliability plot; arguments as for `calibration_errors`."""
+    """Confidence and accuracy by bin, for the reliability plot.
+
+    Args:
+        probs: (n, C), class probabilities averaged over the draws.
+        value: (n,), observed classes 0..C-1.
+        bins: B.
+
+    Returns:
+        The bins that hold rows, from the least confident on.
+
+    Example:
+        >>> reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0])).accuracy
+        array([0.5])
+    """
     confidence, predicted = (part.numpy() for part in probs.double().max(-1))
     correct = predicted == value.long().numpy()
     bin_of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # intervals are open on the left

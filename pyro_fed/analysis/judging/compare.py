@@ -17,9 +17,13 @@ from torch import Tensor
 from pyro_fed.analysis.judging import distances, doubts, metrics
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.ksd import ksd
+from pyro_fed.analysis.judging.laplace_sds import laplace_sds
+from pyro_fed.analysis.judging.tables import Column, Table
+from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data, unconstrained_draws
 
 #: Draws at which scores are taken, evenly spaced.
@@ -29,9 +33,73 @@ FEWEST_DRAWS_FOR_LOO = 25
 #: Above, the Hessian costs more than the check is worth.
 LARGEST_DIM_FOR_LAPLACE = 300
 
+#: How to read the tables.
+CLOSENESS = """
+Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below about
+0.2. SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 1
+overconfident. Sliced Wasserstein distance and MMD² are zero for equal distributions. KSD measures the
+distance to the model's own density, without the reference; it is unbiased, so that it may be slightly
+negative. Prior count: how often the result has counted the prior (± one standard error); 1 is right.
+"""
+PREDICTIONS = """
+ELPD: expected log density of a new row for each training row, summed, by PSIS-LOO, with its standard error;
+with many rows of a large Pareto k it is not reliable. The rest is measured on the test data. ECE and MCE
+are the average and the largest gap between confidence and accuracy.
+"""
+COSTS = """
+Bytes of all clients together. The reference works on the pooled data and sends nothing. Seconds are those
+of the simulation in one process.
+"""
+
+#: All columns but the warnings, in the order in which they are shown. A new one is added here, to what `compare` says
+#: it returns, and by a function of this file that measures it.
+TABLES = (
+    Table(
+        "How close to the reference",
+        CLOSENESS,
+        {
+            "mean_error": Column("mean error", digits(2)),
+            "sd_ratio_min": Column("SD ratio, least", digits(2)),
+            "sd_ratio_max": Column("SD ratio, largest", digits(2)),
+            "sliced_wasserstein": Column("sliced Wasserstein", digits(2)),
+            "mmd2": Column("MMD²", digits(3)),
+            "ksd": Column("KSD", digits(3)),
+            "prior_count": Column("prior count", digits(2)),
+            "prior_count_se": Column("±", digits(2)),
+        },
+    ),
+    Table(
+        "How good at predicting",
+        PREDICTIONS,
+        {
+            "elpd_loo": Column("ELPD (LOO)", digits(1)),
+            "elpd_loo_se": Column("± SE", digits(1)),
+            "bad_pareto_k": Column(f"rows with Pareto k > {LARGEST_PARETO_K}", digits(0)),
+            "test_log_density": Column("test log density a row", digits(3)),
+            "accuracy": Column("accuracy", percent),
+            "rmse": Column("RMSE", digits(3)),
+            "ece": Column("ECE", digits(3)),
+            "mce": Column("MCE", digits(2)),
+        },
+    ),
+    Table(
+        "What it cost",
+        COSTS,
+        {
+            "rounds": Column("rounds", digits(0)),
+            "bytes_up": Column("sent by clients", readable_bytes),
+            "bytes_down": Column("received by them", readable_bytes),
+            "seconds": Column("time", readable_seconds),
+        },
+    ),
+)
+
+#: All columns of the comparison.
+COLUMNS = (*(name for part in TABLES for name in part.columns), "warnings")
+
 
 def compare(
-    results: Mapping[str, Any],
+    results: Mapping[str, InferenceData],
     reference: str | None = None,
     *,
     federation: Federation | None = None,
@@ -51,9 +119,9 @@ def compare(
 
         - `mean_error`: largest error of a posterior mean, in reference SDs; `sd_ratio_min`, `sd_ratio_max`:
           smallest and largest SD, over the reference's; `sliced_wasserstein`, `mmd2`: distances to the
-          reference, see `pyro_fed.distances`;
+          reference, see `pyro_fed.analysis.judging.distances`;
         - `ksd`: distance to the density itself; `prior_count`, `prior_count_se`: how often the prior counts,
-          see `pyro_fed.trust`;
+          see `pyro_fed.analysis.judging.doubts`;
         - `elpd_loo`, `elpd_loo_se`, `bad_pareto_k`: PSIS-LOO on the training rows, and the rows that make it
           unreliable;
         - `test_log_density` (a row), `accuracy`, `ece` and `mce`, or `rmse`;
@@ -63,6 +131,11 @@ def compare(
     Raises:
         SettingError: an unknown reference, test data without a federation, or nothing to compare.
         DataError: the results have different parameters.
+
+    Example:
+        >>> reference = pf.run(pf.NUTS(), fed)
+        >>> table = pf.compare({"NUTS": reference, "FedEP": pf.run(pf.FedEP(), fed)}, "NUTS", federation=fed)
+        >>> table[["mean_error", "sd_ratio_min", "bytes_up", "warnings"]]
     """
     _check(results, reference, federation, test)
     names = _common_variables(results)
@@ -86,20 +159,13 @@ def compare(
     return _ordered(pd.DataFrame.from_dict(rows, orient="index").rename_axis("result"))
 
 
-#: All columns, in the order in which they are shown.
-COLUMNS = (
-    *("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2"),
-    *("ksd", "prior_count", "prior_count_se", "elpd_loo", "elpd_loo_se", "bad_pareto_k"),
-    *("test_log_density", "accuracy", "rmse", "ece", "mce"),
-    *("rounds", "bytes_up", "bytes_down", "seconds", "warnings"),
-)
-
-
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     return table[[name for name in COLUMNS if name in table]]
 
 
-def _check(results: Mapping[str, Any], reference: str | None, federation: Federation | None, test: Any) -> None:
+def _check(
+    results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
+) -> None:
     if not results:
         raise SettingError("compare needs at least one result, received none")
     if reference is not None and reference not in results:
@@ -108,8 +174,8 @@ def _check(results: Mapping[str, Any], reference: str | None, federation: Federa
         raise SettingError("test data need the federation, which holds the model: compare(..., federation=fed)")
 
 
-def _common_variables(results: Mapping[str, Any]) -> list[str]:
-    each = {name: set(idata["posterior"].data_vars) for name, idata in results.items()}
+def _common_variables(results: Mapping[str, InferenceData]) -> list[str]:
+    each = {name: set(map(str, idata["posterior"].data_vars)) for name, idata in results.items()}
     common = set.intersection(*each.values())
     odd = {name: sorted(names ^ common) for name, names in each.items() if names != common}
     if odd:
@@ -117,13 +183,13 @@ def _common_variables(results: Mapping[str, Any]) -> list[str]:
     return sorted(common)
 
 
-def _recorded(idata: Any) -> list[str]:
+def _recorded(idata: InferenceData) -> list[str]:
     """Warnings of the run itself, and none that the run's end has overtaken."""
     return [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
 
 
-def _cost(idata: Any) -> dict[str, Any]:
-    if "federation" not in idata.groups():
+def _cost(idata: InferenceData) -> dict[str, Any]:
+    if "federation" not in idata:
         return {}
     record = idata["federation"]
     pooled = str(idata.attrs.get("centralized")) == "True"
@@ -132,8 +198,8 @@ def _cost(idata: Any) -> dict[str, Any]:
     return {"rounds": record.sizes["round"], "bytes_up": up, "bytes_down": down, "seconds": seconds}
 
 
-def _loo(idata: Any) -> dict[str, float]:
-    if "log_likelihood" not in idata.groups() or idata["posterior"].sizes["draw"] < FEWEST_DRAWS_FOR_LOO:
+def _loo(idata: InferenceData) -> dict[str, float]:
+    if "log_likelihood" not in idata or idata["posterior"].sizes["draw"] < FEWEST_DRAWS_FOR_LOO:
         return {}
     likelihood = idata["log_likelihood"]
     rows, draws = [], None
@@ -145,12 +211,13 @@ def _loo(idata: Any) -> dict[str, float]:
         return {}  # a single point, repeated: nothing can be left out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
-        found = az.loo(_as_idata(total), pointwise=True)
+        loo: Any = az.loo  # without types
+        found = loo(_as_idata(total), pointwise=True)
     bad = int((np.asarray(found.pareto_k) > LARGEST_PARETO_K).sum())
     return {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": bad}
 
 
-def _as_idata(log_likelihood: np.ndarray) -> Any:
+def _as_idata(log_likelihood: np.ndarray) -> InferenceData:
     """What `arviz.loo` needs, of a pointwise log-likelihood (S, N)."""
     dims = ("chain", "draw", "row")
     groups = {
@@ -163,11 +230,10 @@ def _as_idata(log_likelihood: np.ndarray) -> Any:
 def _laplace(federation: Federation | None) -> Tensor | None:
     if federation is None or federation.problem.dim > LARGEST_DIM_FOR_LAPLACE:
         return None
-    with torch.no_grad():
-        return doubts.laplace_sds(federation, federation.problem)
+    return laplace_sds(federation)
 
 
-def _density(idata: Any, federation: Federation, sds: Tensor | None) -> tuple[dict[str, float], list[str]]:
+def _density(idata: InferenceData, federation: Federation, sds: Tensor | None) -> tuple[dict[str, float], list[str]]:
     if idata.attrs.get("draws_are") == "point":
         return {}, ["a point, without any uncertainty"]
     problem = federation.problem
@@ -185,11 +251,11 @@ def _density(idata: Any, federation: Federation, sds: Tensor | None) -> tuple[di
     return values, doubts.density_warnings(count) + spread
 
 
-def _predictive(idata: Any, federation: Any, test: Any) -> dict[str, float]:
+def _predictive(idata: InferenceData, federation: Any, test: Any) -> dict[str, float]:
     problem = federation.problem
     draws = unconstrained_draws(thinned(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
-    row = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
+    row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
     if predictions.probs is not None:
         row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)
         row |= calibration_errors(predictions.probs, predictions.value)
@@ -198,8 +264,16 @@ def _predictive(idata: Any, federation: Any, test: Any) -> dict[str, float]:
     return row
 
 
-def thinned(idata: Any, count: int) -> Any:
-    """A result with about `count` draws in all, evenly spaced over the draws of every chain."""
+def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
+    """Fewer draws of a posterior, evenly spaced over the draws of every chain.
+
+    Args:
+        idata: a result.
+        count: draws to keep of all chains together, about; at least two of each chain.
+
+    Returns:
+        The group `posterior` alone.
+    """
     posterior = idata["posterior"]
     each = max(2, count // posterior.sizes["chain"])
     kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))

@@ -12,25 +12,19 @@ of draws. The *prior count* is a/b, which an overall error of the spread leaves 
 prior counted at each of K clients, 0 is one that was lost. Where the prior says little, its count cannot be
 told, and the standard error says so.
 
-**Spread.** SDs far below those of the Laplace approximation mean a collapsed variance. The reverse means
-nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
+**Spread.** SDs far below those of the Laplace approximation (`laplace_sds`) mean a collapsed variance. The reverse
+means nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pyro_fed.conventions import seeding
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.results.tails import LARGEST_MEAN_ERROR
-
-if TYPE_CHECKING:
-    pass
 
 #: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20
@@ -45,7 +39,12 @@ SD_RANGE = (0.5, 2.0)
 
 
 class PriorCount(NamedTuple):
-    """How often the prior counts, a/b, and its standard error."""
+    """How often the prior counts.
+
+    Args:
+        value: a/b; 1 is right.
+        error: its standard error.
+    """
 
     value: float
     error: float
@@ -63,6 +62,13 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
         draws: (S, D), unconstrained.
         prior_score: (S, D), gradients of the log prior.
         likelihood_score: (S, D), gradients of the log-likelihood.
+
+    Returns:
+        The count and its standard error.
+
+    Example:
+        >>> draws = unconstrained_draws(idata, fed.problem)
+        >>> prior_count(draws, *scores(fed.problem, draws)).wrong
     """
     z = draws.double().numpy()
     mean, sd = z.mean(0), z.std(0)
@@ -85,30 +91,15 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
     return PriorCount(whole, float(np.sqrt((n - 1) / n * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))))
 
 
-def laplace_sds(federation: Any, problem: Any) -> Tensor | None:
-    """SDs of the Laplace approximation of the pooled posterior, (D,); None where no mode was found."""
-    algorithm, data = FedLaplace(), federation.pooled_data()
-    shared, local = algorithm.init(problem, 1, seeding.torch_generator(0, seeding.SERVER), None)
-    figures: list[dict[str, float]] = []
-    for _ in range(algorithm.default_rounds(1)):
-        shared = algorithm.prepare(problem, shared)
-        message, local, _ = algorithm.local_step(
-            problem, algorithm.download(shared, torch.tensor([0])), local, data, ()
-        )
-        after = algorithm.combine(shared, message, torch.ones(1))
-        figures.append(algorithm.monitor(shared, after))
-        shared = after
-        if algorithm.converged(figures):
-            return gaussian(shared).to_full().moments()[1].diagonal().sqrt()
-    return None
-
-
 def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
     """Variances that have collapsed against those of the Laplace approximation.
 
     Args:
         draws: (S, D), unconstrained.
-        sds: (D,).
+        sds: (D,), of `laplace_sds`.
+
+    Returns:
+        One sentence, or none.
     """
     typical = float((draws.double().std(0, correction=0) / sds).median())
     if typical >= SD_RANGE[0]:
@@ -116,8 +107,15 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
     return [f"variance collapse: SDs are {typical:.2g} of the Laplace approximation's (median over parameters)"]
 
 
-def reference_warnings(row: dict[str, Any]) -> list[str]:
-    """What a row of the comparison says against the reference."""
+def reference_warnings(row: Mapping[str, float]) -> list[str]:
+    """What a row of the comparison says against the reference.
+
+    Args:
+        row: of `distances.against_reference`.
+
+    Returns:
+        A sentence for each mean or SD that is too far off.
+    """
     found = []
     if row["mean_error"] > LARGEST_MEAN_ERROR:
         found.append(f"a mean is {row['mean_error']:.2g} reference SDs off")
@@ -130,7 +128,14 @@ def reference_warnings(row: dict[str, Any]) -> list[str]:
 
 
 def density_warnings(count: PriorCount) -> list[str]:
-    """What the density says without a reference."""
+    """What the density says without a reference.
+
+    Args:
+        count: of `prior_count`.
+
+    Returns:
+        One sentence, or none.
+    """
     if not count.wrong:
         return []
     return [f"the prior counts {count.value:.1f} ± {count.error:.1f} times instead of once"]

@@ -13,10 +13,11 @@ Reference: for M independent draws of the posterior itself the V-statistic is ab
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor
 
 from pyro_fed.density.compiling.compiler import threads
@@ -31,7 +32,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 
 def ksd(
-    idata: Any,
+    idata: Mapping[str, xr.Dataset],
     federation: Federation,
     *,
     kernel: Kernel | None = None,
@@ -50,11 +51,14 @@ def ksd(
         seed: of that choice.
 
     Returns:
-        The discrepancy.
+        S, zero where the draws are those of the posterior.
 
     Raises:
         DataError: the result lacks a site of the model, or has fewer than 2 draws.
         SettingError: `num_draws` below 2, or an unknown statistic.
+
+    Example:
+        >>> pf.ksd(pf.run(pf.FedEP(), fed), fed)
     """
     if num_draws < 2:
         raise SettingError(f"ksd: num_draws must be at least 2, received {num_draws}")
@@ -76,7 +80,15 @@ def ksd(
 
 
 def federated_scores(federation: Federation, points: Tensor) -> Tensor:
-    """Sum of the clients' likelihood scores at points (M, D), each computed from its own rows."""
+    """Sum of the clients' likelihood scores, each computed from its own rows.
+
+    Args:
+        federation: the model and its clients.
+        points: (M, D), unconstrained.
+
+    Returns:
+        (M, D), gradients of the log-likelihood of all rows.
+    """
     data = federation.client_data()
     total = torch.zeros_like(points)
     for index, count in zip(data.row_index, data.num_rows, strict=True):

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.observations import observation
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
@@ -42,7 +45,7 @@ class Predictions(NamedTuple):
     probs: Tensor | None
 
 
-def test_metrics(idata: Any, fed: Any, test_args: tuple[Any, ...]) -> dict[str, float]:
+def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ...]) -> dict[str, float]:
     """Measure a result on test data.
 
     Args:
@@ -56,6 +59,9 @@ def test_metrics(idata: Any, fed: Any, test_args: tuple[Any, ...]) -> dict[str, 
 
     Raises:
         DataError: the test data have no rows, or hold a NaN among the observed values.
+
+    Example:
+        >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
     predictions = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test_args)
     metrics = {
@@ -69,21 +75,24 @@ def test_metrics(idata: Any, fed: Any, test_args: tuple[Any, ...]) -> dict[str, 
     return metrics
 
 
-def predict_rows(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
+def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
     """Evaluate the observations of a model under posterior draws.
 
     Args:
-        problem: its ``observation(z, args)`` evaluates one unconstrained vector z, (D,).
+        problem: the model's densities.
         draws: (S, D), unconstrained.
         args: arguments of the model, with n rows.
 
     Returns:
-        The predictions of all S draws.
+        What the draws say of each row.
 
     Raises:
         DataError: there are no rows, or an observed value is NaN.
+
+    Example:
+        >>> predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), (x_test, y_test)).probs
     """
-    chunks = [_evaluate(problem, chunk, args) for chunk in draws.split(DRAWS_AT_ONCE)]
+    chunks = [_evaluate(problem, chunk, args) for chunk in torch.split(draws, DRAWS_AT_ONCE)]
     value = chunks[0]["value"][0]
     if value.is_floating_point() and bool(value.isnan().any()):
         count = int(value.isnan().sum())
@@ -96,7 +105,7 @@ def predict_rows(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> Predicti
     )
 
 
-def _evaluate(problem: Any, draws: Tensor, args: tuple[Any, ...]) -> dict[str, Tensor]:
+def _evaluate(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> dict[str, Tensor]:
     def one(z: Tensor) -> dict[str, Tensor]:
         return observation(problem, z, args)
 
@@ -113,6 +122,13 @@ def log_predictive_density(log_prob: Tensor) -> float:
 
     Args:
         log_prob: (S, n), log-density of row i under draw s.
+
+    Returns:
+        The log predictive density of a row.
+
+    Example:
+        >>> log_predictive_density(torch.zeros(100, 5))
+        0.0
     """
     return (torch.logsumexp(log_prob, 0) - math.log(log_prob.shape[0])).mean().item()
 
@@ -123,6 +139,13 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
     Args:
         probs: (n, C), averaged over the draws.
         value: (n,), observed classes 0..C-1.
+
+    Returns:
+        The share, in [0, 1].
+
+    Example:
+        >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        0.5
     """
     return (probs.argmax(-1) == value.long()).double().mean().item()
 
@@ -134,8 +157,15 @@ def rmse(mean: Tensor, value: Tensor) -> float:
         mean: (n, ...), averaged over the draws.
         value: (n, ...), observed.
 
+    Returns:
+        The error, in the units of the observation.
+
     Raises:
         DataError: the shapes differ, where broadcasting would give a number that means nothing.
+
+    Example:
+        >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])) ** 2
+        2.0
     """
     if mean.shape != value.shape:
         raise DataError(f"predicted mean has shape {tuple(mean.shape)}, observed value {tuple(value.shape)}.")

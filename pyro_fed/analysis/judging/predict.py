@@ -29,6 +29,7 @@ from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
@@ -36,13 +37,13 @@ DRAWS_AT_ONCE = 256
 
 
 def predict(
-    idata: Any,
+    idata: InferenceData,
     model: Federation | Callable[..., Any],
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-) -> Any:
+) -> InferenceData:
     """Draw observations for new data, or for the training data, from a posterior.
 
     Args:
@@ -61,6 +62,10 @@ def predict(
 
     Raises:
         DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict.
+
+    Example:
+        >>> pf.predict(idata, fed)["posterior_predictive"]              # the training rows
+        >>> pf.predict(idata, model, (x_new, None))["posterior_predictive"]["y"]
     """
     posterior, hidden = _posterior(idata, new_rows=args is not None or bool(kwargs))
     args, kwargs = _arguments(model, args, kwargs)
@@ -84,7 +89,7 @@ def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _posterior(idata: Any, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
+def _posterior(idata: InferenceData, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
     """The posterior, and the latents inside the plate, which it is without for new rows."""
     posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
     if new_rows:

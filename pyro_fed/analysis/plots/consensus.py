@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 from pyro_fed.errors import SettingError
+from pyro_fed.results.inference_data import InferenceData
 
 #: Agents up to which each is named and drawn with a band.
 MAX_NAMED = 10
 
 
-def plot_consensus(idata: Any, *, parameter: int = 0, reference: tuple[float, float] | None = None) -> Any:
+def plot_consensus(
+    idata: InferenceData, *, parameter: int = 0, reference: tuple[float, float] | None = None
+) -> np.ndarray:
     """Agents' beliefs about one parameter, mean ± SD, and their disagreement, round by round.
 
     Args:
@@ -22,10 +24,14 @@ def plot_consensus(idata: Any, *, parameter: int = 0, reference: tuple[float, fl
         reference: mean and SD to compare with, such as those of a centralised run.
 
     Returns:
-        The two axes.
+        The two axes, an array (2,): beliefs above, disagreement below.
 
     Raises:
         SettingError: the run kept no beliefs, or has no such parameter.
+
+    Example:
+        >>> idata = pf.run(pf.P2PVI(trace=True), fed, graph=pf.graph.ring(5))
+        >>> beliefs, disagreement = pf.plot_consensus(idata)
     """
     group = idata["federation"]
     if "belief_mean" not in group:
@@ -47,7 +53,7 @@ def plot_consensus(idata: Any, *, parameter: int = 0, reference: tuple[float, fl
     return np.array([top, bottom])
 
 
-def _draw_beliefs(ax: Any, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray, names: np.ndarray) -> None:
+def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray, names: np.ndarray) -> None:
     few = mean.shape[1] <= MAX_NAMED
     for i in range(mean.shape[1]):
         line = ax.plot(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
 
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
+from pyro_fed.results.inference_data import InferenceData
 
 #: Traffic that varies by more than this factor is shown on a logarithmic axis.
 DECADES = 100.0
 
 
-def plot_convergence(results: Mapping[str, Any] | Any, metric: str = "change", *, log: bool = True) -> Any:
+def plot_convergence(
+    results: Mapping[str, InferenceData] | InferenceData, metric: str = "change", *, log: bool = True
+) -> Figure:
     """`metric` after each round, on the left against rounds, on the right against the bytes sent until then.
 
     Args:
@@ -29,11 +33,14 @@ def plot_convergence(results: Mapping[str, Any] | Any, metric: str = "change", *
 
     Raises:
         SettingError: no result has this metric.
+
+    Example:
+        >>> pf.plot_convergence({"FedEP": idata, "PVI": other}).savefig("convergence.png")
     """
     results = by_name(results)
     with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}
     if not with_metric:
-        known = sorted({name for idata in results.values() for name in idata["federation"].data_vars})
+        known = sorted({str(name) for idata in results.values() for name in idata["federation"].data_vars})
         raise SettingError(f"no result has the metric {metric!r}; there are {known}")
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True, layout="constrained")
     palette = colors(results)
@@ -58,7 +65,7 @@ def plot_convergence(results: Mapping[str, Any] | Any, metric: str = "change", *
     return figure
 
 
-def _series(record: Any, metric: str) -> tuple[np.ndarray, np.ndarray]:
+def _series(record: xr.Dataset, metric: str) -> tuple[np.ndarray, np.ndarray]:
     values = record[metric].values
     if values.ndim == 2:
         seen = np.isfinite(values)

@@ -1,13 +1,13 @@
-"""Pictures of graphs."""
+"""Pictures of graphs: who hears whom, and how much each agent counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
+from matplotlib.axes import Axes
 
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
@@ -17,11 +17,13 @@ NODE_AREA = 350.0
 MAX_AGENTS = 1000
 #: Agents up to which nodes carry their numbers.
 MAX_NUMBERED = 60
+#: Agents up to which their places are solved for; more are placed step by step.
+MAX_SOLVED = 200
 
 
 def plot_graph(
-    graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Any = None, seed: int = 0
-) -> Any:
+    graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None, seed: int = 0
+) -> Axes:
     """The links of a graph: node area by eigenvector centrality, link width by mixing weight.
 
     Links of a time-varying graph are those of one window. Arrows show who hears whom where only one of two
@@ -39,6 +41,9 @@ def plot_graph(
 
     Raises:
         SettingError: more agents than can be told apart.
+
+    Example:
+        >>> pf.plot_graph(pf.graph.ring(5), names={0: "Basel"}).figure.savefig("ring.png")
     """
     if graph.num_agents > MAX_AGENTS:
         raise SettingError(f"a graph of {graph.num_agents} agents cannot be drawn; the limit is {MAX_AGENTS}")
@@ -73,12 +78,16 @@ def _layout(links: nx.DiGraph, seed: int) -> dict[int, np.ndarray]:
     """Rings round, the rest by springs."""
     undirected = links.to_undirected()
     degrees = {degree for _, degree in undirected.degree()}
+    place: dict[int, np.ndarray]
     if degrees == {2} or nx.density(undirected) == 1:
-        return nx.circular_layout(undirected)
-    return nx.kamada_kawai_layout(undirected) if len(links) <= 200 else nx.spring_layout(undirected, seed=seed)
+        place = nx.circular_layout(undirected)
+    else:
+        few = len(links) <= MAX_SOLVED
+        place = nx.kamada_kawai_layout(undirected) if few else nx.spring_layout(undirected, seed=seed)
+    return place
 
 
-def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarray, ax: Any) -> None:
+def _draw_links(links: nx.DiGraph, place: dict[int, np.ndarray], area: np.ndarray, ax: Axes) -> None:
     both = [(i, j) for i, j in links.edges if i < j and links.has_edge(j, i)]
     single = [(i, j) for i, j in links.edges if not links.has_edge(j, i)]
     heaviest = max((w for *_, w in links.edges.data("weight")), default=1.0)

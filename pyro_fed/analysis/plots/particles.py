@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
 from pyro_fed.errors import SettingError
+from pyro_fed.results.inference_data import InferenceData
 
 #: Grid points a side, and the shares of the probability that the contours enclose.
 GRID = 120
@@ -20,15 +21,16 @@ MARGIN = 0.35
 
 
 def plot_particles(
-    idata: Any, log_density: Callable[[torch.Tensor], torch.Tensor] | None = None, *, labels: Any = None,
-    limits: tuple[float, float, float, float] | None = None, ax: Any = None,
-) -> Any:  # fmt: skip
+    idata: InferenceData, log_density: Callable[[torch.Tensor], torch.Tensor] | None = None, *,
+    labels: Sequence[str] | None = None, limits: tuple[float, float, float, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
     """Scatter of two parameters, over contours of the exact posterior where it is given.
 
     The contours enclose 10, 50 and 90 % of it.
 
     Args:
-        idata: InferenceData.
+        idata: a result.
         log_density: unnormalised log posterior of points (n, 2) → (n,).
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
@@ -39,19 +41,22 @@ def plot_particles(
 
     Raises:
         SettingError: an unknown parameter, or fewer than two.
+
+    Example:
+        >>> pf.plot_particles(pf.run(pf.DSVGD(), fed), labels=["w[0]", "w[1]"])
     """
     draws, known = stacked(idata)
-    labels = known[:2] if labels is None else list(labels)
-    if len(labels) != 2 or not set(labels) <= set(known):
-        raise SettingError(f"expected two parameters of {known[:20]}, received {labels}")
-    xy = draws[:, [known.index(label) for label in labels]]
+    chosen = known[:2] if labels is None else list(labels)
+    if len(chosen) != 2 or not set(chosen) <= set(known):
+        raise SettingError(f"expected two parameters of {known[:20]}, received {chosen}")
+    xy = draws[:, [known.index(label) for label in chosen]]
     left, right, bottom, top = limits or _limits(xy)
     ax = new_axes(ax, (4.6, 4.4))
     if log_density is not None:
         _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
     count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
-    ax.scatter(*xy.T, s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
-    ax.set(xlim=(left, right), ylim=(bottom, top), xlabel=labels[0], ylabel=labels[1])
+    ax.scatter(xy[:, 0], xy[:, 1], s=14, color=COLORS[1], alpha=0.7, linewidth=0, label=count, zorder=3)
+    ax.set(xlim=(left, right), ylim=(bottom, top), xlabel=chosen[0], ylabel=chosen[1])
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     tidy(ax, grid=None)
     return ax
@@ -63,7 +68,7 @@ def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
     return low[0] - room[0], high[0] + room[0], low[1] - room[1], high[1] + room[1]
 
 
-def _contours(ax: Any, log_density: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, y: np.ndarray) -> None:
+def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, y: np.ndarray) -> None:
     grid = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
     with torch.no_grad():
         log_p = log_density(grid).double().numpy().reshape(len(y), len(x))

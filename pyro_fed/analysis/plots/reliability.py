@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
@@ -14,10 +16,17 @@ from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 
-def plot_reliability(results: Mapping[str, Any] | Any, federation: Federation, test: Any, *, bins: int = BINS) -> Any:
+def plot_reliability(
+    results: Mapping[str, InferenceData] | InferenceData,
+    federation: Federation,
+    test: tuple[Any, ...],
+    *,
+    bins: int = BINS,
+) -> Figure:
     """Accuracy against confidence on test data, a panel a result; dots have the area of their rows.
 
     On the diagonal a prediction made with confidence 0.8 is right four times in five. Below it the result is
@@ -33,7 +42,10 @@ def plot_reliability(results: Mapping[str, Any] | Any, federation: Federation, t
         The figure.
 
     Raises:
-        SettingError: the observations are no classes.
+        SettingError: the observations are no classes, or torchmetrics is not installed.
+
+    Example:
+        >>> pf.plot_reliability({"FedEP": idata}, fed, (x_test, y_test)).savefig("reliability.png")
     """
     results = by_name(results)
     columns = min(4, len(results))
@@ -58,7 +70,7 @@ def plot_reliability(results: Mapping[str, Any] | Any, federation: Federation, t
     return figure
 
 
-def _panel(ax: Any, found: metrics.Predictions, chance: float, bins: int, color: str) -> None:
+def _panel(ax: Axes, found: metrics.Predictions, chance: float, bins: int, color: str) -> None:
     probs, value = found.probs, found.value
     assert probs is not None
     points = reliability(probs, value, bins)
@@ -69,7 +81,7 @@ def _panel(ax: Any, found: metrics.Predictions, chance: float, bins: int, color:
     for x, y, rows, size in zip(points.confidence, points.accuracy, points.rows, area, strict=True):
         gap = 4 + size**0.5 / 2
         offset, side = ((0, -gap), "top") if y > 0.5 else ((0, gap), "bottom")
-        text = {"ha": "center", "va": side, "fontsize": 7, "color": "0.35"}
+        text: dict[str, Any] = {"ha": "center", "va": side, "fontsize": 7, "color": "0.35"}
         ax.annotate(f"{rows}", (x, y), xytext=offset, textcoords="offset points", **text)
     ax.set_xlim(min(chance, 0.5) - 0.02, 1.02)
     ax.set_ylim(0, 1.04)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from pyro_fed.results.inference_data import InferenceData
 
 #: Okabe and Ito's palette; grey is kept for the reference.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#5E4FA2")
@@ -18,12 +21,12 @@ def colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]
     return chosen | ({reference: REFERENCE} if reference is not None else {})
 
 
-def by_name(results: Any) -> dict[str, Any]:
+def by_name(results: Mapping[str, InferenceData] | InferenceData) -> dict[str, InferenceData]:
     """Results by name, of those or of a single one (an InferenceData is itself a mapping, of groups)."""
-    return {"": results} if hasattr(results, "groups") else dict(results)
+    return {"": results} if isinstance(results, InferenceData) else dict(results)
 
 
-def tidy(ax: Any, *, grid: str | None = "y") -> None:
+def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
     """No frame on the right and above, a light grid behind the data."""
     ax.spines[["right", "top"]].set_visible(False)
     ax.set_axisbelow(True)
@@ -31,6 +34,6 @@ def tidy(ax: Any, *, grid: str | None = "y") -> None:
         ax.grid(axis=grid, color="0.92", linewidth=0.8)
 
 
-def new_axes(ax: Any, size: tuple[float, float]) -> Any:
+def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """The axes given, or those of a new figure."""
     return plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax

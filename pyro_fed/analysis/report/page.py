@@ -6,16 +6,17 @@ import base64
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from pyro_fed.analysis import plots
-from pyro_fed.analysis.report.tables import TABLES, cell
+from pyro_fed.analysis.judging.compare import TABLES
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
 
 #: Where the page's template is, and the resolution of its figures.
 TEMPLATES = Path(__file__).parent / "templates"
@@ -51,7 +52,7 @@ noise.
 def write_report(
     path: Path,
     table: pd.DataFrame,
-    results: Mapping[str, Any],
+    results: Mapping[str, InferenceData],
     federation: Federation,
     *,
     title: str,
@@ -69,10 +70,14 @@ def write_report(
         title: of the page.
         lead: a line below the title.
         reference: name of the reference.
-        test: test data, for the reliability plot of a classifier.
+        test: the model's arguments for test data, for the reliability plot of a classifier.
 
     Raises:
         SettingError: jinja2 is not installed.
+
+    Example:
+        >>> table = pf.compare(results, "NUTS", federation=fed)
+        >>> write_report(Path("report.html"), table, results, fed, title="Two algorithms", reference="NUTS")
     """
     try:
         import jinja2
@@ -99,20 +104,17 @@ def write_report(
 def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:
     shown = []
     for part in TABLES:
-        columns = {name: column for name, column in part.columns.items() if name in table}
-        rows = {
-            name: [cell(row[key], column.write) for key, column in columns.items()] for name, row in table.iterrows()
-        }
-        headings = [column.heading for column in columns.values()]
-        shown.append({"title": part.title, "note": part.note, "columns": headings, "rows": rows})
+        written = part.written(table)
+        rows = {name: [cells[i] for cells in written.values()] for i, name in enumerate(table.index)}
+        shown.append({"title": part.title, "note": part.note, "columns": list(written), "rows": rows})
     return shown
 
 
 def _pictures(
-    table: pd.DataFrame, results: Mapping[str, Any], federation: Federation, reference: str | None, test: Any
+    table: pd.DataFrame, results: Mapping[str, InferenceData], federation: Federation, reference: str | None, test: Any
 ) -> list[Picture]:
     found = [
-        Picture("Who holds what", lambda: plots.plot_partition(federation).figure, WHO),
+        Picture("Who holds what", lambda: cast("Figure", plots.plot_partition(federation).figure), WHO),
         Picture("Posteriors", lambda: plots.plot_comparison(results, reference), POSTERIORS),
     ]
     if any("change" in idata["federation"] for idata in results.values()):

@@ -13,7 +13,14 @@ from pyro_fed.density.running.trace_sites import Message
 
 
 def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
-    """A run on all rows that can be differentiated, and the latents' unconstrained values by name."""
+    """A run on all rows that can be differentiated, and the latents' unconstrained values by name.
+
+    Args:
+        bound: the model and its arguments.
+
+    Returns:
+        the run, and each latent's unconstrained value, a zero tensor that derivatives can be taken in.
+    """
     places: dict[str, Tensor] = {}
 
     def source(msg: Message, transform: Any) -> Tensor:
@@ -26,7 +33,15 @@ def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Derivatives of a value's sum in the latents that it was computed from; those may be zero."""
+    """Derivatives of a value's sum in the latents that it was computed from; those may be zero.
+
+    Args:
+        value: any shape, computed in a run by `run_at_zero`.
+        places: that run's latents.
+
+    Returns:
+        by name of the latent, of its unconstrained shape.
+    """
     if not value.requires_grad:
         return {}
     with torch.enable_grad():

@@ -12,7 +12,11 @@ from pyro_fed.density.running.trace_sites import without_event_dims
 
 
 def funnels(problem: Problem) -> dict[str, list[str]]:
-    """Centred location-scale sites of the flat vector, and the latents that their scales depend on."""
+    """Centred location-scale sites of the flat vector, and the latents that their scales depend on.
+
+    Args:
+        problem: the model's densities.
+    """
     execution, places = run_at_zero(problem.bound)
     found = {}
     for name in problem.sites:
@@ -24,7 +28,14 @@ def funnels(problem: Problem) -> dict[str, list[str]]:
 
 
 def funnel_hint(problem: Problem) -> list[str]:
-    """What to try where chains do not mix: the sites to reparameterise, and how."""
+    """What to try where chains do not mix: the sites to reparameterise, and how.
+
+    Args:
+        problem: the model's densities.
+
+    Returns:
+        one sentence, or none.
+    """
     sites = funnels(problem)
     if not sites:
         return []

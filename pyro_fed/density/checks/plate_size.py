@@ -10,6 +10,10 @@ from pyro_fed.errors import DataError, ModelError
 def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
     """The partitioned plate's size, among those that the model declared for its plates.
 
+    Args:
+        plate: name of the partitioned plate.
+        declared: sizes of the model's plates.
+
     Raises:
         ModelError: the model has no such plate; names those that it has.
     """
@@ -20,6 +24,11 @@ def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
 
 def check_plate_size(plate: str, size: int, num_rows: int) -> None:
     """Refuse row-sharded data whose rows are not the plate's.
+
+    Args:
+        plate: name of the partitioned plate.
+        size: its size, as the model declares it.
+        num_rows: rows of the data.
 
     Raises:
         DataError: names both numbers.

@@ -38,7 +38,11 @@ class _Branch:
 
 
 def dependences(bound: BoundModel) -> tuple[Execution, dict[str, list[str]]]:
-    """One run of the model on all rows, and the latent sites that each site's density depends on."""
+    """One run of the model on all rows, and the latent sites that each site's density depends on.
+
+    Args:
+        bound: the model and its arguments.
+    """
     execution, places = run_at_zero(bound)
     found = {}
     for name, msg in execution.trace.nodes.items():
@@ -56,6 +60,9 @@ def plate_tree(bound: BoundModel) -> str:
     ├─ a ← mu, tau
     └─ plate 'obs' (919), whose rows follow 'county'
        └─ y ← sigma, a
+
+    Args:
+        bound: the model and its arguments.
     """
     execution, found = dependences(bound)
     root = _Branch()

@@ -136,7 +136,14 @@ def _one_after_the_other(sites: dict[str, Site], size: Callable[[Site], int]) ->
 
 
 def site_dims(msg: Message) -> tuple[str, ...]:
-    """A dimension takes its plate's name; the others are numbered as ArviZ does."""
+    """A dimension takes its plate's name; the others are numbered as ArviZ does.
+
+    Args:
+        msg: the site's message in a trace.
+
+    Returns:
+        one name for each dimension of its value.
+    """
     shape, event_dim = tuple(msg["value"].shape), msg["fn"].event_dim
     names = [f"{msg['name']}_dim_{i}" for i in range(len(shape))]
     for frame in msg["cond_indep_stack"]:

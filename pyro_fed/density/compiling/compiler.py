@@ -57,7 +57,12 @@ class Compiler:
     cache: dict[Any, Step] = field(default_factory=dict)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or a Python loop at level "loop"."""
+        """`torch.func.vmap`, or a Python loop at level "loop".
+
+        Args:
+            function: of tensors and pytrees of them.
+            in_dims: as for `torch.func.vmap`; axes are 0 or None.
+        """
         return loop_map(function, in_dims) if self.level == "loop" else vmap(function, in_dims=in_dims)
 
     def mapped(self, function: Callable[..., Any], problem: Any, in_dims: Any, calls: int = 1) -> Callable[..., Any]:
@@ -80,7 +85,15 @@ class Compiler:
     def flat(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
-        """The same for arguments that are always like `args`, as a function of their leaves: found only once."""
+        """The same for arguments that are always like `args`, as a function of their leaves: found only once.
+
+        Args:
+            function: as for `mapped`.
+            problem: as for `mapped`.
+            in_dims: as for `mapped`.
+            args: a pytree like all later ones.
+            calls: as for `mapped`.
+        """
         run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls).run
         return run
 
@@ -147,7 +160,12 @@ def _identity(function: Any) -> Any:
 
 
 def pays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor earns its compilation back, from counts alone."""
+    """Whether Inductor earns its compilation back, from counts alone.
+
+    Args:
+        num_nodes: operations of the step.
+        calls: how often it is called in the run.
+    """
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
     return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
@@ -192,7 +210,11 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
 
 
 def failure(attempt: Callable[[], Any]) -> str:
-    """Why the attempt failed, in one line; empty where it did not."""
+    """Why the attempt failed, in one line; empty where it did not.
+
+    Args:
+        attempt: a call without arguments.
+    """
     try:
         attempt()
     except FAILURES as error:
@@ -207,7 +229,11 @@ def has_cpp_compiler() -> bool:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run with `count` torch threads (None: leave them), and restore what was there."""
+    """Run with `count` torch threads (None: leave them), and restore what was there.
+
+    Args:
+        count: torch threads, or None.
+    """
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -10,7 +10,12 @@ from torch.utils import _pytree as pytree
 
 
 def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
-    """`torch.func.vmap(function, in_dims)` one slice after another; axes are 0 or None."""
+    """`torch.func.vmap(function, in_dims)` one slice after another; axes are 0 or None.
+
+    Args:
+        function: of tensors and pytrees of them.
+        in_dims: 0 or None for each argument, or a pytree of these.
+    """
 
     def looped(*args: Any) -> Any:
         dims = pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)

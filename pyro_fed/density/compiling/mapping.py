@@ -37,6 +37,9 @@ MAPPINGS = (Mapping("off", False), Mapping("off", True), Mapping("loop", False))
 def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
     """What an attempt makes with the first of `MAPPINGS` with which it works.
 
+    Args:
+        attempt: makes something with a mapping, or raises.
+
     Raises:
         Exception: what the attempt raises with the last of them.
     """
@@ -52,6 +55,9 @@ def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
     """What mapping and compiling are tried on.
 
+    Args:
+        problem: the model's densities.
+
     Returns:
         two vectors (2, D), and two clients of two rows, each (2, 2, ...).
     """
@@ -63,6 +69,9 @@ def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
 
 def run_trial(problem: RowDensities) -> None:
     """Compute the densities of two clients at two vectors at once.
+
+    Args:
+        problem: the model's densities, mapped in the way that is tried.
 
     Raises:
         Exception: the model cannot be mapped as the problem does it.

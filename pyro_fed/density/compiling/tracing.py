@@ -1,4 +1,7 @@
-"""A step as a graph of tensor operations: traced from a function of flat leaves, compiled by Inductor."""
+"""A step as a graph of tensor operations: traced from a function of flat leaves, compiled by Inductor.
+
+Some of what torch traces with is imported by the first trace: it brings SymPy, a quarter of a second.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 #: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
@@ -53,14 +54,27 @@ def eager(batched: Callable[..., Any], spec: Any) -> Step:
 
 
 def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """`make_fx`, which notes every value's metadata in one mode: left alone it makes one a value, most of its time."""
+    """`make_fx`, which notes every value's metadata in one mode: left alone it makes one a value, most of its time.
+
+    Args:
+        function: of flat leaves.
+        leaves: tensors of the shapes that it is traced for.
+    """
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         graph: torch.fx.GraphModule = make_fx(function)(*leaves)
     return graph
 
 
 def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
-    """The same as a graph, which fits leaves with the shapes and strides of `leaves`."""
+    """The same as a graph, which fits leaves with the shapes and strides of `leaves`.
+
+    Args:
+        batched: as for `eager`.
+        spec: as for `eager`.
+        leaves: tensors of the shapes that it is traced for.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+
     step = eager(batched, spec)
     graph = to_graph(step.run, [leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
     _pin_dtypes(graph)
@@ -71,7 +85,14 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk."""
+    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk.
+
+    Args:
+        graph: a traced step.
+        leaves: tensors of the shapes that it was traced for.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]

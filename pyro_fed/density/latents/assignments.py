@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 def draw_uniforms(
     sites: Mapping[str, Site], num_draws: int, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape)."""
+    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape).
+
+    Args:
+        sites: discrete sites.
+        num_draws: S.
+        generator: source of randomness.
+        dtype: of the numbers.
+    """
     return {
         name: torch.rand(num_draws, *site.batch_shape, generator=generator, dtype=dtype) for name, site in sites.items()
     }
@@ -59,6 +66,11 @@ def _pick(trace: Any, name: str, uniform: Tensor) -> Tensor:
 
 def assign(problem: Problem, z: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Draws of the discrete latents given z (S, D), and of the deterministic sites that depend on them.
+
+    Args:
+        problem: the model's densities.
+        z: (S, D) unconstrained vectors.
+        generator: source of randomness.
 
     Returns:
         site name → (S, *site shape).

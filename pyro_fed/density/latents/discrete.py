@@ -28,7 +28,11 @@ from pyro_fed.errors import ModelError
 
 
 def is_discrete(msg: Any) -> bool:
-    """Whether a site's support is discrete."""
+    """Whether a site's support is discrete.
+
+    Args:
+        msg: the site's message in a trace.
+    """
     return bool(getattr(msg["fn"].support, "is_discrete", False))
 
 

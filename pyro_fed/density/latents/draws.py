@@ -88,7 +88,15 @@ def _proposals(modes: Tensor, steps: int, degrees: int, generator: torch.Generat
 
 
 def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
-    """One draw of the latents of m rows, (m, d), given θ (D,)."""
+    """One draw of the latents of m rows, (m, d), given θ (D,).
+
+    Args:
+        problem: the model's densities.
+        theta: (D,).
+        centre: where the rows' nodes are at this θ.
+        noise: the randomness of the draw.
+        rows: row tensors, each (m, ...).
+    """
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
     places = centre.mode + solve_lower_transposed(centre.factor, nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)

@@ -98,6 +98,10 @@ class Quadrature:
 
     References:
         Naylor & Smith (1982), Applied Statistics 31. Pinheiro & Bates (1995), JCGS 4.
+
+    Example:
+        >>> rule = pf.Quadrature(order=11, max_nodes=1024)
+        >>> fed = pf.Federation(model, (y,), plate="group", num_clients=10, quadrature=rule)
     """
 
     order: int | None = None
@@ -119,7 +123,14 @@ class Quadrature:
         check_positive(self, "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """The same with the number of nodes and of Newton steps that the model needs."""
+        """The same with the number of nodes and of Newton steps that the model needs.
+
+        Args:
+            problem: the model's densities, mapped.
+
+        Returns:
+            settings with `order` and `mode_steps` filled in.
+        """
         generator = torch.Generator().manual_seed(0)
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
         theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, PROBE_ROWS).long().unique()
@@ -161,18 +172,32 @@ class Quadrature:
         return float(problem.vmap(bend)(theta).max())
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
-        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
+        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64.
+
+        Args:
+            dim: d, latents of a row.
+        """
         most = self.order or self.max_order
         order = max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
         return gauss_hermite(order, dim) if order >= min(3, most) else sobol(self.max_nodes // 2 * 2, dim)
 
     def num_nodes(self, dim: int) -> int:
-        """Q."""
+        """Q, how often a row's density is computed for one integral.
+
+        Args:
+            dim: d, latents of a row.
+        """
         return len(self.nodes(dim)[0])
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,)."""
+        """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+        """
         centre = self.centre(problem, theta, rows)
         dim = centre.mode.shape[-1]
         nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
@@ -186,7 +211,13 @@ class Quadrature:
         return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
+        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+        """
         theta = theta.detach()
         state = self._foot(problem, theta, rows)
         for _ in range(self.mode_steps or self.max_mode_steps):
@@ -233,7 +264,12 @@ class Quadrature:
 
 @lru_cache(maxsize=8)
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64."""
+    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64.
+
+    Args:
+        order: nodes a dimension.
+        dim: dimensions.
+    """
     line, weight = np.polynomial.hermite_e.hermegauss(order)
     log_weight = torch.from_numpy(np.log(weight / weight.sum()))
     index = torch.cartesian_prod(*[torch.arange(order)] * dim).reshape(-1, dim)
@@ -242,6 +278,11 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Standardised Sobol points (count, dim) and log weights, float64."""
+    """Standardised Sobol points (count, dim) and log weights, float64.
+
+    Args:
+        count: an even number of points.
+        dim: dimensions.
+    """
     points = standardised_sobol(count, dim)
     return points, points.new_full((count,), -math.log(count))

@@ -70,7 +70,11 @@ class Arguments:
         return ()
 
     def members(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """Which of the nested plates' rows belong to the rows at hand, by plate."""
+        """Which of the nested plates' rows belong to the rows at hand, by plate.
+
+        Args:
+            rows: row tensors, each (m, ...).
+        """
         return {}
 
     @property
@@ -79,28 +83,55 @@ class Arguments:
         return (self.num_rows or 0,)
 
     def shifted(self, i: int, first: int) -> Tensor:
-        """Leaf i, once so many rows stand before these."""
+        """Leaf i, once so many rows stand before these.
+
+        Args:
+            i: position in `leaves`.
+            first: how many rows stand before.
+        """
         leaf: Tensor = self.leaves[i]
         return leaf
 
     def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
-        """The same with the leaves of several clients together."""
+        """The same with the leaves of several clients together.
+
+        Args:
+            leaves: all clients' together.
+            num_rows: rows over all clients.
+        """
         return replace(self, leaves=tuple(leaves))
 
     def dealt(self, clients: Sequence[Tensor]) -> Arguments:
-        """The same, once it is known which rows each client has."""
+        """The same, once it is known which rows each client has.
+
+        Args:
+            clients: each client's row positions, (N_k,).
+        """
         return self
 
     def rows_of(self, plate: str | None, rows: Tensor) -> Tensor:
-        """Rows of a nested plate (None: the partitioned one) that belong to some rows."""
+        """Rows of a nested plate (None: the partitioned one) that belong to some rows.
+
+        Args:
+            plate: a nested plate, or None.
+            rows: (m,) positions.
+        """
         return rows
 
     def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments `(args, kwargs)` with some rows alone."""
+        """The arguments `(args, kwargs)` with some rows alone.
+
+        Args:
+            rows: (m,) positions.
+        """
         return self.rebuild([leaf[rows] for leaf in self.rows])
 
     def alone(self, rows: Tensor) -> Arguments:
-        """The same with some rows alone, in this order; with one of ones where there are none."""
+        """The same with some rows alone, in this order; with one of ones where there are none.
+
+        Args:
+            rows: (m,) positions.
+        """
         leaves = list(self.leaves)
         for i in self.sharded:
             leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
@@ -112,7 +143,11 @@ class Arguments:
         return args, kwargs
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other rows in place of the sharded leaves."""
+        """The arguments with other rows in place of the sharded leaves.
+
+        Args:
+            rows: tensors in place of `rows`, each (m, ...).
+        """
         leaves = list(self.leaves)
         for i, leaf in zip(self.sharded, rows, strict=True):
             leaves[i] = leaf
@@ -120,7 +155,11 @@ class Arguments:
         return args, kwargs
 
     def to(self, dtype: torch.dtype) -> Arguments:
-        """The same arguments with every floating tensor in `dtype`."""
+        """The same arguments with every floating tensor in `dtype`.
+
+        Args:
+            dtype: a floating one.
+        """
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
     def floating_dtype(self) -> torch.dtype:
@@ -139,6 +178,11 @@ class Arguments:
 def flatten(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> Arguments:
     """Flatten a model's arguments; NumPy arrays and pandas objects become tensors.
 
+    Args:
+        model: the Pyro model.
+        args: its positional arguments: a tuple, or the only one.
+        kwargs: its keyword arguments.
+
     Raises:
         DataError: the model cannot be called with them.
     """
@@ -154,6 +198,15 @@ def rows_like(
     arguments: Arguments, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Tensor, ...]:
     """The row-sharded leaves of other arguments of the same model (test data, say).
+
+    Args:
+        arguments: the federation's.
+        model: the Pyro model.
+        args: other positional arguments of it.
+        kwargs: other keyword arguments.
+
+    Returns:
+        each (m, ...).
 
     Raises:
         DataError: the arguments do not have the structure, or the row shapes, of the federation's.

@@ -56,7 +56,11 @@ class ClientData(NamedTuple):
         return Batch(tuple(rows), weight.to(row_dtype(self.rows)))
 
     def take(self, picks: Minibatch) -> Batch:
-        """The rows at the picked positions, weighted so that the sum is unbiased for all rows."""
+        """The rows at the picked positions, weighted so that the sum is unbiased for all rows.
+
+        Args:
+            picks: positions and weights, each (m,).
+        """
         index = self.row_index[picks.position]
         return Batch(tuple(leaf[index] for leaf in self.rows), picks.weight)
 
@@ -94,13 +98,23 @@ def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor,
 
 
 def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
-    """Draws in pieces of at most `CHUNK` densities of rows, of which each has so many; one draw a piece at least."""
+    """Draws in pieces of at most `CHUNK` densities of rows, of which each has so many; one draw a piece at least.
+
+    Args:
+        draws: a tensor with the draws on axis `dim`.
+        densities: of rows, for one draw.
+        dim: axis of the draws.
+    """
     pieces: Sequence[Tensor] = draws.split(max(1, CHUNK // max(1, densities)), dim)
     return pieces
 
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
-    """The floating dtype of the rows, or the default one where all rows are integers."""
+    """The floating dtype of the rows, or the default one where all rows are integers.
+
+    Args:
+        rows: row tensors, or pytrees of them.
+    """
     floating = [leaf.dtype for leaf in pytree.tree_leaves(rows) if leaf.dtype.is_floating_point]
     return floating[0] if floating else torch.get_default_dtype()
 
@@ -138,6 +152,10 @@ def draw_minibatches(
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:
     """What a step needs of the data, and its client axes: all rows at once, or the rows to pick from.
 
+    Args:
+        data: a client's rows, or several clients'.
+        batch_size: rows a step; None takes all of them.
+
     Returns:
         `(const, const_dims)` for `Problem.scan`; `batch_of(const, x)` is the step's batch.
     """
@@ -147,5 +165,10 @@ def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | Clie
 
 
 def batch_of(const: Batch | ClientData, picks: Minibatch) -> Batch:
-    """The batch of a step: the whole client, or the rows picked for this step."""
+    """The batch of a step: the whole client, or the rows picked for this step.
+
+    Args:
+        const: as `with_batches` gives it, of one client.
+        picks: positions and weights of this step's rows.
+    """
     return const if isinstance(const, Batch) else const.take(picks)

@@ -36,7 +36,11 @@ class NestedRows:
         return NestedRows(self.where[index], [leaf[index] for leaf in self.leaves], self.capacity)
 
     def with_room(self, capacity: int) -> NestedRows:
-        """The same, to be packed into so many rows."""
+        """The same, to be packed into so many rows.
+
+        Args:
+            capacity: at least the rows of any client.
+        """
         return NestedRows(self.where, self.leaves, capacity)
 
     def packed(self, groups: Tensor, weight: Tensor) -> NestedRows:
@@ -55,7 +59,11 @@ class NestedRows:
         return NestedRows(owner, [leaf[group, place] for leaf in self.leaves], self.capacity)
 
     def flat(self, num_groups: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Each row's group among the m at hand (n,), whether it is one (n,), and its arguments (n, ...)."""
+        """Each row's group among the m at hand (n,), whether it is one (n,), and its arguments (n, ...).
+
+        Args:
+            num_groups: m.
+        """
         if self.where.dim() == 1:
             return self.where.clamp(min=0), self.where >= 0, self.leaves
         size = self.where.shape[1]
@@ -93,7 +101,11 @@ class Members:
         return len(self.owner)
 
     def to_groups(self, terms: Tensor) -> Tensor:
-        """Sums over each group's rows, (m,), of terms (n,)."""
+        """Sums over each group's rows, (m,), of terms (n,).
+
+        Args:
+            terms: (n,), one for each row.
+        """
         return terms.new_zeros(self.num_groups).index_add(0, self.owner, terms)
 
 

@@ -84,6 +84,10 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
     with, which neither `vmap` nor tracing survives: without `validate` no distribution checks its values, and a
     matrix that is not positive definite is no error, see `torch_modes`.
+
+    Args:
+        dtype: of constants that the model makes.
+        validate: whether distributions check their parameters and values.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample

@@ -44,6 +44,10 @@ def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
     """`torch.linalg.cholesky`, but NaN for a matrix without a factor, so that the point that led there has no density.
 
     An error would end the run because one trial of one client leaves the support, if only by rounding.
+
+    Args:
+        matrix: (..., n, n) symmetric.
+        upper: whether the upper factor is wanted.
     """
     factor, info = torch.linalg.cholesky_ex(matrix, upper=upper)
     return torch.where((info > 0)[..., None, None], torch.nan, factor)
@@ -53,6 +57,11 @@ def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = Non
     """`torch.cumprod` by doubling, of which `vmap` knows all derivatives.
 
     Those of `torch.cumprod` itself are looped over, with torch's warning; simplices and correlations are made of it.
+
+    Args:
+        values: any shape.
+        dim: axis of the products.
+        dtype: of the result; that of the values by default.
     """
     products = values.to(dtype or values.dtype).movedim(dim, -1)
     done = 1

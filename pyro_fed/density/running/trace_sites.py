@@ -18,6 +18,9 @@ Message = dict[str, Any]
 def unconstraining(msg: Message) -> Any:
     """The transform from the unconstrained space to a latent site's support.
 
+    Args:
+        msg: the site's message in a trace.
+
     Raises:
         ModelError: the site is a `Delta`, or has a support without such a transform.
     """
@@ -37,7 +40,11 @@ def unconstraining(msg: Message) -> Any:
 
 
 def without_event_dims(fn: Any) -> Any:
-    """The distribution inside `to_event`."""
+    """The distribution inside `to_event`.
+
+    Args:
+        fn: a distribution.
+    """
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     return fn
@@ -50,46 +57,84 @@ def _innermost(fn: Any) -> Any:
 
 
 def is_improper(fn: Any) -> bool:
-    """Whether the distribution is an `ImproperUniform`, masked or reshaped as it may be."""
+    """Whether the distribution is an `ImproperUniform`, masked or reshaped as it may be.
+
+    Args:
+        fn: a distribution.
+    """
     return isinstance(_innermost(fn), dist.ImproperUniform)
 
 
 def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
-    """Whether this site stands for unobserved entries of a site with `obs_mask` inside one of the plates."""
+    """Whether this site stands for unobserved entries of a site with `obs_mask` inside one of the plates.
+
+    Args:
+        msg: the site's message in a trace.
+        plates: the partitioned plate, and those nested in it.
+    """
     masked = isinstance(msg["mask"], Tensor)
     return msg["name"].endswith("_unobserved") and masked and plate_of(msg, plates) is not None
 
 
 def is_deterministic(msg: Message) -> bool:
-    """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
+    """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output).
+
+    Args:
+        msg: the site's message in a trace.
+    """
     fn = without_event_dims(msg["fn"])
     masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
 
 
 def frame_of(msg: Message, plate: str) -> Any:
-    """The site's frame of the named plate, or None outside it."""
+    """The site's frame of the named plate, or None outside it.
+
+    Args:
+        msg: the site's message in a trace.
+        plate: a plate's name.
+    """
     return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
 
 
 def plate_of(msg: Message, plates: Iterable[str | None]) -> str | None:
-    """The first of the plates that the site is in, or None."""
+    """The first of the plates that the site is in, or None.
+
+    Args:
+        msg: the site's message in a trace.
+        plates: names of plates.
+    """
     return next((plate for plate in plates if plate and frame_of(msg, plate) is not None), None)
 
 
 def row_axis(msg: Message, plate: str) -> int | None:
-    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
+    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it.
+
+    Args:
+        msg: the site's message in a trace.
+        plate: a plate's name.
+    """
     frame = frame_of(msg, plate)
     return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
 
 
 def rows_first(value: Tensor, axis: int) -> Tensor:
-    """(..., m, ...) with the rows on `axis` as (m, rest)."""
+    """(..., m, ...) with the rows on `axis` as (m, rest).
+
+    Args:
+        value: (..., m, ...).
+        axis: of the rows.
+    """
     return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
 
 
 def sum_to_rows(site: Message, dim: int) -> Tensor:
-    """A site's log density summed over everything but the partitioned plate: (m,)."""
+    """A site's log density summed over everything but the partitioned plate: (m,).
+
+    Args:
+        site: its message in a trace, with its log density.
+        dim: the plate's dimension, counted from the right of the batch shape.
+    """
     log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
     rows_first = log_prob.movedim(dim, 0)
     return rows_first.reshape(rows_first.shape[0], -1).sum(-1)

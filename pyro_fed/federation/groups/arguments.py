@@ -133,6 +133,9 @@ class GroupedArguments(Arguments):
     def alone(self, rows: Tensor) -> Arguments:
         """The same with some groups alone, in this order.
 
+        Args:
+            rows: (m,) the groups' numbers.
+
         Raises:
             DataError: there are no groups, or none of them has rows.
         """

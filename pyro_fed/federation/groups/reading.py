@@ -67,6 +67,13 @@ def check_rows(
 ) -> dict[str, list[str]]:
     """What `rows` names of each nested plate, once checked; arguments as for `group_arguments`.
 
+    Args:
+        arguments: the flattened arguments.
+        plate: name of the partitioned plate.
+        sizes: the model's plates and their sizes.
+        rows: nested plate → its index argument, or that and the plate's others.
+        where: which client the arguments are of, for messages.
+
     Raises:
         ModelError: a plate or argument that is not there.
         DataError: an index that is no index, of another length, or out of range.

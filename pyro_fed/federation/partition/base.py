@@ -22,7 +22,11 @@ MAX_FLOAT_LABELS = 50
 
 
 class Partition(ABC):
-    """How rows go to clients. Subclasses are frozen dataclasses that implement `assign`."""
+    """How rows go to clients. Subclasses are frozen dataclasses that implement `assign`.
+
+    Example:
+        >>> parts = pf.partition.IID().split(len(y), 10, np.random.default_rng(0))
+    """
 
     def split(
         self, num_rows: int, num_clients: int | None, rng: np.random.Generator, labels: Any = None
@@ -50,14 +54,32 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> Sequence[np.ndarray]:
-        """Row indices of every client in any order; arguments as in `split`, sizes already checked."""
+        """Row indices of every client in any order; arguments as in `split`, sizes already checked.
+
+        Args:
+            num_rows: number of rows.
+            num_clients: number of clients.
+            rng: source of all randomness.
+            labels: one value a row, or None.
+        """
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """Number of clients where none is asked for; only some partitions know one."""
+        """Number of clients where none is asked for; only some partitions know one.
+
+        Args:
+            labels: one value a row, (num_rows,), or None.
+
+        Raises:
+            SettingError: the partition knows none.
+        """
         raise self.error("the number of clients is not given; pass num_clients")
 
     def error(self, message: str) -> SettingError:
-        """A SettingError that names the partition."""
+        """A SettingError that names the partition.
+
+        Args:
+            message: what is wrong, and the cure.
+        """
         return SettingError(f"{type(self).__name__}: {message}")
 
     def _check_sizes(self, num_rows: int, num_clients: int) -> None:
@@ -126,7 +148,12 @@ class ByValue(Partition):
     by: np.ndarray | None
 
     def values(self, num_rows: int, labels: Any) -> np.ndarray:
-        """The value of every row, (num_rows,), checked."""
+        """The value of every row, (num_rows,), checked.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
         values = self._given(labels)
         if len(values) != num_rows:
             source = "labels" if self.by is None else "by"
@@ -136,7 +163,12 @@ class ByValue(Partition):
         return values
 
     def rows_by_label(self, num_rows: int, labels: Any) -> list[np.ndarray]:
-        """Rows of every distinct label, labels in ascending order; refuses a continuous target."""
+        """Rows of every distinct label, labels in ascending order; refuses a continuous target.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
         values = self.values(num_rows, labels)
         distinct, codes = np.unique(values, return_inverse=True)
         if np.issubdtype(values.dtype, np.floating) and len(distinct) > MAX_FLOAT_LABELS:
@@ -164,6 +196,10 @@ class ByValue(Partition):
 
 def as_values(values: Any, name: str) -> np.ndarray:
     """One value a row as a 1-D array, from an array, a tensor, a Series or a sequence.
+
+    Args:
+        values: one a row.
+        name: what they are called in messages.
 
     Raises:
         ValueError: for another shape, missing values or values of mixed types.

@@ -25,6 +25,9 @@ class Dirichlet(ByValue):
         by: labels, one a row; None takes those handed to `split`.
 
     Source: Yurochkin et al., Bayesian nonparametric federated learning of neural networks (2019).
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=10, partition=pf.partition.Dirichlet(0.3, by=y))
     """
 
     alpha: float
@@ -54,6 +57,9 @@ class LabelShards(ByValue):
 
     Source: the "pathological" split of McMahan et al. (2017), in the form "each client owns only three
     types" of Yang, Liu and Kassab, Client selection for federated Bayesian learning, Section IV-A.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=10, partition=pf.partition.LabelShards(2, by=y))
     """
 
     classes_per_client: int
@@ -107,6 +113,9 @@ class MajorityShare(ByValue):
     Args:
         share: part of a label's rows that stays at home, in [0, 1].
         by: labels, one a row; None takes those handed to `split`.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=4, partition=pf.partition.MajorityShare(0.8, by=y))
     """
 
     share: float

@@ -14,7 +14,11 @@ from pyro_fed.federation.partition.dealing import check_alpha, cuts, dirichlet, 
 
 @dataclass(frozen=True, eq=False)
 class IID(Partition):
-    """Rows at random, in parts whose sizes differ by one row at most."""
+    """Rows at random, in parts whose sizes differ by one row at most.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=10, partition=pf.partition.IID())
+    """
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         return np.array_split(rng.permutation(num_rows), num_clients)
@@ -27,6 +31,9 @@ class QuantitySkew(Partition):
     Args:
         alpha: concentration, > 0. Small: a few clients hold nearly all rows. Large: equal sizes.
         min_rows: rows that every client holds at least.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=10, partition=pf.partition.QuantitySkew(0.5))
     """
 
     alpha: float
@@ -57,6 +64,9 @@ class ByGroup(ByValue):
 
     Args:
         by: group, one a row; None takes the labels handed to `split`.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.ByGroup(by=hospital))
     """
 
     by: Any = field(default=None, repr=False)
@@ -65,7 +75,11 @@ class ByGroup(ByValue):
         self._freeze_by()
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """The number of distinct groups."""
+        """The number of distinct groups.
+
+        Args:
+            labels: those handed to `split`, or None.
+        """
         return len(np.unique(self._given(labels)))
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
@@ -87,6 +101,9 @@ class SortedBy(ByValue):
 
     Args:
         by: value to sort by, one a row; None takes the labels handed to `split`.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=5, partition=pf.partition.SortedBy(by=x[:, 0]))
     """
 
     by: Any = field(default=None, repr=False)
@@ -104,6 +121,9 @@ class Explicit(Partition):
 
     Args:
         indices: one sequence of row numbers a client, together every row once; an empty one is allowed.
+
+    Example:
+        >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.Explicit([[0, 1, 2], [3, 4]]))
     """
 
     indices: Sequence[Any] = field(repr=False)
@@ -116,7 +136,11 @@ class Explicit(Partition):
         )
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """The number of lists."""
+        """The number of lists.
+
+        Args:
+            labels: not used.
+        """
         return len(self.indices)
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:

@@ -39,6 +39,9 @@ def parse(text: str, columns: Any = None) -> Partition:
 
     Raises:
         ValueError: for an unknown name, a missing or unreadable value, or a column that is not there.
+
+    Example:
+        >>> pf.partition.parse("dirichlet:0.3")
     """
     name, colon, value = text.strip().lower().partition(":")
     if name == "iid" and not colon:

@@ -1,1 +1,10 @@
-"""."""
+"""Pyro's guides as approximations that can be federated.
+
+In this room:
+
+    automatic               automatic Gaussian guides, by the Gaussian family that they span
+    written                 a hand-written guide as a product of exponential families
+    exponential_families    the families that such a guide may use
+    fitting                 a Gaussian guide fitted by Adam
+    param_store             Pyro's global param store, kept clean
+"""

@@ -21,7 +21,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
-from pyro_fed.infer.pooled.svi import own_params
+from pyro_fed.infer.guides.param_store import own_params
 
 #: Draws of a site by which its support is compared with the model's.
 SUPPORT_DRAWS = 100

@@ -1,1 +1,5 @@
-"""."""
+"""Algorithms that see all data: references for the others."""
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

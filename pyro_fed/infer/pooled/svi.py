@@ -7,12 +7,9 @@ of its own, so that nothing of the user's is touched; its parameters travel betw
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer import SVI as PyroSVI
@@ -29,6 +26,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.running.handlers import conventions
+from pyro_fed.infer.guides.param_store import own_params
 
 
 @explains_unknown
@@ -111,18 +109,3 @@ class SVI(Algorithm, Pooled):
         """Draws of the guide, (1, num_draws, D)."""
         index = torch.arange(num_draws) % self.num_guide_draws
         return shared["draws"][index][None]
-
-
-@contextmanager
-def own_params(seed: int) -> Iterator[None]:
-    """An empty param store and a seeded generator, both put back as they were."""
-    store = pyro.get_param_store()
-    before = store.get_state()
-    with torch.random.fork_rng(devices=[]):
-        store.clear()
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            store.clear()  # `set_state` adds to what is there
-            store.set_state(before)

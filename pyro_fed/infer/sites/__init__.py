@@ -1,1 +1,11 @@
-"""."""
+"""Gaussian sites, which most families share: how they are made of a client's log-likelihood, and what q they give.
+
+In this room:
+
+    gaussian_sites      what algorithms of Gaussian sites share
+    derivatives         value, score and curvature of log densities, averaged over points
+    fisher              the Fisher information of a row's observations
+    power_iteration     the largest curvature of a client's log-likelihood
+    prior_gaussian      a Gaussian for the prior
+    whitening           coordinates in which q is the standard normal
+"""

@@ -1,1 +1,12 @@
-"""."""
+"""Stein variational gradient descent: particles that pass through the clients, or stay on pooled data.
+
+In this room:
+
+    dsvgd, parallel_dsvgd, svgd     the defaults of this package
+    paper/                          the same as published
+    modes, survey, starting_points  where particles start
+"""
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

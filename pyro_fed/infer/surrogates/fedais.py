@@ -13,9 +13,9 @@ and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted o
     E w = ∫ p_0 Π_k p_k = p(y)                                                  the evidence, for Bayes factors.
 
 Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
-themselves: with a Pareto k above 0.7 a run warns. What a Gaussian cannot follow is mostly the prior (a precision
-that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many rows are
-near their sites. Weights cannot see a mode that the sites do not reach.
+themselves: with a Pareto k above `LARGEST_PARETO_K` a run warns. What a Gaussian cannot follow is mostly the prior (a
+precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
+rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
 None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation.
 """
@@ -64,8 +64,8 @@ class FedAIS(Algorithm, Advice):
         flat: this much, an SD over draws.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
-        trusted_share: a Pareto k above 0.7 is warned of where the weights are worth less than this share of S; where
-            they hardly differ, k is the shape of nothing.
+        trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
+            of S; where they hardly differ, k is the shape of nothing.
         min_effective: fewer effective draws than this are warned of.
 
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the

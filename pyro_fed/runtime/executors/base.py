@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, State
-from pyro_fed.algorithm.states import contiguous, select
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData

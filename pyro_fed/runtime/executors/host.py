@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.build import build
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.joint import JointProblem

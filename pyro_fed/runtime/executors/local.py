@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import SiteKeeping
-from pyro_fed.algorithm.contract import Noise, State
-from pyro_fed.algorithm.states import concatenate, contiguous, select, write
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State, concatenate, contiguous, select, write
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
 

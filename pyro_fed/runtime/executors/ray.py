@@ -171,10 +171,10 @@ def pickled(model: Callable[..., Any]) -> bytes:
     module = sys.modules[(type(model) if isinstance(model, nn.Module) else model).__module__]
     installed = Path(getattr(module, "__file__", None) or "").is_relative_to(sysconfig.get_path("purelib"))
     if installed or module.__name__ == "__main__":
-        return pickler.dumps(model)
+        return bytes(pickler.dumps(model))
     pickler.register_pickle_by_value(module)
     try:
-        return pickler.dumps(model)
+        return bytes(pickler.dumps(model))
     finally:
         pickler.unregister_pickle_by_value(module)
 

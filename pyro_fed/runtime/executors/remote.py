@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
-from pyro_fed.algorithm.states import concatenate, select, write
+from pyro_fed.algorithm.states import State, concatenate, select, write
 from pyro_fed.errors import StoppedError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 from pyro_fed.runtime.executors.host import Request, Verdict, WorkerPhase

@@ -11,6 +11,8 @@ Each has its own settings, and a name that stands for their defaults:
 
     pf.FedEP(client=pf.tilted.MCMC(steps=500, thin=5))
     pf.FedEP(client="mcmc")
+
+All are imported here, not when they are asked for: `TiltedInference.kinds` knows what has been imported.
 """
 
 from pyro_fed.infer.ep.tilted.base import Name, Numerics, Received, Tilted, TiltedInference

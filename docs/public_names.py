@@ -1,0 +1,68 @@
+"""The API pages' lists of names, read from the doors of the package: what a door offers is on its page by itself.
+
+A line of a page in `docs/api/` such as
+
+    % names: pyro_fed.infer.ep as pyro_fed
+    % names: pyro_fed.schedule but Schedule
+
+becomes one entry for each public class and function of that module, in alphabetical order, under the name by which
+users know it (`pyro_fed.FedEP`). Public is what stands in `__all__`, and in a module without one what it defines itself
+under a name without an underscore. `but` leaves names out, such as base classes that the contributors' page shows.
+An entry is the docstring and the signature; methods are shown where a page names them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<but>.+))?$", re.MULTILINE)
+
+
+def names_of(module: str, but: str | None = None) -> list[str]:
+    """The public classes and functions of a module."""
+    home: Any = _resolve(module)
+    left_out = re.split(r",\s*", but) if but else []
+    own = [name for name, value in vars(home).items() if getattr(value, "__module__", None) == home.__name__]
+    listed = getattr(home, "__all__", [name for name in own if not name.startswith("_")])
+    unknown = sorted(set(left_out) - set(listed))
+    if unknown:
+        raise ValueError(f"{module} has no {unknown} to be left out; it offers {sorted(listed)}")
+    return [n for n in sorted(set(listed) - set(left_out), key=str.lower) if _documented(getattr(home, n))]
+
+
+def _resolve(path: str) -> Any:
+    """A module by its own name, or by the one under which a door offers it: `pyro_fed.schedule`."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        package, _, name = path.rpartition(".")
+        return getattr(_resolve(package), name)
+
+
+def _documented(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
+    """Name as users write it → the directive that documents it."""
+    home = _resolve(module)
+    kinds = {}
+    for name in names_of(module, but):
+        value = getattr(home, name)
+        is_error = inspect.isclass(value) and issubclass(value, BaseException)
+        kind = "autoexception" if is_error else "autoclass" if inspect.isclass(value) else "autofunction"
+        kinds[f"{shown or module}.{name}"] = kind
+    return kinds
+
+
+def filled(text: str) -> str:
+    """A page with its `% names:` lines replaced."""
+
+    def block(found: re.Match[str]) -> str:
+        listed = entries(found["module"], found["shown"], found["but"])
+        return "\n".join(["```{eval-rst}", *(f".. {kind}:: {name}\n" for name, kind in listed.items()), "```"])
+
+    return LINE.sub(block, text)

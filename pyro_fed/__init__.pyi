@@ -1,0 +1,26 @@
+# The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here.
+from . import graph as graph
+from .algorithm import combination as combination
+from .algorithm import schedule as schedule
+from .algorithm.privacy import Private as Private
+from .analysis import *
+from .density.latents.quadrature import Quadrature as Quadrature
+from .errors import CheckpointError as CheckpointError
+from .errors import DataError as DataError
+from .errors import DivergenceError as DivergenceError
+from .errors import GraphError as GraphError
+from .errors import ModelError as ModelError
+from .errors import ProtocolError as ProtocolError
+from .errors import PyroFedError as PyroFedError
+from .errors import QuorumError as QuorumError
+from .errors import SettingError as SettingError
+from .federation import partition as partition
+from .federation.federation import Federation as Federation
+from .federation.standardise import column_sums as column_sums
+from .federation.standardise import pooled_moments as pooled_moments
+from .infer import *
+from .results.inference_data import InferenceData as InferenceData
+from .runtime import executors as executors
+from .runtime.run import run as run
+
+__version__: str

@@ -1,0 +1,39 @@
+"""SDs of the Laplace approximation of the pooled posterior: what the spread of a result is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.errors import DivergenceError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.runtime.final_state import final_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledLaplace(FedLaplace, Pooled):
+    """`FedLaplace` with a single client, which holds all rows: Newton's method on the pooled posterior."""
+
+
+def laplace_sds(federation: Federation) -> Tensor | None:
+    """SDs of the Laplace approximation of the pooled posterior.
+
+    Args:
+        federation: the model and all rows.
+
+    Returns:
+        (D,), on the unconstrained scale; None where no mode was found.
+
+    Example:
+        >>> sds = laplace_sds(fed)
+        >>> spread_warnings(draws, sds)
+    """
+    try:
+        found = final_state(PooledLaplace(), federation)
+    except DivergenceError:
+        return None
+    return gaussian(found.shared).to_full().moments()[1].diagonal().sqrt() if found.converged else None

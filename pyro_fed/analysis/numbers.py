@@ -1,0 +1,33 @@
+"""Numbers as people read them: digits, shares, bytes and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def digits(count: int) -> Callable[[float], str]:
+    """A writer of numbers with so many digits behind the point, of large ones in powers of ten."""
+    return lambda value: f"{value:.{count}f}" if abs(value) < 1e4 else f"{value:.1e}"
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] in per cent: 87.5 %."""
+    return f"{100 * value:.1f} %"
+
+
+def readable_bytes(count: float) -> str:
+    """A byte count in the unit a person would choose: 950 B, 12.3 kB, 4.0 MB."""
+    size = float(int(count))
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A duration in the unit a person would choose: 0.84 s, 12.3 s, 3 min 20 s."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"

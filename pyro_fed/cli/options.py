@@ -1,0 +1,80 @@
+"""The arguments and options of the commands, each declared once.
+
+A flag of several commands is one edit here. `--help` lists a command's options in the order of its decorators;
+`federation` stands for those that make the clients. Nothing but click is imported: `pyro-fed --help` is to be quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+#: What a decorator of click takes and gives back.
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+#: A file that is written.
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+#: The model: a name in the library or a file.
+model = click.argument("model")
+
+#: The recipe: a name in the library or a file.
+recipe = click.argument("recipe_name", metavar="RECIPE")
+
+#: Several of them.
+recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True)
+
+#: How the rows go to the clients.
+partition = click.option(
+    "--partition",
+    "partition_text",
+    metavar="TEXT",
+    default="iid",
+    show_default=True,
+    help="How the rows go to the clients, e.g. dirichlet:0.3.",
+)
+
+#: Rounds, in place of the recipe's.
+rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; default: the recipe's.")
+
+#: The seed of all randomness.
+seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition and of the runs.")
+
+#: Without progress bars.
+quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+
+
+def clients(default: int, text: str = "Number of clients.") -> Callable[[Command], Command]:
+    """How many clients there are.
+
+    Args:
+        default: where the user says nothing.
+        text: of `--help`.
+    """
+    return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=True, help=text)
+
+
+def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
+    """Settings in place of the recipe's.
+
+    Args:
+        metavar: how one is written, such as KEY=VALUE.
+        example: for `--help`.
+    """
+    text = f"Replace one setting of a recipe, e.g. --set {example}. May be repeated."
+    return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
+
+
+def out(text: str) -> Callable[[Command], Command]:
+    """Where the result is written, which `text` says in `--help`."""
+    return click.option("--out", type=FILE, help=text)
+
+
+def federation(command: Command) -> Command:
+    """What makes the federation: `--clients`, `--partition` and `--seed`."""
+    for option in (seed, partition, clients(default=10)):
+        command = option(command)
+    return command

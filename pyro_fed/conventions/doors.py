@@ -1,0 +1,78 @@
+"""Doors of rooms: the public names of a package, each loaded when it is first used.
+
+A door is a stub, `__init__.pyi`, which type checkers read as it stands, one line a name::
+
+    from .fedep import FedEP as FedEP       a class or function of a module below this package
+    from .algorithm import schedule as schedule     a module
+    from .infer import *                    all names of that room's own door, itself a stub
+
+The package's `__init__.py` is then two lines, and importing it loads nothing of what it offers (PEP 562)::
+
+    __getattr__, __dir__, __all__ = door(__name__, __file__)
+
+Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loader.attach_stub` itself reads neither
+`*` nor modules of other packages. `EAGER_IMPORT=1` in the environment loads everything at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lazy_loader
+
+
+class Declared(NamedTuple):
+    """What a stub declares: public names by the module that has them, and the modules that are names themselves."""
+
+    names: dict[str, list[str]]
+    modules: dict[str, str]
+
+
+def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """A package's `__getattr__`, `__dir__` and `__all__`, from the stub beside it.
+
+    Args:
+        package: its `__name__`.
+        file: its `__file__`.
+
+    Returns:
+        The three, for `__getattr__, __dir__, __all__ = door(__name__, __file__)`.
+
+    Raises:
+        FileNotFoundError: there is no stub, or none in a room that a `*` names.
+        SyntaxError: the stub is no Python.
+    """
+    found = declared(Path(file).parent)
+    attribute, _, names = lazy_loader.attach(package, submod_attrs=found.names)
+    public = sorted([*names, *found.modules])
+
+    def load(name: str) -> Any:
+        if name in found.modules:
+            return importlib.import_module(f"{package}.{found.modules[name]}")
+        return attribute(name)
+
+    return load, lambda: list(public), public
+
+
+def declared(folder: Path) -> Declared:
+    """The public names of the package in a folder, read from its `__init__.pyi` without importing anything."""
+    found = Declared({}, {})
+    for node in ast.parse((folder / "__init__.pyi").read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        room = node.module or ""
+        where = folder.joinpath(*room.split("."))
+        for name in (alias.name for alias in node.names):
+            if name == "*":
+                below = declared(where)
+                for names in (*below.names.values(), below.modules):
+                    found.names.setdefault(room, []).extend(names)
+            elif (where / name).is_dir() or (where / f"{name}.py").is_file():
+                found.modules[name] = f"{room}.{name}" if room else name
+            else:
+                found.names.setdefault(room, []).append(name)
+    return found

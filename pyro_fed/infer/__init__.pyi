@@ -1,0 +1,9 @@
+# An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here and in `pyro_fed`.
+from .averaging import *
+from .ep import *
+from .langevin import *
+from .laplace import *
+from .peers import *
+from .pooled import *
+from .stein import *
+from .surrogates import *

@@ -1,0 +1,2 @@
+from . import optim as optim
+from .fedavg import FedAvg as FedAvg

@@ -1,0 +1,1 @@
+from .fedlaplace import FedLaplace as FedLaplace

@@ -1,0 +1,2 @@
+from .nuts import NUTS as NUTS
+from .svi import SVI as SVI

@@ -1,0 +1,4 @@
+from .dsvgd import DSVGD as DSVGD
+from .paper import *
+from .parallel_dsvgd import ParallelDSVGD as ParallelDSVGD
+from .svgd import SVGD as SVGD

@@ -1,0 +1,53 @@
+"""A run without an answer: the server's last state, for what is computed from it and never drawn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.federation.federation import Federation
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors import resolve
+from pyro_fed.runtime.rounds import run_phases
+
+
+class Final(NamedTuple):
+    """Where a run ended.
+
+    Args:
+        shared: the server's last state.
+        converged: whether the algorithm stopped by its own criterion; None where it has none.
+    """
+
+    shared: State
+    converged: bool | None
+
+
+def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) -> Final:
+    """Run an algorithm to its end, without progress bar, warnings, compilation or draws.
+
+    Args:
+        algorithm: what to run; one without a server needs `pyro_fed.run`, which takes a graph.
+        federation: the model and its clients.
+        seed: the only source of randomness.
+
+    Returns:
+        The last state and whether it is that of convergence.
+
+    Raises:
+        SettingError: an algorithm without a server.
+        DivergenceError: an update left the finite numbers.
+    """
+    record = Record(federation.client_names)
+    context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)
+    with threads(1), torch.no_grad():
+        try:
+            shared = run_phases(algorithm, context, algorithm.default_rounds(federation.num_clients), None)
+        finally:
+            context.executor.close()
+    return Final(shared, record.converged)

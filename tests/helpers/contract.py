@@ -1,0 +1,46 @@
+"""The contract tests' runs: every algorithm on two small federations, few rounds, few draws.
+
+`EVERY_ALGORITHM` parametrises a test by the rows of `algorithms.ALGORITHMS`. The run that several tests compare theirs
+with is made once, by `baseline`; the group of xdist keeps one algorithm's tests in one process, where they share it.
+"""
+
+import functools
+import warnings
+
+import hierarchies
+import pytest
+from algorithms import ALGORITHMS, graph_of
+
+import pyro_fed as pf
+
+OPTIONS = {"num_rounds": 4, "num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False}
+
+
+def in_one_process(name):
+    """The mark that keeps an algorithm's tests together."""
+    return pytest.mark.xdist_group(f"algorithm {name}")
+
+
+EVERY_ALGORITHM = pytest.mark.parametrize(
+    ("factory", "federation"),
+    [pytest.param(*row[1:], id=row[0], marks=in_one_process(row[0])) for row in ALGORITHMS],
+)
+
+
+def hierarchy():
+    """Nine groups at three clients, each with an effect of its own."""
+    return pf.Federation(hierarchies.means, hierarchies.CASES["means"].args, plate="group", num_clients=3)
+
+
+def short_run(factory, federation, **options):
+    """A new run of a new algorithm on a new federation, without the warnings that so short a run deserves."""
+    algorithm, fed = factory(), federation()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(algorithm, fed, **{**OPTIONS, **graph_of(algorithm, fed), **options})
+
+
+@functools.cache
+def baseline(factory, federation):
+    """`short_run` without further options, made once: clients vectorised, nothing compiled, one thread, seed 0."""
+    return short_run(factory, federation)

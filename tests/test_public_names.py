@@ -1,0 +1,123 @@
+"""The public face: every name is there, and none costs an import of torch before it is used."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyro_fed as pf
+from pyro_fed import infer
+
+#: What users and recipes have been told of.
+PROMISED = (
+    *("BCM", "DSGLD", "DSVGD", "FALD", "FSGLD", "NUTS", "P2PEP", "P2PVI", "PVI", "SGLD", "SVGD", "SVI", "UDSVGD"),
+    *("FedAIS", "FedAvg", "FedEP", "FedLaplace", "FedPA", "FedSEP", "Given", "LocalSGLD", "P2PFedAvg", "PaperDSVGD"),
+    *("PaperParallelDSVGD", "PaperSVGD", "ParallelDSVGD"),
+    *("CheckpointError", "DataError", "DivergenceError", "GraphError", "ModelError", "ProtocolError", "PyroFedError"),
+    *("QuorumError", "SettingError", "Federation", "InferenceData", "Private", "Quadrature"),
+    *("combination", "executors", "graph", "metrics", "partition", "schedule"),
+    *("column_sums", "compare", "ksd", "pooled_moments", "predict", "run"),
+    *("plot_comparison", "plot_consensus", "plot_convergence", "plot_graph", "plot_particles", "plot_partition"),
+    "plot_reliability",
+)
+#: Rooms whose door is a stub.
+DOORS = (
+    *("pyro_fed", "pyro_fed.infer", "pyro_fed.results"),
+    *("pyro_fed.analysis", "pyro_fed.analysis.judging", "pyro_fed.analysis.plots", "pyro_fed.analysis.report"),
+)
+HEAVY = ("torch", "pyro", "arviz", "numpy", "pandas", "scipy", "matplotlib")
+
+
+def run_python(code: str, **variables: str) -> str:
+    """What a fresh process prints that runs the code."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_names_are_offered(name):
+    assert name in pf.__all__
+    assert name in dir(pf)
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_every_name_of_a_door_resolves(room):
+    module = importlib.import_module(room)
+    assert module.__all__ == sorted(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_a_star_offers_what_the_room_below_offers():
+    assert set(infer.__all__) <= set(pf.__all__)
+    assert all(getattr(pf, name) is getattr(infer, name) for name in infer.__all__)
+
+
+def test_star_import_and_version():
+    namespace: dict[str, object] = {}
+    exec("from pyro_fed import *", namespace)
+    assert set(pf.__all__) <= set(namespace)
+    metadata = importlib.import_module("importlib.metadata")
+    assert pf.__version__ == metadata.version("pyro_fed")
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        pf.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_stubs_re_export_each_name_for_type_checkers(room):
+    """`from .x import Y` without `as Y` is private in a stub (PEP 484)."""
+    stub = Path(str(importlib.import_module(room).__file__)).with_suffix(".pyi")
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    private = [alias.name for node in imports for alias in node.names if alias.name not in ("*", alias.asname)]
+    assert private == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pyro_fed; pyro_fed.__version__; dir(pyro_fed); pyro_fed.SettingError",
+        "import pyro_fed.cli.main",
+        "from pyro_fed.cli.main import main; main(['--help'], standalone_mode=False)",
+        "from pyro_fed.cli.main import main; main(['run', '--help'], standalone_mode=False)",
+        "from pyro_fed.cli.main import main; main(['compare', '--help'], standalone_mode=False)",
+        "from pyro_fed.cli.main import main; main(['flower', 'new', '--help'], standalone_mode=False)",
+    ],
+)
+def test_names_version_and_help_load_nothing_heavy(code):
+    printed = run_python(f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])")
+    assert printed.splitlines()[-1] == "[]"
+
+
+def test_what_a_run_needs_loads_nothing_that_it_may_not():
+    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "torchmetrics", "jinja2")
+    code = "import sys, pyro_fed as pf\npf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors"
+    printed = run_python(f"{code}\nprint([name for name in {late} if name in sys.modules])")
+    assert printed.splitlines()[-1] == "[]"
+
+
+def test_modules_among_the_names_need_nothing_loaded_before():
+    """`pf.combination` is a module that the door of its room does not import."""
+    names = ["combination", "executors", "metrics", "partition", "schedule", "graph"]
+    code = f"import pyro_fed as pf\nfor name in {names}:\n    print(getattr(pf, name).__name__.split('.')[-1])"
+    assert run_python(code).split() == names
+
+
+def test_eager_import_loads_everything():
+    code = "import sys, pyro_fed\nprint([name for name in pyro_fed.__all__ if name not in vars(pyro_fed)])"
+    modules = {"combination", "executors", "graph", "metrics", "partition", "schedule"}
+    assert set(ast.literal_eval(run_python(code, EAGER_IMPORT="1").splitlines()[-1])) <= modules
