@@ -30,7 +30,6 @@ PAPER = {
     "sweeps": False,
     "precondition": False,
     "midpoint": False,
-    "trust": None,
     "target_ess": None,
     "step_size": 1e-4,
     "batch_size": 10,
@@ -44,7 +43,7 @@ def sampler(name, given, updates, chains, steps):
     settings = PAPER | {"num_chains": chains, "local_steps": updates, "burn_in": steps // 4, "thin": THIN}
     if name == "DSGLD":
         return pf.DSGLD(surrogates=None, control_variate=False, **settings)
-    return pf.FSGLD(surrogates=given, control_variate=name.endswith("variate"), **settings)
+    return pf.FSGLD(surrogates=given, trust=None, control_variate=name.endswith("variate"), **settings)
 
 
 def sample(x, chains, steps):

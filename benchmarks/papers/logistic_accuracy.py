@@ -40,7 +40,6 @@ from models import logistic_regression
 LOCAL_STEPS = 200
 LANGEVIN = {
     "surrogates": None,
-    "sweeps": False,
     "precondition": False,
     "control_variate": False,
     "midpoint": False,
@@ -62,7 +61,7 @@ def methods(particles, batch_size):
         "P-DSVGD": pf.PaperParallelDSVGD(**stein, server_steps=LOCAL_STEPS, share=0.2),
         "SVGD (pooled)": pf.PaperSVGD(**stein),
         "SGLD (pooled)": pf.SGLD(**chains),
-        "DSGLD": pf.DSGLD(**chains),
+        "DSGLD": pf.DSGLD(**chains, sweeps=False),
         "FedAvg": pf.FedAvg(chain_steps=LOCAL_STEPS, step_size=0.05, momentum=0.0, batch_size=batch_size),
         "DSVGD, default": pf.DSVGD(num_particles=particles),
     }

@@ -26,7 +26,6 @@ PAPER = {
     "precondition": False,
     "control_variate": False,
     "midpoint": False,
-    "trust": None,
     "step_size": 1e-4,
     "batch_size": 10,
     "local_steps": 1_000,
@@ -90,11 +89,12 @@ def main():
     warnings.simplefilter("ignore")
     fed = federation(10, 45)
     eager = eager_seconds_a_step(fed)
-    one, many = (seconds_a_step(pf.FSGLD(surrogates=given(fed), num_chains=n, **PAPER), fed) for n in (1, 64))
+    paper = {"surrogates": given(fed), "trust": None, **PAPER}
+    one, many = (seconds_a_step(pf.FSGLD(**paper, num_chains=n), fed) for n in (1, 64))
     without = seconds_a_step(pf.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
     wide = federation(10_000, 2)
-    large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, **PAPER), wide)
-    default = PAPER | {"precondition": True, "control_variate": True, "midpoint": True, "trust": 3.0}
+    large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, trust=None, **PAPER), wide)
+    default = PAPER | {"precondition": True, "control_variate": True, "midpoint": True}
     full = seconds_a_step(pf.FSGLD(surrogates=given(fed), num_chains=1, **default), fed)
     print(f"eager loop        {1 / eager:9.0f} updates/s")
     print(f"FSGLD, 1 chain    {1 / one:9.0f} updates/s, {eager / one:.1f} times the eager loop")

@@ -11,11 +11,9 @@ import pyro_fed as pf
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 PLAIN = {
-    "sweeps": False,
     "precondition": False,
     "control_variate": False,
     "midpoint": False,
-    "trust": None,
     "target_ess": None,
 }
 
@@ -72,7 +70,10 @@ def long_visits(algorithm, steps=200):
     mean, variance = exact(x)
     federated = algorithm is pf.FSGLD
     given = analytic_surrogates(x) if federated else None
+    unbounded = {"trust": None} if federated else {}
     settings = PLAIN | {
+        **unbounded,
+        "sweeps": False,
         "control_variate": federated,
         "step_size": 1e-4,
         "batch_size": 10,
