@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test quick lint docs clean
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -17,6 +17,16 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 # One thread a worker: two workers that fight for the cores are many times slower.
 test: lint  ## lint, types and every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Folders and files that take seconds and reach every storey, and the contract's draws, which hold every algorithm to its
+# numbers on small federations (those on hierarchies, and NUTS, are left to `make test`).
+QUICK := tests/test_layers.py tests/conventions tests/ops tests/graph tests/federation tests/recipes \
+	tests/density/test_problem.py tests/density/test_model_errors.py tests/density/test_discrete_errors.py \
+	tests/infer/langevin/test_langevin_scores.py tests/runtime/messages/test_messages.py \
+	tests/docs/test_fault_table.py tests/algorithm/test_contract_draws.py
+
+quick: lint  ## before a commit, within a minute: lint, types and the tests that take milliseconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "not hierarchy and not NUTS" $(QUICK)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

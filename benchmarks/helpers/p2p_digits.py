@@ -19,12 +19,10 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 #: Section V-B's recipe in small: mean-field Gaussians, Bayes by backprop, one consensus step a round.
 PUBLISHED: dict[str, Any] = {
     "weighting": "paper",
-    "update": "svi",
     "covariance": "diag",
     "start": "draw",
     "gossip_steps": 1,
     "trace": True,
-    "svi_step_size": 0.05,
 }
 
 

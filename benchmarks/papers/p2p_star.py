@@ -38,7 +38,7 @@ def main(rounds: int = 60, every: int = 5) -> dict[float, tuple[np.ndarray, np.n
     found = {}
     for a in CONFIDENCES:
         graph = pf.graph.star(9, a)
-        algorithm = pf.P2PVI(**PUBLISHED, svi_steps=20, svi_batch_size=20)
+        algorithm = pf.P2PVI(**PUBLISHED, update=pf.update.SVI(steps=20, batch_size=20))
         at, by_agent = run_accuracy(algorithm, fed, graph, rounds, every, test)
         mean = by_agent.mean(1)
         found[a] = at, mean

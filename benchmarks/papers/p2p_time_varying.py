@@ -27,7 +27,7 @@ def main(sizes: tuple[int, ...] = tuple(SETTINGS)) -> dict[tuple[int, str], floa
     for around in sizes:
         group, steps, visits = SETTINGS[around]
         fed = pf.Federation(model, train, plate="data", num_clients=around + 1)
-        algorithm = {**PUBLISHED, "trace": False, "svi_steps": steps, "svi_batch_size": 10}
+        algorithm = {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=10)}
         graphs = {
             "rotating": (pf.graph.rotating_stars(around, group), visits * around // group),
             "fixed": (pf.graph.star(around + 1, 0.5), visits),

@@ -1,6 +1,6 @@
 """What importing costs, in seconds of CPU (user and system) of fresh processes with one thread.
 
-    python benchmarks/speed/imports.py [repeats]
+    python -m benchmarks.speed.imports [repeats]
 
 Each row is a command, the least and the median of its repeats; a first, unmeasured run writes the bytecode and fills
 the disk's cache. The rows that begin with "torch, pyro, arviz and" are what a user pays on top of the first row, which

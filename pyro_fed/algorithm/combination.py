@@ -120,8 +120,8 @@ class Median(Combination):
 
 def clip(messages: Tensor, norm: float) -> Tensor:
     """Messages (C, P), none longer than `norm`."""
-    shrunk: Tensor = messages * (norm / messages.norm(dim=1, keepdim=True)).clamp_max(1.0)
-    return shrunk
+    lengths: Tensor = messages.norm(dim=1, keepdim=True)
+    return messages * (norm / lengths).clamp_max(1.0)
 
 
 def check_combination(combination: Combination | None, chain: list[Algorithm]) -> None:

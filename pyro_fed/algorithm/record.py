@@ -48,7 +48,7 @@ class Round:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Round:
-        """What `to_plain` wrote."""
+        """The record of which `to_plain` made plain values."""
         traffic = {name: _number_or_array(plain[name]) for name in ("bytes_down", "bytes_up")}
         asked = plain["asked"] and tuple(plain["asked"])
         info = {name: np.asarray(values) for name, values in plain["info"].items()}

@@ -46,7 +46,7 @@ class All(Schedule):
     """Every client in every round."""
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
-        """All clients."""
+        """All clients, in their order."""
         return list(range(num_clients))
 
 
@@ -114,7 +114,7 @@ class Shuffled(Schedule):
     """
 
     def period(self, num_clients: int) -> int:
-        """A sweep."""
+        """A sweep: as many rounds as take each client once."""
         return num_clients
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:

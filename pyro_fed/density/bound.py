@@ -138,9 +138,7 @@ class RowDensities(Protocol):
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or what does its work for this model."""
 
-    def terms_of(
-        self, execution: Execution, rows: tuple[Tensor, ...]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Log density of a run site by site: outside the plate (), inside it each row's, (m,)."""
 
     def log_terms(

@@ -94,7 +94,7 @@ ALGORITHMS = [
         "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
         "P2PVI": lambda: pf.P2PVI(),
         "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
-        "P2PVI, by backpropagation": lambda: pf.P2PVI(update="svi", start="prior", svi_steps=5),
+        "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
         "P2PEP": lambda: pf.P2PEP(),
         "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
         "NUTS": lambda: pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2),

@@ -1,4 +1,4 @@
-"""Pictures of graphs."""
+"""Pictures of graphs: who hears whom, and how much each agent counts."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 
 #: Draws a chain that the buffers have room for at first.
 FIRST_CAPACITY = 256

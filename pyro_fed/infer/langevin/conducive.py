@@ -12,7 +12,7 @@ With Gaussian surrogates g_s is linear, so that a client holds its value at one 
 
 and one evaluation costs one product of a matrix and a vector, whatever the number of clients.
 
-Deviations, each a setting of `infer.langevin`:
+Deviations, each a setting of `langevin.langevin`:
 
 * `trust`: beyond R posterior SDs from θ*, g_s is taken at the point of that distance in θ's direction. P - P_s/f_s
   is indefinite, so that far out g_s would drive a chain away exponentially while it stays at one client. The point
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian
@@ -64,7 +64,8 @@ def full_score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tenso
         log_prior, pointwise = problem.log_parts(z, batch.rows)
         return log_prior + local["inverse_f"] * (pointwise * batch.weight).sum()
 
-    return grad(log_target)(z) + conducive(z, local)
+    unbiased: Tensor = grad(log_target)(z)
+    return unbiased + conducive(z, local)
 
 
 def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
@@ -79,12 +80,14 @@ def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
     # One pass for both points; the prior has no rows and needs no correction.
     both = torch.stack([z, local["anchor"]])
     here, there = problem.vmap(grad(log_target))(both, torch.eye(2, dtype=z.dtype, device=z.device)[0])
-    return here - there + local["inverse_f"] * local["anchor_score"] + conducive(z, local)
+    corrected: Tensor = here - there + local["inverse_f"] * local["anchor_score"]
+    return corrected + conducive(z, local)
 
 
 def anchor_score(problem: Problem, local: State, batch: Batch) -> Tensor:
     """Gradient of a batch's log-likelihood at the anchor: (D,)."""
-    return grad(lambda z: problem.log_lik(z, batch))(local["anchor"])
+    slope: Tensor = grad(lambda z: problem.log_lik(z, batch))(local["anchor"])
+    return slope
 
 
 def conducive(z: Tensor, local: State) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.errors import SettingError
@@ -27,7 +27,7 @@ def largest_curvature(problem: Problem, position: Tensor, local: State, batch: B
     Args:
         problem: the model's densities.
         position: (C, D).
-        local: the clients' states, see `infer.conducive`.
+        local: the clients' states, see `langevin.conducive`.
         batch: all rows of the clients.
 
     Returns:

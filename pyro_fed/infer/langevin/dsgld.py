@@ -5,22 +5,64 @@
 
 FSGLD without conducive gradients. A chain that stays at a client for more than a few steps drifts towards the
 posterior of that client's data counted 1/f_s times, so that many local steps sample a mixture of those.
-Letters and deviations as in `infer.langevin`.
+Letters and deviations as in `langevin.langevin`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyro_fed.infer.langevin.langevin import LangevinAlgorithm
+from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.infer.langevin.langevin import VisitingLangevin, one_client
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSGLD(LangevinAlgorithm):
-    """DSGLD: each chain makes `local_steps` steps on one client's rows, then moves on.
+class DSGLD(VisitingLangevin):
+    """Distributed SGLD: each chain makes `local_steps` steps on one client's rows, then moves on.
 
-    Args: as for `LangevinAlgorithm`. Surrogates serve the preconditioner, the start and the control variate alone.
+    Surrogates serve the preconditioner, the start and the control variate alone.
+
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a visit.
+        burn_in: first steps of each chain that are not kept.
+        thin: one step in so many is kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is at most 1.01; None runs all rounds.
+        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
+        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None runs without: then give `step_size` and turn
+            `precondition` and `control_variate` off.
+        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
+            of any scale.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ).
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
+        visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
+            time is 2.
+        sweeps: every client once in each sweep, in random order, where f_s is uniform; else clients are drawn anew for
+            each visit.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Ahn, Shahbaba & Welling (2014). El Mekkaoui et al., Eq. (3)-(4).
+        Ahn, Shahbaba & Welling (2014), Distributed stochastic gradient MCMC. El Mekkaoui et al., Eq. (3)-(4).
+
+    Example:
+        >>> idata = pf.run(pf.DSGLD(local_steps=2), fed)
     """
+
+    sweeps: bool = True
+
+    def default_schedule(self) -> Schedule:
+        """One client a chain: in random sweeps, or drawn with probabilities f_s."""
+        return one_client(self.sweeps, self.probabilities)

@@ -6,14 +6,14 @@ the chosen set makes T steps from the server's θ,
 
     θ^c ← θ^c + h/2 score_c(θ^c) + sqrt(h / p_c) ξ^c,    ξ^c ~ N(0, I),    then    θ ← Σ_c p_c θ^c
 
-with p_c = f_c / Σ f over the chosen set, and score_c of `infer.conducive`, whose f-weighted mean is the posterior's
+with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.conducive`, whose f-weighted mean is the posterior's
 score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average is Eq. (1) of FSGLD's paper, up to what the
 scores change while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
 likelihoods all clients have the same linear score, and the average is exact for every T.
 
 Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `alpha`.
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
-place of Plassard's stochastic control variates. Those of `infer.langevin` hold too, as settings. A step of the
+place of Plassard's stochastic control variates. Those of `langevin.langevin` hold too, as settings. A step of the
 default length keeps the clients' own noise, h T / p_c, near one posterior variance for a handful of clients.
 """
 
@@ -25,26 +25,61 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, State
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.schedule import All, Schedule
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.langevin import LangevinAlgorithm
+from pyro_fed.infer.langevin.langevin import VisitingLangevin
 from pyro_fed.ops.entries import widened
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(LangevinAlgorithm):
-    """FALD: clients in parallel from the same point, averaged after `local_steps` steps.
+class FALD(VisitingLangevin):
+    """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
-    A draw is the average at the end of a round; `thin` counts steps, and whole rounds are kept.
+    A draw is the average at the end of a round.
 
-    Args: as for `LangevinAlgorithm`, and
-        alpha: weight of the conducive gradient; 0 for the plain form, whose clients drift apart.
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a round, of every client.
+        burn_in: first steps of each chain that are not kept.
+        thin: one step in so many is kept, a multiple of `local_steps`: clients agree at the end of a round alone.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is at most 1.01; None runs all rounds.
+        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
+        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None runs without, with `alpha=0`: then give `step_size` and turn
+            `precondition` and `control_variate` off.
+        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
+            of any scale.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ).
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        probabilities: f_s, the clients' weights, positive with sum one; None is uniform.
+        visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
+            time is 2.
+        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
+        alpha: weight of the conducive gradient; 0 is the plain form, whose clients drift apart, and has no `trust`.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Deng, Zhang, Ma, Song, Zhang & Lin (2022). Plassard, Vono, Durmus & Moulines (2023).
+        Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassard,
+        Vono, Durmus & Moulines (2023), Federated averaging Langevin dynamics.
+
+    Example:
+        >>> idata = pf.run(pf.FALD(), fed)
     """
 
     needs_all: ClassVar[bool] = True
@@ -52,12 +87,16 @@ class FALD(LangevinAlgorithm):
     local_steps: int = 5
     thin: int = 5
     visit_time: float = 0.2
+    trust: float | None = 3.0
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "trust", allow_none=True)
         if self.alpha < 0:
             raise SettingError(f"FALD: alpha must not be negative, received {self.alpha}")
+        if self.alpha == 0:
+            refuse_unused(self, "alpha=0 is without conducive gradients; give alpha, such as 1", "trust")
         if self.thin % self.local_steps:
             raise SettingError(
                 f"FALD: thin must be a multiple of local_steps={self.local_steps}, since clients agree at the end "
@@ -66,11 +105,16 @@ class FALD(LangevinAlgorithm):
 
     @property
     def conducive_weight(self) -> float:
-        """α."""
+        """α of Eq. (7), as set; zero in the plain form."""
         return self.alpha
 
+    @property
+    def bound(self) -> float | None:
+        """Where the conducive gradient stops growing, as set by `trust`."""
+        return self.trust
+
     def default_schedule(self) -> Schedule:
-        """All clients."""
+        """All clients in every round, for every chain."""
         return All()
 
     def download(self, shared: State, clients: Tensor) -> State:

@@ -8,12 +8,12 @@ p(x_s | θ) its expectation hardly depends on s, and a chain may stay at a clien
 surrogates g_s is linear: a client keeps its value at one point and one matrix, whatever the number of clients.
 They are sent once, before the first round (D + D² numbers, or 2 D for diagonal surrogates).
 
-Letters: α `alpha`; all others, and the deviations, as in `infer.langevin`. Eq. (7) of the paper leaves out the
+Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper leaves out the
 prior, which Algorithm 1 has; it is kept here.
 
-Deviation: where no step size is given, a round before the first (`infer.mismatch`) measures how far the surrogates'
-scores are from the clients', and visits are so short that no parameter's variance grows by more than `visit_error`
-from it (`ops.visits` has the derivation).
+Deviation: where no step size is given, a round before the first (`surrogates.mismatch`) measures how far the
+surrogates' scores are from the clients', and visits are so short that no parameter's variance grows by more than
+`visit_error` from it (`ops.visits` has the derivation).
 """
 
 from __future__ import annotations
@@ -21,37 +21,89 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.contract import Algorithm, Start, started
+from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.langevin.langevin import LangevinAlgorithm
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.visits import longest_visit
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(LangevinAlgorithm):
-    """FSGLD: DSGLD with conducive gradients.
+class FSGLD(VisitingLangevin):
+    """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
-    Args: as for `LangevinAlgorithm`, and
-        alpha: exploration weight of the conducive gradient; every value is unbiased, 1 is the paper's.
-        visit_error: by what share the clients' errors may widen a variance, where no step is given; see above.
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a visit.
+        burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
+        thin: one step in so many is kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is at most 1.01; None runs all rounds.
+        batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
+        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None is refused: the conducive
+            gradient is made of them.
+        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
+            of any scale.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ).
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
+        visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
+            time is 2.
+        sweeps: every client once in each sweep, in random order, where f_s is uniform; else clients are drawn anew for
+            each visit.
+        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
+        alpha: exploration weight α of the conducive gradient, positive; every value is unbiased, 1 is the paper's.
+        visit_error: by what share the clients' errors may widen a variance, where no `step_size` is given: it chooses
+            visits shorter than `visit_time`.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        El Mekkaoui, Mesquita, Blomstedt & Kaski, Federated stochastic gradient Langevin dynamics, Algorithm 1.
+        El Mekkaoui, Mesquita, Blomstedt & Kaski (2021), Federated stochastic gradient Langevin dynamics, Algorithm 1,
+        Eq. (5)-(7).
+
+    Example:
+        >>> idata = pf.run(pf.FSGLD(num_chains=4), fed)
+        >>> idata = pf.run(pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=5000), batch_size=50), fed)
     """
 
+    sweeps: bool = True
+    trust: float | None = 3.0
     alpha: float = 1.0
     visit_error: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "trust", allow_none=True)
         check_positive(self, "alpha", "visit_error")
+        if self.step_size is not None:
+            refuse_unused(self, STEP_GIVEN, "visit_error")
 
     @property
     def conducive_weight(self) -> float:
-        """α."""
+        """α of Eq. (7), as set."""
         return self.alpha
+
+    @property
+    def bound(self) -> float | None:
+        """Where the conducive gradient stops growing, as set by `trust`."""
+        return self.trust
+
+    def default_schedule(self) -> Schedule:
+        """One client a chain: in random sweeps, or drawn with probabilities f_s."""
+        return one_client(self.sweeps, self.probabilities)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""
@@ -64,4 +116,5 @@ class FSGLD(LangevinAlgorithm):
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose errors are small enough."""
         worst = float(started(start, self).shared["mismatch"].amax())
-        return longest_visit(self.visit_error, worst, num_clients, self.in_sweeps, self.visit_time)
+        in_sweeps = self.sweeps and self.probabilities is None
+        return longest_visit(self.visit_error, worst, num_clients, in_sweeps, self.visit_time)

@@ -6,10 +6,10 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
     d_s = ∇ log p(θ) + N_s/(f_s m) ∇ log p(x_s^(m) | θ)                                          (4)
     g_s = ∇ log q(θ) - 1/f_s ∇ log q_s(θ)
 
-Letters: θ `position`, h `step_size`, d_s + α g_s `score` (see `infer.conducive`), f_s `probabilities`, m
+Letters: θ `position`, h `step_size`, d_s + α g_s `score` (see `langevin.conducive`), f_s `probabilities`, m
 `batch_size`, T `local_steps`, q_s `surrogates`, S clients. Several chains run at once, each at its own client.
 
-Deviations, all settings, all off in the papers' recipes, and those of `infer.conducive`:
+Deviations, all settings, all off in the papers' recipes, and those of `langevin.conducive`:
 
 * `precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
@@ -30,39 +30,139 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import refuse_unused
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import start_chains
+from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature
-from pyro_fed.infer.langevin.settings import LangevinSettings
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
+from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
+#: R-hat above which, and effective draws a chain below which, a run warns.
+R_HAT_LIMIT = 1.01
+FEWEST_EFFECTIVE_A_CHAIN = 100
+#: Why settings of a derived step are refused beside a given one.
+STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
+
 
 @dataclass(frozen=True, kw_only=True)
-class LangevinAlgorithm(LangevinSettings, Advice):
-    """Chains of Langevin steps that visit clients. Args: as for `LangevinSettings`."""
+class Langevin(Algorithm, Chains, DrawStats, Advice):
+    """Chains of Langevin steps, each at one client in a round: what SGLD, DSGLD, FSGLD and FALD share.
+
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a visit.
+        burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
+        thin: one step in so many is kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is small; None runs all rounds.
+        batch_size: m, rows a step; None takes all of a client's rows.
+        step_size: h_0, the variance of the injected noise; None derives it, for preconditioned chains.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ.
+        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites, "laplace", "fedep",
+            "local_sgld", "auto", or `Given`; None runs without.
+        precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π q_s(θ).
+        midpoint: evaluate and keep the chain at θ + η/2.
+        largest_step: largest h where none is given; stability ends at 4.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    num_chains: int = 4
+    local_steps: int = 40
+    burn_in: int = 400
+    thin: int = 10
+    target_ess: int | None = 2000
+    batch_size: int | None = 100
+    step_size: float | None = None
+    decay: float = 0.0
+    decay_offset: float = 1.0
+    surrogates: Surrogates = "auto"
+    precondition: bool = True
+    control_variate: bool = True
+    midpoint: bool = True
+    largest_step: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_chains", "local_steps", "thin")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", "batch_size", allow_none=True)
+        check_positive(self, "step_size", allow_none=True)
+        check_positive(self, "decay_offset")
+        check_between(self, "largest_step", 0, 1)
+        check_between(self, "decay", 0, 1, "[]")
+        check_surrogates(self, allow_none=True)
+        name = type(self).__name__
+        if self.step_size is None and not (self.precondition and self.surrogates):
+            raise SettingError(f"{name}: without preconditioner the step has no scale: give step_size")
+        if self.surrogates is None and (self.precondition or self.control_variate or self.conducive_weight):
+            raise SettingError(
+                f"{name}: precondition, control_variate and conducive gradients need surrogates, received None"
+            )
+        if self.decay == 0:
+            refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
+        if self.step_size is not None:
+            refuse_unused(self, STEP_GIVEN, "largest_step")
+
+    # -- what kinds of it decide ----------------------------------------------------------------------------
+    @property
+    def conducive_weight(self) -> float:
+        """α of Eq. (7); zero without conducive gradients."""
+        return 0.0
+
+    @property
+    def bound(self) -> float | None:
+        """Posterior SDs beyond √D from the mode at which the conducive gradient stops growing; None: nowhere."""
+        return None
+
+    def client_shares(self, num_clients: int) -> Tensor:
+        """f_s, (K,), float64: how often a chain is at each client."""
+        return shares(None, num_clients)
+
+    def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
+        """h where none is given, in preconditioned coordinates, and the step of full length that burn-in counts."""
+        return self.largest_step, self.largest_step
+
+    def default_schedule(self) -> Schedule:
+        """One client a chain, in random sweeps."""
+        return Shuffled()
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The algorithm that fits the surrogates, if one has to."""
+        return surrogate_phase(self.surrogates, problem)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 10,000 visits a chain; it ends by itself, see `target_ess`."""
+        return 10_000
 
     # -- start ----------------------------------------------------------------------------------------------
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Chains at draws of p(θ) Π q_s(θ), or of the prior where there are no surrogates."""
-        share = shares(self.probabilities, num_clients).to(problem.dtype)
+        share = self.client_shares(num_clients).to(problem.dtype)
         local = {"inverse_f": 1 / share, "ready": torch.zeros(num_clients, dtype=torch.bool)}
         if self.surrogates is None:
             position = problem.init(self.num_chains, generator)
@@ -88,26 +188,18 @@ class LangevinAlgorithm(LangevinSettings, Advice):
         """h, and the steps that are not kept."""
         if self.step_size is not None:
             return self.step_size, self.burn_in
-        step = self.step_for(self.visit_length(num_clients, start))
-        return step, math.ceil(self.burn_in * self.step_for(self.visit_time) / step)
-
-    def step_for(self, visit: float) -> float:
-        """h of visits of time h T, in preconditioned coordinates."""
-        return min(self.largest_step, visit / self.local_steps)
-
-    def visit_length(self, num_clients: int, start: Start | None) -> float:
-        """h T where no step is given."""
-        return self.visit_time
+        step, full = self.derived_step(num_clients, start)
+        return step, math.ceil(self.burn_in * full / step)
 
     def _pull(self, sites: Gaussian, target: Gaussian, share: Tensor, anchor: Tensor) -> State:
         """What the clients keep of the conducive gradient."""
         if not self.conducive_weight:
             return {}
         pull = linear_pull(one_each(sites, len(share)), share, anchor, self.conducive_weight)
-        if self.trust is None:
+        if self.bound is None:
             return pull
         metric = target.precision.to(anchor.dtype)
-        radius = torch.full_like(share, math.sqrt(len(anchor)) + self.trust)
+        radius = torch.full_like(share, math.sqrt(len(anchor)) + self.bound)
         return pull | {"metric": metric.expand(len(share), *metric.shape), "trust_radius": radius}
 
     # -- a visit --------------------------------------------------------------------------------------------
@@ -115,8 +207,8 @@ class LangevinAlgorithm(LangevinSettings, Advice):
         """Slot i gets the end of chain i; kept draws stay at the server."""
         if len(clients) != self.num_chains:
             raise SettingError(
-                f"{self._name}: each of the {self.num_chains} chains visits one client a round, but the schedule "
-                f"named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
+                f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
+                f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
             )
         every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
         return {"position": shared["position"], "client": clients, **every}
@@ -164,7 +256,7 @@ class LangevinAlgorithm(LangevinSettings, Advice):
             return {}
         batch = data.full_batch()
         curvature = largest_curvature(problem, shared["position"], local, batch)
-        check_step(self._name, shared["step_size"], curvature, shared["client"])
+        check_step(type(self).__name__, shared["step_size"], curvature, shared["client"])
         news = {"ready": torch.ones_like(local["ready"])}
         if "anchor_score" in local:
             axes = (dict.fromkeys(local, 0), BATCHES)
@@ -182,10 +274,127 @@ class LangevinAlgorithm(LangevinSettings, Advice):
         after = langevin_step(position, drift, h, normal, factor)
         return after, (where if self.midpoint else after, times_transposed(factor, drift).norm())
 
+    # -- the chains at the server ---------------------------------------------------------------------------
+    @property
+    def num_slots(self) -> int:
+        """How many times a round the schedule is asked: once a chain."""
+        return self.num_chains
+
+    @property
+    def stride(self) -> int:
+        """Steps between positions that are sent: all that `thin` may ask for."""
+        return math.gcd(self.thin, self.local_steps)
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Ends that have grown far beyond where the chain was, or draws on the way there that have."""
+        start = {**received, "draws": received["position"].unsqueeze(1)}
+        return message_limits.grown(start, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """A chain whose visit failed stays where it was; its draws are its position, and say so by a norm of zero."""
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = shared["position"][lost]
+        filled["draws"][lost] = shared["position"][lost].unsqueeze(1)
+        filled["step_size"][lost] = shared["step_size"]
+        return filled
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Store the received chains (`Reassign_chain` of Algorithm 1)."""
+        taken = shared["steps"] + self.stride * torch.arange(1, messages["draws"].shape[1] + 1)
+        keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
+        columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
+        columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
+        after = append(shared, columns)
+        return after | {"position": messages["position"], "steps": shared["steps"] + self.local_steps}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest."""
+        return {name: float(after[name]) for name in ("r_hat", "ess", "kept")}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        agree = self.num_chains == 1 or last["r_hat"] <= R_HAT_LIMIT
+        return self.target_ess is not None and last["ess"] >= self.target_ess and agree
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
+        return thinned(shared, "draws", num_draws)
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
+        columns = ("client", "gradient_norm", "step_size")
+        return {name: thinned(shared, name, draws.shape[1]) for name in columns}
+
     def advice(self, problem: Problem, before: State) -> str:
-        """A smaller step."""
+        """The cure of a chain that left the finite numbers: a smaller step, or less noise from minibatches."""
         return f"reduce step_size below its present {float(before['step_size']):.3g}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """What the chains say, and clients whose surrogates are poor."""
-        return super().warnings(record, problem) + tempered_clients(record)
+        """Chains that disagree, too few effective draws, and clients whose surrogates are poor."""
+        last = record.latest
+        if last.get("kept", 0) == 0:
+            end = f"the run ended within burn_in={self.burn_in} steps of full length"
+            return [f"no draw was kept: {end}; run more rounds", *tempered_clients(record)]
+        notes = []
+        if self.num_chains > 1 and not last["r_hat"] <= R_HAT_LIMIT:
+            notes.append(
+                f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {R_HAT_LIMIT} is "
+                "wanted); run more rounds"
+            )
+            notes += funnel_hint(problem)
+        fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
+        if not last["ess"] >= fewest:
+            notes.append(
+                f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are "
+                "wanted): run more rounds"
+            )
+        return notes + tempered_clients(record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitingLangevin(Langevin):
+    """Chains whose visits to clients must be short, as each client's score has an error of its own.
+
+    Args:
+        probabilities: f_s, positive with sum one; uniform by default.
+        visit_time: largest h T where no step size is given, in preconditioned time.
+
+    The others are those of `Langevin`.
+    """
+
+    probabilities: tuple[float, ...] | None = None
+    visit_time: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "visit_time")
+        if self.step_size is not None:
+            refuse_unused(self, STEP_GIVEN, "visit_time")
+        f = self.probabilities
+        if f is not None and not (min(f, default=0) > 0 and math.isclose(sum(f), 1, rel_tol=1e-9)):
+            raise SettingError(f"{type(self).__name__}: probabilities must be positive and sum to one, received {f}")
+
+    def client_shares(self, num_clients: int) -> Tensor:
+        """f_s, (K,), float64, as set."""
+        return shares(self.probabilities, num_clients)
+
+    def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
+        """h of visits of time h T, at most `largest_step`; of full length where h T is `visit_time`."""
+        visits = (self.visit_length(num_clients, start), self.visit_time)
+        step, full = (min(self.largest_step, visit / self.local_steps) for visit in visits)
+        return step, full
+
+    def visit_length(self, num_clients: int, start: Start | None) -> float:
+        """h T where no step size is given."""
+        return self.visit_time
+
+
+def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedule:
+    """One client a chain: in random sweeps where f_s is uniform, or drawn anew for each visit."""
+    return Shuffled() if sweeps and probabilities is None else Categorical(probabilities)

@@ -3,7 +3,7 @@
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1)
     v(θ) = ∇ log p(θ) + N/m ∇ log p(x^(m) | θ)                                                        (2)
 
-Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `infer.langevin`, with S = 1.
+Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `langevin.langevin`, with S = 1.
 """
 
 from __future__ import annotations
@@ -11,19 +11,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.infer.langevin.langevin import LangevinAlgorithm
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.infer.langevin.langevin import Langevin
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SGLD(LangevinAlgorithm, Pooled):
-    """Centralised SGLD: `local_steps` steps a round on minibatches of all rows.
+class SGLD(Langevin, Pooled):
+    """Centralised stochastic gradient Langevin dynamics: `local_steps` steps a round on minibatches of all rows.
 
-    Args: as for `LangevinAlgorithm`; `probabilities` has no meaning here.
+    Args:
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a round.
+        burn_in: first steps of each chain that are not kept.
+        thin: one step in so many is kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is at most 1.01; None runs all rounds.
+        batch_size: m, rows a step, weighted to all; None takes all rows.
+        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+            name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
+            for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
+            beyond. `Given` has them as tensors. None runs without: then give `step_size` and turn
+            `precondition` and `control_variate` off.
+        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
+            of any scale.
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ).
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
-    """
+        Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics; Eq. (1)-(2) of el Mekkaoui
+        et al.
 
-    def step_for(self, visit: float) -> float:
-        """`largest_step`: no client's error limits it."""
-        return self.largest_step
+    Example:
+        >>> idata = pf.run(pf.SGLD(), fed)
+        >>> plain = {"surrogates": None, "precondition": False, "control_variate": False, "midpoint": False}
+        >>> idata = pf.run(pf.SGLD(step_size=1e-4, **plain), fed)
+    """

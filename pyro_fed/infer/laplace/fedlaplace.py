@@ -28,8 +28,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -50,6 +52,7 @@ from pyro_fed.ops.gaussian import Gaussian
 SENT = ("point", "direction", "aim")
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedLaplace(GaussianAlgorithm, ServerWork):
     """Federated Newton's method with a line search at the server.
@@ -57,17 +60,30 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
+        covariance: of the approximation: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: of expectations, which this algorithm does not take: it works at one point. Leave it at its
+            default.
+        tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
+            (d'Hd)^(1/2).
         start: "zeros" on the unconstrained scale, or a draw from the "prior".
         fractions: of the Newton step that the line search tries; the first must be 1.
         aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
             that saves a round.
         min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         rounding: a step may lose this many units in the last place of f, which rounding explains.
-        tolerance: converged when the Newton step is shorter than this in every client's common metric,
-            (d'Hd)^(1/2), which is a distance in posterior SDs.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Smola, Vishwanathan & Eleazar (2003), Laplace propagation.
+        Smola, Vishwanathan & Eleazar (2003), Laplace propagation. Nocedal & Wright (2006), Numerical optimization,
+        Sections 3.1 and 3.4. Dauphin et al. (2014), for |H| at saddles.
+
+    Example:
+        >>> idata = pf.run(pf.FedLaplace(), fed)
     """
 
     needs_all: ClassVar[bool] = True
@@ -82,6 +98,7 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unused(self, "Newton's method works at one point; expectations are FedEP's", "num_points")
         check_choice(self, "start", ("zeros", "prior"))
         check_positive(self, "aim_share", "min_curvature", "rounding")
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
@@ -154,7 +171,8 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
         return (shared["point"] + shared["aim"].unsqueeze(-1) * shared["direction"]).unsqueeze(0), line
 
     def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        return problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
+        return values
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""
@@ -209,7 +227,7 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
         return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """That of the Gaussian at the last point."""
+        """That of Laplace's approximation at the last point."""
         return self._centred(shared).log_factor(draws - shared["point"])
 
     def _centred(self, shared: State) -> Gaussian:

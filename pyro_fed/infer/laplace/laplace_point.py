@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, gaussian
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian

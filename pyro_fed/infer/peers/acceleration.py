@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from pyro_fed.algorithm.contract import State
-from pyro_fed.infer.peers.beliefs import where
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.derivatives import Moments
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
-from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -41,11 +41,6 @@ def gaussian_prior(
             "flat at its mode); use weighting='exact' with start='consensus', or a proper prior"
         )
     return as_state(prior if not drawn else type(prior).from_moments(start, prior.moments()[1]))
-
-
-def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
-    """Entry by entry of a batch of Gaussians."""
-    return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
 def with_prior(

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph

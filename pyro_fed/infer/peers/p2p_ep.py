@@ -9,7 +9,7 @@ Agent i holds its site t_i and its own copy q_i of the global approximation. In 
     q̂_i = the Gaussian with the tilted distribution's moments,     t_i^new = t_i q̂_i / q_i
     b_i = q_i (t_i^new / t_i)^(1 / v_i),     q_i ← Π_j b_j^(W_ij)
 
-so that Σ_i v_i q_i = Σ_i t_i at all times (see `infer.peer_gaussian`), and where nothing moves any more all
+so that Σ_i v_i q_i = Σ_i t_i at all times (see `peers.peer_gaussian`), and where nothing moves any more all
 copies are one q = Π t_i of which every tilted distribution has the moments: FedEP's fixed point, on any
 connected graph, one that changes from round to round included.
 
@@ -33,32 +33,58 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Clients × points × rows evaluated at once.
 MAX_BLOCK = 8_000_000
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class P2PEP(PeerGaussian):
-    """Serverless expectation propagation: `pf.run(pf.P2PEP(), fed, graph=...)`.
+    """Expectation propagation without a server, over an arbitrary graph; it starts at the answer of `P2PVI`.
 
     Args:
-        tilted_points: Sobol points for the tilted moments.
+        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under a belief in `P2PVI`, which comes first; even.
+        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
+            more than this share, and agents differ by no more.
+        damping: share of a site's change that is made in a round, in (0, 1].
+        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
+            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
+            None.
+        start: where `P2PVI`, which comes first, starts: "consensus": a Laplace approximation of all data, by Newton's
+            method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
+            parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":
+            "consensus", or "local" where groups of agents are awake in turn. "draw" is for beliefs as published.
+        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
+        tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
-        Guo et al., Algorithm 1, without its server.
+        Guo et al. (2023), Federated learning as variational inference, Algorithm 1, without its server.
+
+    Example:
+        >>> idata = pf.run(pf.P2PEP(), fed, graph=pf.graph.ring(5))
     """
 
     tilted_points: int = 2048
@@ -120,7 +146,8 @@ class P2PEP(PeerGaussian):
             log_prior, pointwise = problem.log_parts(z, batch.rows)
             return share * log_prior + (pointwise * batch.weight).sum()
 
-        return problem.vmap(at)(points)
+        values: Tensor = problem.vmap(at)(points)
+        return values
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Agents whose tilted distribution lies elsewhere than the belief."""

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Noise, Start, State
-from pyro_fed.conventions.nested_settings import refuse_unused
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -28,25 +29,27 @@ from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.ops.mixing import mix
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class P2PFedAvg(FedAvg, OnGraph):
-    """Federated averaging over a graph, without a server.
+    """Federated averaging over a graph: a point at every agent, and no posterior.
 
     Args:
         chain_steps: L, SGD steps a round.
         step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD.
+        momentum: of SGD, in [0, 1).
         batch_size: rows a step; None takes all.
-        prior: add the agent's share of the log prior.
-        damping: refused: there is no server whose rate it would be.
-        server_optimiser: refused, for the same reason.
+        prior: add the agent's share of the log prior to its objective.
+        damping: learning rate of a server, which there is none: agents mix by the graph. Leave it at its default.
+        server_optimiser: of a server, which there is none. Leave it at its default.
         gossip_steps: consensus steps a round.
 
     Raises:
-        SettingError: a setting out of its range, or without effect here.
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        McMahan et al. (2017); Lian et al. (2017).
+        McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data. Lian et al.
+        (2017), Can decentralized algorithms outperform centralized algorithms?
 
     Example:
         >>> idata = pf.run(pf.P2PFedAvg(chain_steps=50), fed, graph=pf.graph.ring(5))
@@ -59,10 +62,10 @@ class P2PFedAvg(FedAvg, OnGraph):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "gossip_steps")
-        refuse_unused(self, "agents without a server average their points", "damping", "server_optimiser")
+        refuse_unused(self, "agents mix by the graph; FedAvg has a server", "damping", "server_optimiser")
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As set."""
+        """As many a round as `gossip_steps` says, on every graph."""
         return self.gossip_steps
 
     def init(

@@ -5,23 +5,23 @@ Every round, agent i
     1. updates its belief by its own data,  b_i = argmin_π KL(π || q_i) + E_π[-log f(D_i)]           (3)
     2. sends b_i to its neighbours and takes the weighted product,  q_i = Π_j b_j^(W_ij) / Z          (4), (8)
 
-Update (3) is solved by `local_steps` expected Newton steps (natural gradients of the ELBO), in closed form
+Update (3) is solved by `steps` expected Newton steps (natural gradients of the ELBO), in closed form
 where the model is conjugate: the site of a batch, t, is the quadratic with E_π[∇ log f] and E_π[∇² log f],
-and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of Adam on a Gaussian guide (`infer.guide_fit`).
+and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of Adam on a Gaussian guide (`guides.fitting`).
 Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
 Weighting. As published, beliefs end near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once: about
 1/A of the data count; and agents that use their data again in every round, as in Section V, count them
 again without end. `weighting="paper"` is that. `weighting="exact"` is the default: likelihoods are raised
 to 1/v_i, and an agent that comes back to its data replaces its old site instead of adding a new one (see
-`infer.peer_gaussian`), so that every agent ends at one posterior, that of the pooled data: exactly, for a
+`peers.peer_gaussian`), so that every agent ends at one posterior, that of the pooled data: exactly, for a
 conjugate model; the variational posterior (PVI's and FedEP's fixed point), otherwise.
 
 Data. `batch_size=None`: all of an agent's rows in every round. With a batch size each round takes the
 agent's next rows, in order, each once; its belief then waits for the others.
 
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
-next site not at q_i but where Anderson's rule points to from there (`infer.look_ahead`). The sum of the sites, and so
+next site not at q_i but where Anderson's rule points to from there (`peers.acceleration`). The sum of the sites, and so
 the posterior at which all come to rest, does not depend on where sites were taken on the way.
 
 Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
@@ -32,86 +32,132 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.guides.fitting import GuideFit
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
-from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.peers.update import SVI, Name, Newton, Update
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.
 STILL = 1e-9
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class P2PVI(PeerGaussian):
-    """Peer-to-peer variational inference over an arbitrary graph: `pf.run(pf.P2PVI(), fed, graph=...)`.
+    """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
+        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters. Of "newton" and the start alone.
+        num_points: Sobol points for expectations under a belief; even. Of "newton" alone.
+        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
+            more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
+            random, nor as published where data count again in every round.
+        damping: share of a site's change that is made in a round, in (0, 1].
+        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
+            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
+            None.
+        start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
+            agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
+            belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
+            it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`. "auto" is
+            "prior" as published and with "svi", which take nothing else but "draw"; otherwise "consensus", or "local"
+            where groups of agents are awake in turn.
+        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
-        batch_size: rows a round, each used once; None: all rows in every round.
-        update: how Eq. (3) is solved: "newton" (expected Newton steps, closed form where conjugate), or
-            "svi" (Adam on the ELBO with a Gaussian guide, Bayes by backprop), which needs beliefs to begin
-            at the prior.
-        local_steps: Newton steps for Eq. (3) in a round.
-        memory: rounds that the acceleration of single, undamped Newton steps remembers; 1 is none, as in graphs where
-            a round does not bring the agents together.
-        svi_steps: u, Adam's steps in a round.
-        svi_step_size: Adam's rate, in SDs of the belief.
-        svi_samples: draws of the guide a step.
-        svi_batch_size: B, rows a step, weighted to all of the agent's; None takes all.
+        update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate) or
+            `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or its name for the defaults:
+            "newton", "svi".
+        batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
+            minibatches of Adam are a setting of `pf.update.SVI`.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Wang et al., Eq. (3), (4), (8).
+        Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (3), (4), (8).
+
+    Example:
+        >>> idata = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(5))
+        >>> published = pf.P2PVI(weighting="paper", update=pf.update.SVI(steps=47), gossip_steps=1)
     """
 
     weighting: Literal["exact", "paper"] = "exact"
-    update: Literal["newton", "svi"] = "newton"
+    update: Update | Name = Newton()
     batch_size: int | None = None
-    local_steps: int = 1
-    memory: int = 4
-    svi_steps: int = 100
-    svi_step_size: float = 0.05
-    svi_samples: int = 1
-    svi_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        resolve(self, "update", Update)
         check_choice(self, "weighting", ("exact", "paper"))
-        check_choice(self, "update", ("newton", "svi"))
-        check_at_least(self, 1, "svi_steps", "svi_samples")
-        check_at_least(self, 1, "svi_batch_size", allow_none=True)
-        check_positive(self, "svi_step_size")
-        self._check_combinations()
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_at_least(self, 1, "local_steps", "memory")
+        self._check_start()
+        self._check_unused()
 
-    def _check_combinations(self) -> None:
+    def _check_start(self) -> None:
         if self.weighting == "exact" and self.start == "draw":
             raise SettingError(
                 "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
             )
-        if self.update == "svi" and not self.starts_at_prior:
-            raise SettingError("P2PVI: update='svi' fits a guide around a proper belief: it needs start='prior'")
-        if self.update == "svi" and self.batch_size is not None:
-            raise SettingError("P2PVI: update='svi' takes svi_batch_size; batch_size is for data that stream in")
+        if self.start not in ("consensus", "local"):
+            return
+        if isinstance(self.update, SVI):
+            raise SettingError(
+                "P2PVI: update='svi' fits a guide around a proper belief: it needs start='prior', which is also what "
+                f"'auto' takes; received {self.start!r}"
+            )
+        if self.weighting == "paper":
+            raise SettingError(
+                "P2PVI: weighting='paper' begins at the prior, start='prior' or 'draw'; for "
+                f"start={self.start!r} use weighting='exact'"
+            )
+
+    def _check_unused(self) -> None:
+        if isinstance(self.update, SVI):
+            refuse_unused(self, "update='svi' takes pf.update.SVI(batch_size=...)", "batch_size")
+            refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "num_points", "curvature")
+        if not self._ends:
+            refuse_unused(
+                self,
+                "this update has no criterion of convergence, it takes all its rounds; one that has is update='newton' "
+                "with weighting='exact'",
+                "tolerance",
+            )
+        remembers = isinstance(self.update, Newton) and self.update.memory not in (1, Newton.memory)
+        if remembers and not (self._accelerates and self.gossip_steps is None):
+            raise SettingError(
+                f"P2PVI: memory={self._newton.memory} has no effect: acceleration is of single, undamped steps with "
+                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
+                "batch_size=None, gossip_steps=None)"
+            )
+
+    @property
+    def _newton(self) -> Newton:
+        return cast(Newton, self.update)
 
     @property
     def needs_centrality(self) -> bool:
-        """Only the exact weighting does."""
+        """Whether the answer depends on the centrality: the exact weighting's does."""
         return self.weighting == "exact"
 
     def default_rounds(self, num_clients: int) -> int:
@@ -119,13 +165,10 @@ class P2PVI(PeerGaussian):
         return 100
 
     @property
-    def starts_at_prior(self) -> bool:
-        """Also as published, whatever `start` says."""
-        return self.weighting == "paper" or super().starts_at_prior
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """None where the beliefs begin as the prior."""
-        return None if self.starts_at_prior else super().warm_start(problem)
+    def begin(self) -> str:
+        """Where beliefs begin: "auto" is the prior as published, and for a guide, which needs a proper belief."""
+        at_prior = self.weighting == "paper" or isinstance(self.update, SVI)
+        return "prior" if self.start == "auto" and at_prior else super().begin
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -133,24 +176,28 @@ class P2PVI(PeerGaussian):
         """Flat beliefs, or the prior at every agent; no row used."""
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-        return shared, {**local, **(nothing_known(gaussian(shared), self.memory) if self._accelerates else {})}
+        return shared, {**local, **(nothing_known(gaussian(shared), self._newton.memory) if self._accelerates else {})}
 
     def on_graph(self, graph: Graph) -> Self:
         """Where a round's consensus is not complete, an agent does not see what a round's step was."""
         peers = super().on_graph(graph)
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
-        return peers if complete or not isinstance(peers, P2PVI) else replace(peers, memory=1)
+        if complete or not isinstance(self.update, Newton):
+            return peers
+        return replace(peers, update=replace(self.update, memory=1))
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """None for Newton steps; the guide's draws and minibatches for "svi"."""
-        return () if self.update == "newton" else self._guide_fit.draw_noise(problem, num_rows, generator)
+        if isinstance(self.update, SVI):
+            return self.update.guide_fit.draw_noise(problem, num_rows, generator)
+        return ()
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Eq. (3): the public beliefs of C agents."""
         q = gaussian(shared)
-        step = self._newton_step if self.update == "newton" else self._svi_step
+        step = self._svi_step if isinstance(self.update, SVI) else self._newton_step
         belief, news, fraction = step(problem, q, shared, local, data, noise)
         new_local = {**local, **news}
         next_row = new_local["next_row"]
@@ -171,7 +218,7 @@ class P2PVI(PeerGaussian):
         share = held if self._keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
         weight = self._weight(shared)
         at, news = look_ahead(q, local) if self._accelerates else (q, {})
-        for _ in range(self.local_steps):
+        for _ in range(self._newton.steps):
             site, known = new_site(self, problem, at, batch, share, local, self.start_steps)
             change = site / old if self._keeps_site else site
             at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
@@ -184,7 +231,7 @@ class P2PVI(PeerGaussian):
         """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         old = gaussian(local)
         cavity = q / old if self._keeps_site else q
-        guide = self._guide_fit.fit(problem, q, cavity, data, noise)
+        guide = cast(SVI, self.update).guide_fit.fit(problem, q, cavity, data, noise)
         found = guide / cavity
         usable = guide.is_proper()
         flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
@@ -196,8 +243,10 @@ class P2PVI(PeerGaussian):
     @property
     def _accelerates(self) -> bool:
         """Whether sites are taken where Anderson acceleration points to: undamped, a round's step is seen whole."""
-        single = self.update == "newton" and self.local_steps == 1 and self.damping == 1
-        return self._keeps_site and single and self.memory > 1
+        if not isinstance(self.update, Newton):
+            return False
+        single = self.update.steps == 1 and self.damping == 1
+        return self._keeps_site and single and self.update.memory > 1
 
     @property
     def _keeps_site(self) -> bool:
@@ -210,13 +259,9 @@ class P2PVI(PeerGaussian):
         return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
 
     @property
-    def _guide_fit(self) -> GuideFit:
-        return GuideFit(
-            steps=self.svi_steps,
-            step_size=self.svi_step_size,
-            samples=self.svi_samples,
-            batch_size=self.svi_batch_size,
-        )
+    def _ends(self) -> bool:
+        """Whether there is a criterion of convergence."""
+        return isinstance(self.update, Newton) and (self.weighting == "exact" or self.batch_size is not None)
 
     def _rows(self, data: ClientData, next_row: Tensor) -> tuple[Batch, Tensor]:
         """This round's rows, (C, m), at weight one, and where the next round begins."""
@@ -233,7 +278,7 @@ class P2PVI(PeerGaussian):
 
         No criterion as published, where data used again count again; nor by stochastic steps.
         """
-        if self.update != "newton" or (self.weighting != "exact" and self.batch_size is None):
+        if not self._ends:
             return None
         settled = super().converged(figures)
         return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL

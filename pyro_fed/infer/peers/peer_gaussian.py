@@ -31,8 +31,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError, listed
@@ -67,10 +69,10 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             `gossip_tolerance` (one, where different groups are awake in each round).
         gossip_tolerance: see `gossip_steps`.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
-            `infer.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more
-            rows than parameters at every agent, and is taken where groups of agents are awake in turn;
-            "prior": every belief begins as the prior, or its Laplace approximation; "draw": as the prior's
-            SDs about one draw from it, common to all (a neural network's prior mean is a saddle).
+            `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
+            parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
+            "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
+            saddle); "auto": "consensus", or "local" where groups of agents are awake in turn.
         start_steps: Levenberg-Marquardt steps of an agent's first, local, Laplace approximation.
         trace: keep every agent's belief of every round (means and SDs) in the record, for
             `pf.plot_consensus`.
@@ -82,7 +84,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     damping: float = 1.0
     gossip_steps: int | None = None
     gossip_tolerance: float = 1e-2
-    start: Literal["consensus", "local", "prior", "draw"] = "consensus"
+    start: Literal["auto", "consensus", "local", "prior", "draw"] = "auto"
     start_steps: int = 60
     trace: bool = False
 
@@ -92,26 +94,33 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         check_between(self, "gossip_tolerance", 0, 0.99)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         check_at_least(self, 1, "start_steps")
-        check_choice(self, "start", ("consensus", "local", "prior", "draw"))
+        check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw"))
+        if self.gossip_steps is not None:
+            refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
 
     # -- over the graph -------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method over the graph, unless each agent starts by itself."""
-        if self.start != "consensus":
+        if self.begin != "consensus":
             return None
         return ConsensusLaplace(
             newton=FedLaplace(
                 covariance=self.covariance,
                 full_dim=self.full_dim,
                 curvature=self.curvature,
-                num_points=self.num_points,
             )
         )
 
     def on_graph(self, graph: Graph) -> Self:
         """Where groups take turns, agents start by themselves: sums over all would take many rounds."""
-        grouped = graph.active(0) is not None
-        return replace(self, start="local") if grouped and self.start == "consensus" else self
+        if graph.active(0) is None or self.begin != "consensus":
+            return self
+        if self.start == "consensus":
+            raise GraphError(
+                f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
+                "groups take turns: use start='auto' or 'local'"
+            )
+        return replace(self, start="local")
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As set; exactness needs centrality that sleepers and failures do not change."""
@@ -154,9 +163,14 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         return copies[0], copies[1]
 
     @property
+    def begin(self) -> str:
+        """Where beliefs begin, with "auto" resolved."""
+        return "consensus" if self.start == "auto" else self.start
+
+    @property
     def starts_at_prior(self) -> bool:
         """Whether beliefs begin as the prior, so that no site holds a share of it."""
-        return self.start in ("prior", "draw")
+        return self.begin in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Messages far above the other agents'."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import State
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.peers.beliefs import unit_spread, where, with_prior
+from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of, where
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -55,11 +55,11 @@ def new_site(
     """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
 
     Args:
-        algorithm: as for `expected_site`, likewise `problem`, `batch` and `share`.
+        algorithm: its points and derivatives are used.
         problem: the model.
         q: beliefs, (C,), proper or not.
-        batch: the agents' rows.
-        share: c_i, (C,).
+        batch: the agents' rows, weight (C, n).
+        share: c_i, the prior's share of each agent, (C,).
         local: the agents' states, with `anchor_*` and `start`.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
 

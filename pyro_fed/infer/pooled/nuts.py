@@ -28,8 +28,10 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.capabilities import DrawStats, Pooled
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
@@ -43,6 +45,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 LEAPFROGS_A_DRAW = 31
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class NUTS(Algorithm, Pooled, DrawStats):
     """Markov chains on the pooled data by Pyro's NUTS.
@@ -57,12 +60,20 @@ class NUTS(Algorithm, Pooled, DrawStats):
         start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; the "prior" (improper
             sites uniformly); or "laplace", draws of the Laplace approximation with its SDs times
             `overdispersion`.
-        radius: of the uniform start.
-        overdispersion: of the start from the Laplace approximation.
-        temperature: α; the likelihood is raised to 1/α.
+        radius: half width of the uniform start, on the unconstrained scale; not of "laplace".
+        overdispersion: factor of the SDs of the start from the Laplace approximation; of that alone.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Hoffman & Gelman (2014), The No-U-Turn Sampler. Betancourt (2017), A conceptual introduction to HMC.
+        Hoffman & Gelman (2014), The No-U-Turn Sampler, Algorithm 6. Betancourt (2017), A conceptual introduction to
+        Hamiltonian Monte Carlo.
+
+    Example:
+        >>> reference = pf.run(pf.NUTS(), fed)
+        >>> reference = pf.run(pf.NUTS(num_chains=2, target_accept_prob=0.95), fed)
     """
 
     joint: ClassVar[bool] = True
@@ -85,9 +96,13 @@ class NUTS(Algorithm, Pooled, DrawStats):
         check_positive(self, "radius", "overdispersion", "temperature")
         check_between(self, "target_accept_prob", 0.0, 1.0)
         check_choice(self, "start", ("uniform", "prior", "laplace"))
+        if self.start == "laplace":
+            refuse_unused(self, "start='laplace' takes overdispersion", "radius")
+        else:
+            refuse_unused(self, "only start='laplace' has it", "overdispersion")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One: there is nobody to talk to."""
+        """One round: there is nobody to talk to."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -118,7 +133,7 @@ class NUTS(Algorithm, Pooled, DrawStats):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All chains."""
+        """All chains from their starting points, one after the other."""
         density = self._density(problem, data.full_batch())
         steps = self.warmup_steps + self.num_samples
         bar = tqdm(total=steps * self.num_chains, desc="NUTS", disable=not problem.progress, unit="draw", leave=False)
@@ -165,7 +180,7 @@ class NUTS(Algorithm, Pooled, DrawStats):
         return grad_and_value(lambda one: -problem.log_joint(one, batch, self.temperature))(z)
 
     def leapfrog(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
-        """A leapfrog step, see `pyro_kernel.leapfrog`; a batch comes last."""
+        """A leapfrog step, see `nuts_kernel.leapfrog`; a batch comes last."""
         *state, batch = state_and_batch
         return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
 
@@ -174,7 +189,7 @@ class NUTS(Algorithm, Pooled, DrawStats):
         return LEAPFROGS_A_DRAW * self.num_chains * (self.warmup_steps + self.num_samples)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt the chains."""
+        """The chains, as the one client that has all rows sends them."""
         return {name: value[0] for name, value in messages.items()}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -6,8 +6,8 @@ import arviz as az
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.contract import State
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 
 #: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
 LARGEST_RHAT = 1.01

@@ -81,12 +81,15 @@ class CompiledNUTS(mcmc.NUTS):
     """
 
     def __init__(self, density: Density, **options: Any) -> None:
-        super().__init__(potential_fn=self._potential, **options)
+        untyped: Any = super()
+        untyped.__init__(potential_fn=self._potential, **options)
         self.density = density
         self.steps = self._warmup = 0
 
     def _potential(self, params: dict[str, Tensor]) -> Tensor:
-        return _WithGradient.apply(params[SITE], self.density.value_and_gradient)
+        apply: Callable[..., Tensor] = _WithGradient.apply
+        value = apply(params[SITE], self.density.value_and_gradient)
+        return value
 
     def _build_basetree(
         self,
@@ -117,16 +120,24 @@ class CompiledNUTS(mcmc.NUTS):
         )
 
     def _sample_r(self, name: str) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
-        r, unscaled = super()._sample_r(name)
-        self._kinetic = self._kinetic_energy(unscaled)
+        untyped: Any = super()
+        r, unscaled = untyped._sample_r(name)
+        self._kinetic: Tensor = untyped._kinetic_energy(unscaled)
         return r, unscaled
+
+    def _draw(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The next position, as Pyro's kernel finds it."""
+        untyped: Any = self
+        found: dict[str, Tensor] = untyped.sample(params)
+        return found
 
     def transition(self, params: dict[str, Tensor]) -> dict[str, Any]:
         """One draw after warm-up, (D,), with its statistics."""
-        potential, past = self._potential_energy_last, self._mean_accept_prob
+        untyped: Any = self
+        potential, past = untyped._potential_energy_last, self._mean_accept_prob
         count = self._t - self._warmup
         steps, diverged = self.steps, len(self._divergences)
-        z = self.sample(params)[SITE]
+        z = self._draw(params)[SITE]
         steps = self.steps - steps
         acceptance = past + (count + 1) * (self._mean_accept_prob - past)  # from Pyro's running mean
         return {
@@ -143,9 +154,10 @@ class CompiledNUTS(mcmc.NUTS):
         """A chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,)."""
         params = self.initial_params = {SITE: start}
         self._warmup = warmup
-        self.setup(warmup)
+        untyped: Any = self
+        untyped.setup(warmup)
         for _ in range(warmup):
-            params = self.sample(params)
+            params = self._draw(params)
             tick()
         kept = []
         for _ in range(samples):

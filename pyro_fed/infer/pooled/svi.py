@@ -19,7 +19,9 @@ from pyro.optim import ClippedAdam
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -27,6 +29,7 @@ from pyro_fed.density.running.handlers import conventions
 from pyro_fed.infer.guides.param_store import own_params
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SVI(Algorithm, Pooled):
     """Pyro's SVI on the pooled data, in one round.
@@ -34,13 +37,20 @@ class SVI(Algorithm, Pooled):
     Args:
         guide: an automatic guide, class or instance, or a guide function of the model's arguments.
         num_steps: steps of SVI.
-        step_size: Adam's learning rate at the beginning.
+        step_size: Adam's learning rate at the beginning, in the guide's own units.
         final_share: what share of the learning rate is left at the end; it falls geometrically.
         num_samples: draws of the guide a step.
         num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
+
+    Example:
+        >>> idata = pf.run(pf.SVI(num_steps=5000), fed)
+        >>> idata = pf.run(pf.SVI(guide=AutoDiagonalNormal), fed)
     """
 
     joint: ClassVar[bool] = True
@@ -58,13 +68,13 @@ class SVI(Algorithm, Pooled):
         check_between(self, "final_share", 0, 1)
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """One round, in which all steps are made."""
         return 1
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """No draws yet."""
+        """Room for the guide's draws, zero until there are any."""
         return {"draws": torch.zeros(self.num_guide_draws, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -92,7 +102,7 @@ class SVI(Algorithm, Pooled):
             return problem.unconstrain({name: trace.nodes[name]["value"] for name in problem.sites})
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The draws."""
+        """The draws of the guide that the one client with all rows sends."""
         return {"draws": messages["draws"][0]}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -115,4 +115,5 @@ def in_blocks(points: Tensor, work: int) -> Tensor:
     """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in `MAX_BLOCK`."""
     count = len(points)
     size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= MAX_BLOCK))
-    return points.unflatten(0, (count // size, size)).transpose(1, 2)
+    blocks: Tensor = points.unflatten(0, (count // size, size))
+    return blocks.transpose(1, 2)

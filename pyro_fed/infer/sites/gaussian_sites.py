@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import KnownDensity
-from pyro_fed.algorithm.contract import Algorithm, State
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
@@ -170,6 +171,11 @@ def joined(first: Gaussian, others: Gaussian) -> Gaussian:
 def kept_where(keep: Tensor, sites: Gaussian) -> Gaussian:
     """The sites where `keep` (C,), and one elsewhere."""
     return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
+
+
+def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
+    """The Gaussians of one batch where a condition (C,) holds, and those of another elsewhere."""
+    return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
 def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:

@@ -1,6 +1,6 @@
-"""The largest curvature of clients' log densities, by power iteration on products with their Hessians.
+"""Largest curvature of the clients' log-likelihoods, by power iteration: one product H v costs two gradients.
 
-One product costs two gradients, so that a curvature costs about forty.
+v ← H v / |H v|,    λ = v' H v
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from pyro_fed.density.rows.batches import BATCHES, Batch
 ITERATIONS = 20
 
 
-def largest_likelihood_curvature(problem: Problem, position: Tensor, batch: Batch) -> Tensor:
-    """Largest curvature, in absolute value, of each client's log-likelihood at (C, D): (C,)."""
-    product = problem.mapped(_likelihood_curve, (0, 0, BATCHES), calls=0)
-    return power_iteration(lambda v: product(position, v, batch), position)
-
-
 def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The eigenvalue of largest magnitude of each client's symmetric matrix, (C,), as its products tell.
+    """The eigenvalue of largest absolute value of each of C symmetric matrices.
 
     Args:
-        product: v (C, D) → the matrices times v, (C, D).
-        like: (C, D), the shape and dtype of v.
+        product: vectors (C, D) to their images under the matrices.
+        like: a tensor (C, D) of the vectors' dtype and device.
+
+    Returns:
+        (C,).
     """
     tiny = torch.finfo(like.dtype).tiny
     direction, value = torch.ones_like(like), like.new_zeros(len(like))
@@ -41,10 +38,25 @@ def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor
     return value
 
 
-def _likelihood_curve(problem: Problem, z: Tensor, direction: Tensor, batch: Batch) -> Tensor:
+def largest_likelihood_curvature(problem: Problem, position: Tensor, batch: Batch) -> Tensor:
+    """Curvature of largest absolute value of each client's log-likelihood.
+
+    Args:
+        problem: the model's densities.
+        position: where, (C, D).
+        batch: all rows of the clients.
+
+    Returns:
+        (C,), positive where the log-likelihood is concave in that direction.
+    """
+    product = problem.mapped(_curve, (0, 0, BATCHES), calls=0)
+    return power_iteration(lambda v: product(position, v, batch), position)
+
+
+def _curve(problem: Problem, z: Tensor, direction: Tensor, batch: Batch) -> Tensor:
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
 
     pull_back = vjp(grad(log_lik), z)[1]
-    image: Tensor = pull_back(direction)[0]
-    return -image
+    slope: Tensor = pull_back(direction)[0]
+    return -slope

@@ -48,7 +48,8 @@ class Coordinates(NamedTuple):
         offset = points - self.mean.unsqueeze(-2)
         if self.diagonal:
             return offset / self.factor.unsqueeze(-2)
-        return torch.linalg.solve(self.factor, offset.mT).mT
+        solved: Tensor = torch.linalg.solve(self.factor, offset.mT)
+        return solved.mT
 
     def pull(self, scores: Tensor) -> Tensor:
         """Scores in z from scores in θ: (..., N, D)."""

@@ -5,7 +5,6 @@ In this room:
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
     paper/                          the same as published
     modes, survey, starting_points  where particles start
-    corrected_sites                 the clients' sites that they carry
 """
 
 from pyro_fed.conventions.doors import door

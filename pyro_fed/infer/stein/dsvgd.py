@@ -5,8 +5,24 @@ Kassab & Simeone's Algorithm 1 moves the particles at one client a round towards
     ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_j,                                      (11), (14)
 
 with sites t_j that are ratios of kernel density estimates. Those are dead beyond a few dimensions and
-improper in their tails (see `dsvgd_paper`). Here they are the Gaussian surrogates of `survey`, corrected at each
-particle (see `corrected_sites`). A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
+improper in their tails (see `paper.dsvgd`). Here they are the Gaussian surrogates of `survey`, corrected at each
+particle. In coordinates z that whiten the Gaussian of `survey`, the site of client j at the n-th particle is its
+Gaussian surrogate with a gradient of its own,
+
+    ∇ log t_{j,n}(z) = η_j - Λ_j z + r_{j,n},    r_{j,n} = ∇ log p_j(z_n) - (η_j - Λ_j z_n)
+
+where z_n is where client j left the particle at its last turn. Client k's target is
+
+    ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_{j,n}
+
+with p_0 and p_k exact. Particles that have come to rest have r_{j,n} exact for every j, so that the score at every
+particle is that of the whole posterior. The fixed point is that of SVGD on the pooled data, whatever the surrogates and
+whoever came last; with surrogates alone it depends on the last client. (The same argument as for SAGA and for
+gradient-corrected local steps.) The surrogates only decide how fast, and how long local steps can safely be.
+
+Particles that start apart have no surrogates: there the client's own rows stand for all, n / n_k times.
+
+A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
 with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
 Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a
@@ -27,32 +43,39 @@ an incremental gradient. Its bias by the last client, of first order in the step
 particle's mean position over the last pass, or 20 rounds where K is less (an exponential mean, of as many rounds); what
 is left vanishes with the decaying step. The `apart` figure of every round says so.
 
-Letters: N `num_particles`, L `local_steps`; the others as in `corrected_sites`. A client receives: particles, Σ_j r_j,
-AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.
+Letters: N `num_particles`, L `local_steps`, z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`,
+n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, with_batches
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.density.scores import likelihood_scores
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.corrected_sites import CorrectedSites, own_site
+from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.stein import effective_number, spread
+from pyro_fed.ops.kernels import MEDIAN_RBF
+from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
@@ -61,23 +84,46 @@ COLLAPSED = 0.5
 BALANCED = Balanced()
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(CorrectedSites):
-    """Accurate DSVGD: one client a round moves the particles, the others are sites corrected at each.
+class DSVGD(ParticleAlgorithm, Indicators):
+    """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
-        start: "gaussian", "modes", "prior", "apart" or "checked", see `survey`; "auto" looks for modes where the prior
-            is proper and the model has at most `max_modes_dim` parameters; it takes the Gaussian elsewhere, with a
-            check where the prior is proper and the model too large for Hessians, which would see a saddle.
-        max_modes_dim: see `start`.
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        step_size: learning rate of AdaGrad at the beginning, in SDs of the Gaussian that the particles are whitened by.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
+            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            the prior), "apart" (the same without surrogates, for densities that have no useful
+            mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
+            "apart").
+            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
+            takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
+        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
         noise: the run has converged when the KSD is at most this share of that of N exact draws,
         min_fall: or when the KSD of a pass has not fallen by this share
         patience: for this many passes.
         averaged_rounds: particles that started apart are returned at their mean over so many rounds, at least a pass.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
-        Kassab & Simeone, Algorithm 1. Liu & Wang (2018), SVGD as moment matching.
+        Kassab & Simeone, Federated generalized Bayesian learning via distributed Stein variational gradient descent,
+        Algorithm 1, Eq. (11) and (14). Liu & Wang (2018), SVGD as moment matching.
+
+    Example:
+        >>> idata = pf.run(pf.DSVGD(num_particles=100), fed)
+        >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
     local_steps: int = 20
@@ -98,6 +144,21 @@ class DSVGD(CorrectedSites):
         check_choice(self, "start", ("auto", *BEGINNINGS))
         check_at_least(self, 1, "max_passes", "max_modes_dim", "patience", "averaged_rounds")
         check_between(self, "min_fall", 0, 1)
+        if self.start != "auto":
+            refuse_unused(self, "only start='auto' has the choice", "max_modes_dim")
+        if self.start in ("gaussian", "modes", "prior"):
+            refuse_unused(self, "only particles that start apart are averaged: start='apart'", "averaged_rounds")
+        if self.start == "apart":
+            refuse_unused(
+                self,
+                "particles that start apart have all their rounds: give num_rounds to run, or start='gaussian'",
+                *("noise", "min_fall", "patience"),
+            )
+            if isinstance(self.kernel, Balanced) and self.kernel != BALANCED:
+                raise SettingError(
+                    f"{type(self).__name__}: kernel={self.kernel!r} has no effect: particles that start apart share no "
+                    "linear map; give a kernel such as ops.kernels.MEDIAN_RBF, or start='gaussian'"
+                )
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_passes` over the clients; it stops by itself."""
@@ -162,6 +223,65 @@ class DSVGD(CorrectedSites):
         names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta", "apart")
         return super().download({name: shared[name] for name in names}, clients)
 
+    # -- corrected sites ------------------------------------------------------------------------------------
+    def mover(self, shared: State) -> Self:
+        """This algorithm with the kernel that fits the start: far apart, particles share no linear map."""
+        apart = bool(shared["apart"].any()) and isinstance(self.kernel, Balanced)
+        return replace(self, kernel=MEDIAN_RBF) if apart else self
+
+    def others(self, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """The other clients' sites, or the weight with which the own rows stand for theirs, and the coordinates."""
+        apart = shared["apart"].to(problem.dtype)
+        share = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
+        return {
+            "mean": shared["mean"],
+            "factor": shared["factor"],
+            "own_weight": 1.0 + apart * (share - 1.0),
+            "tilt": (1.0 - apart)[:, None, None] * (shared["residuals"] - local["residual"]),
+            "precision": shared["precision"] - local["precision"],
+            "eta": shared["eta"] - local["eta"],
+        }
+
+    def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """The KSD of the particles from the client's target, or the client's likelihood scores there."""
+        const, batch = self.others(problem, shared, local, data), data.full_batch()
+        if kind == "ksd":
+            discrepancy = problem.mapped(self.mover(shared).discrepancy, (0, 0, BATCHES))
+            return {"ksd": discrepancy(shared["white"], const, batch)["ksd"]}
+        return {"scores": problem.mapped(self.own_scores, (0, 0, BATCHES))(shared["white"], const, batch)}
+
+    def positions(self, shared: State) -> Tensor:
+        """The particles (N, D) in whitened coordinates, in which they move."""
+        return shared["white"]
+
+    def target_scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
+        """The score of a client's target at whitened particles, (N, D), from `others`."""
+        coordinates = Coordinates(const["mean"], const["factor"])
+        batch = batch._replace(weight=const["own_weight"] * batch.weight)
+
+        def log_target(z: Tensor) -> Tensor:
+            return problem.log_joint(coordinates.model(z), batch, self.temperature)
+
+        others = site_scores(const["precision"], const["eta"], white) + const["tilt"]
+        own: Tensor = problem.vmap(grad(log_target))(white)
+        return own + others
+
+    def own_scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
+        """The client's own likelihood score, (N, D)."""
+        coordinates = Coordinates(const["mean"], const["factor"])
+        return coordinates.pull(likelihood_scores(problem, coordinates.model(white), batch)) / self.temperature
+
+    def residual(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
+        """r_{k,n}: how far the client's score is from its surrogate's, (N, D), with `own_site` in `const`."""
+        own = site_scores(const["own_precision"], const["own_eta"], white)
+        return self.own_scores(problem, white, const, batch) - own
+
+    def discrepancy(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> State:
+        """KSD of the particles from a client's target, and that of as many exact draws."""
+        found, noise = ksd_and_noise(white, self.target_scores(problem, white, const, batch), self.kernel)
+        return {"ksd": found, "noise": noise}
+
+    # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
@@ -244,3 +364,8 @@ class DSVGD(CorrectedSites):
         """The particles, (1, N, D); those that started apart at their mean positions of late."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
+
+
+def own_site(local: State) -> State:
+    """A client's own site, beside those of the others."""
+    return {"own_precision": local["precision"], "own_eta": local["eta"]}

@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -110,7 +111,7 @@ class Modes(Algorithm, ServerWork):
         return shared | _prefixed("prior_look_", look_at_prior(problem, shared["trial"].to(problem.dtype)))
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trial points."""
+        """The trial points, at which every client looks."""
         return super().download({"trial": shared["trial"]}, clients)
 
     def local_step(
@@ -202,7 +203,8 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
         hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
         return Look(value, score, -hessian)
 
-    return problem.vmap(at)(points)
+    seen: Look = problem.vmap(at)(points)
+    return seen
 
 
 def _prefixed(prefix: str, look: Look) -> State:

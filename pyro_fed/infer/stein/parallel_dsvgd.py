@@ -1,6 +1,6 @@
 """Accurate parallel DSVGD: scheduled clients renew their sites, and the server moves the particles.
 
-Kassab & Simeone's Algorithm 5 with the sites of `corrected_sites`, Gaussian surrogates corrected at each particle, in
+Kassab & Simeone's Algorithm 5 with the sites of `dsvgd`, Gaussian surrogates corrected at each particle, in
 place of kernel density estimates: a scheduled client sends its residual at the server's particles,
 
     r_{k,n} = ∇ log p_k(z_n) - (η_k - Λ_k z_n)
@@ -22,15 +22,16 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Noise, Start, State, started
+from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.schedule import All, Schedule
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.density.scores import prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.corrected_sites import own_site
-from pyro_fed.infer.stein.dsvgd import DSVGD
+from pyro_fed.infer.stein.dsvgd import DSVGD, own_site
 from pyro_fed.ops.stein import ksd_and_noise
 from pyro_fed.ops.step_sizes import AdaGradState
 
@@ -41,17 +42,45 @@ NO_SURROGATES = (
 )
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class ParallelDSVGD(DSVGD, ServerWork):
     """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
 
-    Args: as for `DSVGD`; more `local_steps`, as a round is a pass; `batch_size` must be None.
+    Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of the server a round; more than for `DSVGD`, as a round is a pass.
+        step_size: learning rate of AdaGrad at the beginning, in SDs of the Gaussian that the particles are whitened by.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: None: a client sends one full score a round.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
+            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            the prior), or "checked"
+            ("gaussian", refused in the run where its centre is no maximum).
+            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
+            takes the Gaussian elsewhere, with that check where the prior is proper and the model too large for
+            Hessians.
+        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
+        max_passes: passes over the clients, at most.
+        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        min_fall: or when the KSD of a pass has not fallen by this share
+        patience: for this many passes.
+        averaged_rounds: of particles that start apart, which this algorithm has not; leave it at its default.
 
     Raises:
-        SettingError: a `batch_size`, or a start without surrogates.
+        SettingError: a setting out of its range, unknown, or without effect beside the others; a `batch_size`, or a
+            start without surrogates.
 
     References:
-        Kassab & Simeone, Algorithm 5.
+        Kassab & Simeone, Appendix A.5, Algorithm 5, with the sites of `DSVGD`.
+
+    Example:
+        >>> idata = pf.run(pf.ParallelDSVGD(num_particles=100), fed)
     """
 
     local_steps: int = 50
@@ -65,6 +94,8 @@ class ParallelDSVGD(DSVGD, ServerWork):
             )
         if self.start == "apart":
             raise SettingError(f"ParallelDSVGD: start must not be 'apart': {NO_SURROGATES}")
+
+        refuse_unused(self, "particles never start apart here; use DSVGD", "averaged_rounds")
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -85,7 +116,7 @@ class ParallelDSVGD(DSVGD, ServerWork):
         return self.max_passes
 
     def default_schedule(self) -> Schedule:
-        """All clients."""
+        """All clients in every round."""
         return All()
 
     def download(self, shared: State, clients: Tensor) -> State:

@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, State
+from pyro_fed.algorithm.contract import Algorithm, Noise
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import draw_minibatches
@@ -57,6 +59,8 @@ class ParticleAlgorithm(Algorithm):
         check_positive(self, "step_size", "fudge", "temperature", "decay_offset")
         check_between(self, "decay", 0, 1, "[]")
         check_between(self, "momentum", 0, 1, "[)")
+        if self.decay == 0:
+            refuse_unused(self, "the step is constant; give decay, such as 0.6", "decay_offset")
 
     @property
     def optimiser(self) -> AdaGrad:
@@ -66,7 +70,7 @@ class ParticleAlgorithm(Algorithm):
         )
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Minibatches of a round."""
+        """Minibatches of a round's steps, or nothing where all rows are taken."""
         if self.batch_size is None:
             return ()
         return draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)

@@ -38,7 +38,8 @@ def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
     points = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
     left, _, right = torch.linalg.svd(points - points.mean(0), full_matrices=False)
     rank = min(count - 1, dim)
-    return count**0.5 * left[:, :rank] @ right[:rank]
+    spread: Tensor = count**0.5 * left[:, :rank] @ right[:rank]
+    return spread
 
 
 def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int, seed: int) -> Tensor:

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Pooled, ServerWork
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
@@ -93,7 +94,7 @@ class Survey(Algorithm, ServerWork):
         return FedLaplace(min_curvature=self.min_curvature)
 
     def modes(self) -> Algorithm:
-        """The modes."""
+        """The search for modes, each with its Laplace approximation."""
         return Modes(min_curvature=self.min_curvature)
 
     def ep(self) -> Algorithm:

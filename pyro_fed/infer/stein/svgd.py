@@ -1,7 +1,7 @@
 """Accurate SVGD on the pooled data (Liu & Wang, 2016): `dsvgd` with a single client.
 
 Whitened coordinates, the kernel, the decaying step, the start and the end are those of `dsvgd`, and so is the
-fixed point; the form of the DSVGD paper's experiments is `svgd_paper`.
+fixed point; the form of the DSVGD paper's experiments is `paper.svgd`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.survey import PooledSurvey, Survey
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class SVGD(DSVGD, Pooled):
     """Accurate SVGD on the pooled data: `DSVGD` with a single client, which holds all rows.
 
-    Args: as for `DSVGD`; more `local_steps`, as a round is a pass.
+    Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps a round; more than for `DSVGD`, as a round is a pass.
+        step_size: learning rate of AdaGrad at the beginning, in SDs of the Gaussian that the particles are whitened by.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of them; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
+            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            the prior), "apart" (the same without surrogates, for densities that have no useful
+            mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
+            "apart").
+            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
+            takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
+        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
+        max_passes: rounds at most.
+        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        min_fall: or when the KSD of a round has not fallen by this share
+        patience: for this many rounds.
+        averaged_rounds: particles that started apart are returned at their mean over so many rounds.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Liu & Wang (2016), Stein variational gradient descent.
+        Liu & Wang (2016), Stein variational gradient descent: a general purpose Bayesian inference algorithm.
+
+    Example:
+        >>> idata = pf.run(pf.SVGD(num_particles=100), fed)
     """
 
     local_steps: int = 50

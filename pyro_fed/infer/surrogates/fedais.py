@@ -30,13 +30,15 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.sites.whitening import Coordinates
-from pyro_fed.infer.surrogates.phase import NAMES, Name, surrogate_phase
+from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
@@ -47,19 +49,21 @@ from pyro_fed.ops.student import Tails
 IMPOSSIBLE = -1e30
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedAIS(Algorithm, Advice):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
-        surrogates: where the sites come from: an algorithm that leaves Gaussian ones, `Given`, "laplace", "fedep",
-            "local_sgld", or "auto": FedEP up to its `full_dim` parameters, and Laplace beyond.
+        surrogates: where the sites come from: an algorithm that leaves Gaussian ones at the clients, or its name:
+            "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
+            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors.
         num_proposals: S, draws that every client is asked about.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
-        levels: J, of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
-        flat: this much, in SDs over draws.
-        leapfrog_steps: of an annealing transition.
-        step_size: of these, in SDs of q.
+        levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
+        flat: this much, an SD over draws.
+        leapfrog_steps: leapfrog steps of an annealing transition.
+        step_size: of the leapfrog steps, in SDs of q.
         trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
             of S; where they hardly differ, k is the shape of nothing.
         min_effective: fewer effective draws than this are warned of.
@@ -67,8 +71,15 @@ class FedAIS(Algorithm, Advice):
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
     `log_evidence` log p(y) with its standard error `log_evidence_se`.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
         Neal (2001), Annealed importance sampling. Vehtari et al. (2024), Pareto smoothed importance sampling.
+
+    Example:
+        >>> idata = pf.run(pf.FedAIS(), fed)
+        >>> evidence = idata["federation"]["log_evidence"].values[-1]
     """
 
     needs_all: ClassVar[bool] = True
@@ -90,8 +101,7 @@ class FedAIS(Algorithm, Advice):
         check_positive(self, "flat", "step_size")
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
-        if isinstance(self.surrogates, str):
-            check_choice(self, "surrogates", NAMES)
+        check_surrogates(self)
 
     def default_rounds(self, num_clients: int) -> int:
         """One with all clients; it stops when each has answered."""
@@ -138,7 +148,7 @@ class FedAIS(Algorithm, Advice):
         )
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The proposals."""
+        """The proposals, of which every client says its log-likelihood."""
         return super().download({"draws": shared["draws"]}, clients)
 
     def local_step(
@@ -192,7 +202,7 @@ class FedAIS(Algorithm, Advice):
         return []
 
     def advice(self, problem: Problem, before: State) -> str:
-        """Other sites."""
+        """The cure of log-likelihoods that are no numbers: other sites."""
         return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.errors import listed
-from pyro_fed.infer.peers.beliefs import where
 from pyro_fed.infer.sites.derivatives import Derivatives, Structure
-from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
@@ -40,6 +41,7 @@ from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class LocalSGLD(Algorithm):
     """One Gaussian a client from draws of its own likelihood, in one round.
@@ -47,16 +49,23 @@ class LocalSGLD(Algorithm):
     Args:
         num_samples: draws a client.
         burn_in: steps before them.
-        stages: how often the curvature is taken during burn-in; divides it.
-        batch_size: rows a step; None takes all.
-        step_size: h_s; None derives it.
-        share_of_stable: derived step as a share of the largest stable one.
-        confined: see above; 1 is a Gaussian likelihood.
+        stages: into how many parts burn-in is divided; a derived step is derived anew in each.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
+        share_of_stable: derived step as a share of the largest stable one, in (0, 1]; only without a `step_size`.
+        confined: curvature at the draws' mean, in units of their covariance, below which a likelihood counts as
+            improper and its surrogate is tempered; 1 is a Gaussian likelihood.
         covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: see `covariance`.
+        full_dim: largest D for which "auto" takes a full covariance; of that alone.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        El Mekkaoui et al., Section 3.1.
+        El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.
+
+    Example:
+        >>> idata = pf.run(pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=5000)), fed)
     """
 
     needs_all: ClassVar[bool] = True
@@ -80,6 +89,10 @@ class LocalSGLD(Algorithm):
         check_positive(self, "confined")
         check_between(self, "share_of_stable", 0, 1)
         check_choice(self, "covariance", ("auto", "full", "diag"))
+        if self.step_size is not None:
+            refuse_unused(self, "the step is not derived where step_size is given", "share_of_stable")
+        if self.covariance != "auto":
+            refuse_unused(self, "only covariance='auto' has the choice", "full_dim")
 
     @property
     def _stage_steps(self) -> int:
@@ -90,7 +103,7 @@ class LocalSGLD(Algorithm):
         return structure_of(self.covariance, problem.dim, self.full_dim)
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """One round, with all clients."""
         return 1
 
     def init(
@@ -102,11 +115,11 @@ class LocalSGLD(Algorithm):
         return shared, as_state(flat_site(problem, structure, num_clients))
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The start."""
+        """Where all clients' chains start."""
         return super().download({"position": shared["position"]}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Noise and minibatches of burn-in and sampling."""
+        """The noise and the minibatches of all steps, those of burn-in first."""
         steps = self.stages * self._stage_steps + self.num_samples
         normal = torch.randn(steps, problem.dim, generator=generator, dtype=problem.dtype)
         if self.batch_size is None:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, State
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
@@ -35,7 +36,7 @@ class Mismatch(Algorithm, Advice):
     """One round that measures the surrogates; it leaves them as they were.
 
     Args:
-        surrogates: where they come from, as in `LangevinAlgorithm`.
+        surrogates: where they come from, an algorithm that leaves Gaussian sites, or `Given`.
         alpha: weight of the conducive gradient.
         probabilities: f_s; uniform by default.
         num_points: Sobol points; even.
@@ -53,7 +54,7 @@ class Mismatch(Algorithm, Advice):
         check_at_least(self, 2, "num_points")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """One round, with all clients."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -70,7 +71,7 @@ class Mismatch(Algorithm, Advice):
         return as_state(target) | {"mismatch": torch.zeros_like(target.eta)}, local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """q."""
+        """The Gaussian q, under which the clients measure their errors."""
         return super().download({name: shared[name] for name in ("precision", "eta")}, clients)
 
     def local_step(
@@ -93,7 +94,7 @@ class Mismatch(Algorithm, Advice):
         return shared | {"mismatch": messages["mismatch"].sum(0)}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """Other surrogates."""
+        """The cure of errors that are no numbers: other surrogates, or no measuring."""
         return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.surrogates.local_sgld import LocalSGLD
@@ -17,7 +19,31 @@ BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "loc
 NAMES = ("auto", *BY_NAME)
 
 
-def surrogate_phase(surrogates: Algorithm | Given | Name | None, problem: Problem) -> Algorithm | None:
+#: What a setting `surrogates` may be.
+Surrogates = Algorithm | Given | Name | None
+
+
+def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
+    """A setting `surrogates`: an algorithm, `Given`, or a name.
+
+    Args:
+        owner: whose setting it is.
+        allow_none: whether it may be None.
+
+    Raises:
+        SettingError: it is none of these.
+    """
+    value = owner.surrogates
+    if isinstance(value, str):
+        check_choice(owner, "surrogates", NAMES)
+    elif not isinstance(value, Algorithm | Given) and not (allow_none and value is None):
+        raise SettingError(
+            f"{type(owner).__name__}: surrogates must be an algorithm that leaves Gaussian sites, such as "
+            f"FedLaplace(), Given(precision, eta), or one of {list(NAMES)}, received {value!r}"
+        )
+
+
+def surrogate_phase(surrogates: Surrogates, problem: Problem) -> Algorithm | None:
     """The algorithm that fits the surrogates, if one has to.
 
     Args:

@@ -4,7 +4,7 @@
 
 FSGLD stays unbiased whatever they are, so a surrogate need not be proper; the better it is the smaller the
 variance between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client
-(the format of `infer.gaussian_sites`), run as a phase of its own and sent once:
+(the format of `sites.gaussian_sites`), run as a phase of its own and sent once:
 
     FedEP()                 expected curvature under q (the default as far as its covariance is full)
     FedLaplace()            curvature at the joint mode (the default beyond)
@@ -47,6 +47,13 @@ class Given:
 
     Raises:
         SettingError: shapes that do not fit, or values that are not finite.
+
+    References:
+        El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.
+
+    Example:
+        >>> given = pf.Given.from_moments(means, covariances)  # (K, D) and (K, D, D)
+        >>> idata = pf.run(pf.FSGLD(surrogates=given), fed)
     """
 
     precision: Tensor
@@ -66,7 +73,12 @@ class Given:
 
     @classmethod
     def from_moments(cls, means: Tensor, covariances: Tensor) -> Given:
-        """From means (K, D) and covariances (K, D, D), or variances (K, D)."""
+        """Surrogates of given moments.
+
+        Args:
+            means: (K, D).
+            covariances: (K, D, D), or variances (K, D) for diagonal surrogates; positive definite.
+        """
         structure = DiagGaussian if covariances.ndim == 2 else FullGaussian
         sites = structure.from_moments(means.double(), covariances.double())
         sites.require_proper("Given.from_moments")
@@ -183,7 +195,7 @@ def _finite_mean(product: Gaussian) -> Tensor:
 
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
-    curvature = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
+    curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
     if not product.dense:
         return curvature.diagonal().clamp_min(0)
     return positive_part(curvature)

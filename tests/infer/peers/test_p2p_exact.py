@@ -25,7 +25,7 @@ CASES = {
     "one step a round": (pf.graph.star(4, 0.3), {"gossip_steps": 1}, {}),
     "start at the prior": (pf.graph.ring(4), {"start": "prior"}, {}),
     "local start": (pf.graph.ring(4), {"start": "local"}, {}),
-    "several local steps": (pf.graph.ring(4), {"local_steps": 3}, {}),
+    "several local steps": (pf.graph.ring(4), {"update": pf.update.Newton(steps=3)}, {}),
     "damped": (pf.graph.ring(4), {"damping": 0.5}, {}),
     "links fail": (pf.graph.LinkFailures(pf.graph.ring(4), 0.3), {"gossip_steps": 1}, {"num_rounds": 300}),
     "gossip": (pf.graph.GossipPairs(pf.graph.ring(4)), {"gossip_steps": 1}, {"num_rounds": 400}),
@@ -118,7 +118,7 @@ def test_as_published_data_used_again_count_again() -> None:
 
 
 def test_bayes_by_backprop_is_near_the_pooled_posterior() -> None:
-    algorithm = KeptVI(update="svi", start="prior", svi_steps=100, svi_samples=4, svi_step_size=0.03, damping=0.5)
+    algorithm = KeptVI(update=pf.update.SVI(num_samples=4, step_size=0.03), damping=0.5)
     mean, covariance, _ = beliefs(algorithm, federation(), pf.graph.complete(4), num_rounds=8, compile="trace")
     want_mean, want_covariance = exact(*data())
     sd = want_covariance.diagonal().sqrt()

@@ -35,9 +35,11 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
@@ -99,7 +101,9 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         batch, dims = with_batches(data, self.batch_size)
         carry = (shared["particles"], self.start_optimiser(shared["particles"]))
         axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
-        (particles, _), _ = problem.scan(self._global_step, carry, (shared, site, batch), noise, self.local_steps, axes)
+        const = (shared, site, batch)
+        end, _ = problem.scan(self._global_step, carry, const, noise, self.local_steps, axes)
+        particles: Tensor = end[0]
         return particles
 
     def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
@@ -131,11 +135,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             return is_prior * log_prior + (pointwise * batch.weight).sum() / self.temperature
 
         density = kde_score(particles, shared["particles"], self.kde_bandwidth, self.kde_floor)
-        return (
-            problem.vmap(grad(model_part))(particles)
-            + (1.0 - is_prior) * density
-            - self.site_score(problem, particles, site)
-        )
+        model: Tensor = problem.vmap(grad(model_part))(particles)
+        return model + (1.0 - is_prior) * density - self.site_score(problem, particles, site)
 
     def figures(self, shared: State, particles: Tensor) -> State:
         """Effective neighbours in the KDE of q^(i-1) at the new particles, and the particles' spread."""
@@ -148,7 +149,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         }
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """A dead KDE."""
+        """A kernel density estimate in which particles see themselves alone."""
         alive = record.last("kde_alive")
         if len(alive) == 0 or np.mean(alive) >= ALIVE:
             return []
@@ -160,15 +161,35 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         ]
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperDSVGD(SiteParticles):
     """DSVGD as published: particles at the server, and one site of N local particles a client.
 
     Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
         distill_steps: L', SVGD steps that distil the site.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.
+
+    Example:
+        >>> idata = pf.run(pf.PaperDSVGD(num_particles=100, batch_size=10), fed)
     """
 
     distill_steps: int = 200

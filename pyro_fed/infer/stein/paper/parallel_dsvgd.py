@@ -7,9 +7,9 @@ particles. The server distils them by L_s steps of SVGD towards
 
 with t_k the KDE of client k's last local particles, and 1 before its first turn.
 
-Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `dsvgd_paper`.
+Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `paper.dsvgd`.
 
-The limits are those of `dsvgd_paper`, and one more: a KDE in place of each of K sites has the bandwidth's
+The limits are those of `paper.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
 variance in place of the site's own, so q^(i) is too narrow where many clients with little data each have wide
 sites.
 """
@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import ServerWork
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -33,16 +35,37 @@ from pyro_fed.infer.stein.paper.dsvgd import PaperDSVGD
 from pyro_fed.ops.kde import kde_score
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperParallelDSVGD(PaperDSVGD, ServerWork):
-    """P-DSVGD as published.
+    """Parallel-DSVGD as published: several clients a round send their sites, which the server distils.
 
     Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of a client on its tilted target.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        distill_steps: L', SVGD steps that distil the site.
         server_steps: L_s, SVGD steps at the server.
         share: of the clients that work in a round by default, at random; at least one client does.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
-        Kassab & Simeone, Algorithm 5, Eq. (28)-(29).
+        Kassab & Simeone, Appendix A.5, Algorithm 5, Eq. (28)-(29).
+
+    Example:
+        >>> idata = pf.run(pf.PaperParallelDSVGD(share=0.5), fed)
     """
 
     server_steps: int = 200
@@ -66,7 +89,7 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
         return _Share(self.share)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The particles."""
+        """The particles, and whether they are still draws of the prior."""
         return super().download({name: shared[name] for name in ("particles", "is_prior")}, clients)
 
     def local_step(
@@ -78,7 +101,7 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
         return {"site": kept["site"], "client": local["client"]}, kept | {"client": local["client"]}, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take in the new sites."""
+        """Put the new sites in the places of the old ones."""
         sites, visited = shared["sites"].clone(), shared["visited"].clone()
         sites[messages["client"]] = messages["site"]
         visited[messages["client"]] = True

@@ -16,21 +16,41 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Pooled
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.step_sizes import AdaGradState
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PaperSVGD(ParticleAlgorithm, Pooled):
     """Centralised SVGD as in the DSVGD paper: `local_steps` steps a round on the pooled data.
 
-    Args: as for `ParticleAlgorithm`.
+    Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of them; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3.
+        Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3, Eq. (8).
+
+    Example:
+        >>> idata = pf.run(pf.PaperSVGD(local_steps=200, batch_size=10), fed, num_rounds=20)
     """
 
     def default_rounds(self, num_clients: int) -> int:

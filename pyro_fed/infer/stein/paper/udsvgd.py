@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, State
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import prior_scores
@@ -24,14 +26,36 @@ from pyro_fed.infer.stein.paper.dsvgd import SiteParticles
 from pyro_fed.ops.kde import buffer_score_ratio, kde_score
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class UDSVGD(SiteParticles):
-    """U-DSVGD as published.
+    """Unconstrained DSVGD as published: sites from all particles that a client has ever exchanged.
 
     The buffer doubles when it is full, so that a compiled step is compiled anew a few times only.
 
+    Args:
+        num_particles: N, at least 2.
+        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
-        Kassab & Simeone, Algorithm 4, Eq. (9)-(15); settings from Table 3.
+        Kassab & Simeone, Appendix A.1, Algorithm 4, Eq. (9)-(15); settings from Table 3.
+
+    Example:
+        >>> idata = pf.run(pf.UDSVGD(num_particles=100, batch_size=10), fed)
     """
 
     def init(

@@ -1,0 +1,87 @@
+"""How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, or by Adam on the evidence lower bound.
+
+An instance has settings of its own, ``update=pf.update.SVI(steps=50)``; a name has the defaults, ``update="svi"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.infer.guides.fitting import GuideFit
+
+__all__ = ["SVI", "Name", "Newton", "Update"]
+
+#: The kinds by the names that the setting `update` knows them under.
+Name = Literal["newton", "svi"]
+
+
+class Update(Variant):
+    """How an agent's belief takes in its own data: the settings of one of two ways, `Newton` or `SVI`."""
+
+    what: ClassVar[str] = "belief update"
+    door: ClassVar[str] = "pf.update"
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Newton(Update):
+    """Expected Newton steps at Sobol points of the belief: natural gradients, in closed form where conjugate.
+
+    The algorithm's `num_points`, `curvature` and `damping` say how the steps are computed and how much of one is made.
+
+    Args:
+        steps: steps a round.
+        memory: rounds that the acceleration of a single, undamped step remembers; 1 is none, which is also what graphs
+            get where a round does not bring the agents together.
+
+    References:
+        Khan & Nielsen (2018), Fast yet simple natural-gradient descent for variational inference.
+
+    Example:
+        >>> pf.run(pf.P2PVI(update=pf.update.Newton(steps=3)), fed, graph=pf.graph.ring(5))
+    """
+
+    steps: int = 1
+    memory: int = 4
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "memory")
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class SVI(Update):
+    """Bayes by backprop: Adam on the evidence lower bound of a Gaussian guide around the belief, afresh every round.
+
+    Args:
+        steps: u, Adam's steps a round.
+        step_size: Adam's rate, in SDs of the belief.
+        num_samples: draws of the guide a step.
+        batch_size: B, rows a step, weighted to all of the agent's; None takes all.
+
+    References:
+        Wang et al., Section V-B1. Blundell et al. (2015), Weight uncertainty in neural networks.
+
+    Example:
+        >>> pf.run(pf.P2PVI(update=pf.update.SVI(steps=47, batch_size=50)), fed, graph=pf.graph.ring(5))
+    """
+
+    steps: int = 100
+    step_size: float = 0.05
+    num_samples: int = 1
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "num_samples")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "step_size")
+
+    @property
+    def guide_fit(self) -> GuideFit:
+        """The fit of a guide with these settings, at Adam's own β and ε."""
+        return GuideFit(
+            steps=self.steps, step_size=self.step_size, samples=self.num_samples, batch_size=self.batch_size
+        )
