@@ -119,7 +119,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
             raise SettingError(f"{name}: without preconditioner the step has no scale: give step_size")
         if self.surrogates is None and (self.precondition or self.control_variate or self.conducive_weight):
             raise SettingError(
-                f"{name}: precondition, control_variate and conducive gradients need surrogates, received None"
+                f"{name}: precondition, control_variate and conducive gradients (alpha) need surrogates, received None"
             )
         if self.decay == 0:
             refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")

@@ -133,8 +133,8 @@ class CompiledNUTS(mcmc.NUTS):
 
     def transition(self, params: dict[str, Tensor]) -> dict[str, Any]:
         """One draw after warm-up, (D,), with its statistics."""
-        untyped: Any = self
-        potential, past = untyped._potential_energy_last, self._mean_accept_prob
+        potential: Any = self._potential_energy_last
+        past = self._mean_accept_prob
         count = self._t - self._warmup
         steps, diverged = self.steps, len(self._divergences)
         z = self._draw(params)[SITE]

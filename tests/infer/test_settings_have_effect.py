@@ -1,0 +1,124 @@
+"""A setting that a run never looks at is refused: nothing that a user writes is silently ignored.
+
+Each algorithm runs with its settings watched. A setting that it never read is given another value, which must be
+refused, unless what the data are or how the run goes decides whether it is read (`BY_THE_DATA`).
+"""
+
+import dataclasses
+import sys
+import typing
+import warnings
+
+import pytest
+import torch
+from algorithms import SMALL, VISITS, few_sgld_draws, graph_of, unequal_lines
+
+import pyro_fed as pf
+from pyro_fed.errors import SettingError
+
+GIVEN = pf.Given(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), torch.ones(3, 2, dtype=torch.float64))
+PLAIN = {"surrogates": None, "precondition": False, "control_variate": False, "step_size": 0.01}
+CASES = {
+    "SVGD": lambda: pf.SVGD(**SMALL),
+    "SVGD, gaussian": lambda: pf.SVGD(**SMALL, start="gaussian"),
+    "DSVGD": lambda: pf.DSVGD(**SMALL),
+    "DSVGD, apart": lambda: pf.DSVGD(**SMALL, start="apart"),
+    "DSVGD, prior": lambda: pf.DSVGD(**SMALL, start="prior"),
+    "ParallelDSVGD": lambda: pf.ParallelDSVGD(**SMALL),
+    "PaperSVGD": lambda: pf.PaperSVGD(**SMALL),
+    "PaperDSVGD": lambda: pf.PaperDSVGD(**SMALL, distill_steps=2),
+    "PaperParallelDSVGD": lambda: pf.PaperParallelDSVGD(**SMALL, distill_steps=2, server_steps=2),
+    "UDSVGD": lambda: pf.UDSVGD(**SMALL),
+    "FedLaplace": lambda: pf.FedLaplace(),
+    "FedAIS": lambda: pf.FedAIS(num_proposals=60, surrogates=GIVEN),
+    "SVI": lambda: pf.SVI(num_steps=5, num_guide_draws=10),
+    "NUTS": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1),
+    "NUTS, laplace": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1, start="laplace"),
+    "SGLD": lambda: pf.SGLD(**VISITS),
+    "SGLD, plain": lambda: pf.SGLD(**VISITS, **PLAIN),
+    "DSGLD": lambda: pf.DSGLD(**VISITS),
+    "DSGLD, plain": lambda: pf.DSGLD(**VISITS, **PLAIN),
+    "FSGLD": lambda: pf.FSGLD(**VISITS),
+    "FSGLD, given step": lambda: pf.FSGLD(**VISITS, step_size=0.01, surrogates=GIVEN),
+    "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
+    "FALD, plain": lambda: pf.FALD(**VISITS | {"thin": 4}, **PLAIN, alpha=0.0),
+    "LocalSGLD": few_sgld_draws,
+    "LocalSGLD, given step": lambda: pf.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),
+    "P2PVI": lambda: pf.P2PVI(),
+    "P2PVI, gossip": lambda: pf.P2PVI(gossip_steps=1, start="prior"),
+    "P2PVI, published": lambda: pf.P2PVI(weighting="paper"),
+    "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
+    "P2PEP": lambda: pf.P2PEP(tilted_points=64),
+    "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
+}
+
+#: Settings that are read or not as the data or the course of the run have it.
+BY_THE_DATA = {
+    "patience": "after so many passes",
+    "min_fall": "after `patience` passes",
+    "noise": "after a pass",
+    "start_steps": "where an agent's belief is improper",
+    "min_effective": "where the weights' tail is short",
+    "trusted_share": "where the weights have a long tail",
+    "leapfrog_steps": "where the prior is not Gaussian",
+    "step_size": "where the prior is not Gaussian",
+    "levels": "where the prior is not Gaussian",
+    "aim_share": "where a Newton step is no gain",
+    "tolerance": "before a run that goes on",
+}
+
+
+def watched(algorithm, reads):
+    """The same algorithm; what its own code reads of its settings goes into `reads`."""
+    names = {field.name for field in dataclasses.fields(algorithm)}
+
+    def __getattribute__(self, name):
+        if name in names:
+            code, module = sys._getframe(1).f_code, sys._getframe(1).f_globals.get("__name__", "")
+            checks = code.co_name == "__post_init__" or code.co_name.startswith("_check")
+            if module.startswith("pyro_fed.infer") and code.co_filename != "<string>" and not checks:
+                reads.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(type(algorithm).__name__, (type(algorithm),), {"__getattribute__": __getattribute__})
+    twin = object.__new__(kind)
+    twin.__dict__.update(vars(algorithm))
+    return twin
+
+
+def other(algorithm, name):
+    """Another value of a setting, in its range, that is not the default either."""
+    hint = typing.get_type_hints(type(algorithm))[name]
+    value = getattr(algorithm, name)
+    choices = [
+        c
+        for part in (hint, *typing.get_args(hint))
+        if typing.get_origin(part) is typing.Literal
+        for c in typing.get_args(part)
+    ]
+    if choices:
+        return next(choice for choice in reversed(choices) if choice != value)
+    if isinstance(value, bool):
+        return not value
+    return {int: lambda: value + 2, float: lambda: value * 0.75 or 0.5, type(None): lambda: 2}[type(value)]()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_setting_that_is_never_read_is_refused(case):
+    algorithm, federation, reads = CASES[case](), unequal_lines(), set()
+    twin = watched(algorithm, reads)
+    twin.default_rounds(3)
+    options = {"progress": False, "compile": "off", "log_likelihood": False, "num_draws": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pf.run(twin, federation, num_rounds=2, **graph_of(algorithm, federation), **options)
+    ignored = {field.name for field in dataclasses.fields(algorithm)} - reads - BY_THE_DATA.keys()
+    accepted = []
+    for name in sorted(ignored):
+        try:
+            changed = dataclasses.replace(algorithm, **{name: other(algorithm, name)})
+        except SettingError as refusal:
+            assert name in str(refusal)
+        else:
+            accepted.append(f"{name}={getattr(changed, name)!r}")
+    assert not accepted, f"{case}: accepted and without effect: {accepted}"
