@@ -75,7 +75,7 @@ class FederatedAscent(Algorithm, ServerWork):
         return figures[-1]["change"] < 1e-6
 
     def sample(self, shared, num_draws, generator):
-        return shared["point"].expand(1, 2, -1)  # (chain, draw, D), unconstrained
+        return shared["point"].expand(1, 1, -1)  # (chain, draw, D), unconstrained: a point is one draw
 
 
 # %% [markdown]
