@@ -107,7 +107,6 @@ paper = {
     "sweeps": False,
     "precondition": False,
     "midpoint": False,
-    "trust": None,
     "target_ess": None,
     "control_variate": False,
 }
@@ -115,9 +114,10 @@ paper |= {"step_size": 1e-4, "batch_size": 10, "num_chains": 4 if FAST else 16, 
 updates, steps = ((1, 100), 400) if FAST else ((1, 10, 100, 1000), 4000)
 figure, axes = plt.subplots(2, len(updates), figsize=(11, 5.6), layout="constrained", squeeze=False)
 error_figure, error_axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-for row, (name, surrogates) in zip(axes, {"DSGLD": None, "FSGLD": likelihoods}.items(), strict=True):
+kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "trust": None}}
+for row, (name, own) in zip(axes, kinds.items(), strict=True):
     for axis, count in zip(row, updates, strict=True):
-        algorithm = getattr(pf, name)(surrogates=surrogates, local_steps=count, burn_in=steps // 4, **paper)
+        algorithm = getattr(pf, name)(local_steps=count, burn_in=steps // 4, **paper, **own)
         draws = run(algorithm, fed, num_rounds=steps // count, num_draws=100_000).posterior["mu"].values
         for rows in shards:
             axis.scatter(*rows.T, s=1, alpha=0.3)
