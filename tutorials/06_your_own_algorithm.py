@@ -31,6 +31,7 @@ from torch.func import grad
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm, Batch
 from pyro_fed.algorithm.capabilities import ServerWork
+from pyro_fed.conventions.setting_checks import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,21 @@ class FederatedAscent(Algorithm, ServerWork):
     Args:
         step_size: length of a step per unit of gradient.
 
+    Raises:
+        SettingError: a step size that is not positive.
+
+    References:
+        Nesterov (2004), Introductory lectures on convex optimization, Section 1.2.3.
+
     Example:
         >>> idata = pf.run(FederatedAscent(step_size=0.02), fed)
     """
 
     draws_are: ClassVar[str] = "point"
     step_size: float = 0.05
+
+    def __post_init__(self):  # settings are checked where they are given
+        check_positive(self, "step_size")
 
     def default_rounds(self, num_clients):
         return 200
@@ -105,6 +115,19 @@ assert abs(float(idata.posterior["mu"][0, 0]) - float(y.sum() / 13)) < 1e-5
 # Every executor gives the same answer, since a step has no other inputs than its arguments. An algorithm that needs
 # random numbers draws them in `draw_noise`, one client's for a round, as tensors with a leading axis over its steps;
 # `local_step` gets those of all its clients as `noise`, (steps, C, ...).
+#
+# More that an algorithm may need:
+#
+# * Several steps a round: `carry, outs = problem.scan(step, carry, const, xs, length, const_dims)` calls
+#   `carry, out = step(problem, carry, const, x)` for one client, `length` times, mapped over clients and compiled. Rows
+#   are `const`, with `const_dims=BATCHES` for a `Batch` (from `pyro_fed.algorithm`); noise is `xs`, or `()`; a step
+#   without an `out` returns `(carry, ())`.
+# * The prior at the clients instead of at the server: each takes the share `data.num_rows / problem.num_rows` of it.
+# * `weights` in `combine` are the shares of rows of the clients whose messages came, and sum to one.
+# * The number of the round is no argument: what changes with it, such as a step size that falls, keeps its own counter
+#   in the server's state.
+# * `additive = True` says that `combine` needs no more than the weighted sum of the messages: then robust means and
+#   differential privacy may stand in for them (`run(..., combination=)`).
 
 # %%
 one_by_one = pf.run(FederatedAscent(), fed, executor="sequential", progress=False)
@@ -121,14 +144,21 @@ assert float(one_by_one.posterior["mu"][0, 0]) == float(idata.posterior["mu"][0,
 # algorithm = "my_package.ascent:FederatedAscent"
 #
 # [settings]
-# step_size = 0.01
+# step_size = 0.01      # ours: stable on the shipped models
+#
+# [source]
+# paper = "Nesterov (2004)"
 # ```
+#
+# Every value says where it is from, and `[source]` names the paper: the shipped recipes are tested for that.
 #
 # ## As a part of this package
 #
 # 1. The module, in the folder of its family: `pyro_fed/infer/laplace/ascent.py` has the class above, and a header with
-#    the paper and its equations.
+#    the paper and its equations. What each family is about stands in the door of `pyro_fed.infer`.
 # 2. One line in the family's door, `pyro_fed/infer/laplace/__init__.pyi`:
 #    `from .ascent import FederatedAscent as FederatedAscent`. Now it is `pf.FederatedAscent`, `pyro-fed list` shows it,
 #    the page of its family in the documentation has it, and it has to pass the tests of every algorithm.
-# 3. A recipe, `inference/ascent.toml`, with `algorithm = "pyro_fed.infer:FederatedAscent"`.
+# 3. A recipe, `inference/ascent.toml`, as above with `algorithm = "pyro_fed.infer:FederatedAscent"`.
+#
+# And a line in `CHANGELOG.md`.
