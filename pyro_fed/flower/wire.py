@@ -79,7 +79,7 @@ class Order:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """`slots` as numbers."""
+        """The places of the clients among those that were asked, read from the text `slots`."""
         return tuple(int(slot) for slot in self.slots.split())
 
 

@@ -27,7 +27,7 @@ class Factor(NamedTuple):
     proper: Tensor
 
     def log_det(self) -> Tensor:
-        """log |P|: (...)."""
+        """Log determinant of the precision P, from its factor: (...)."""
         diagonal = torch.diagonal(self.lower, dim1=-2, dim2=-1)
         return 2.0 * (self.scale.log() + diagonal.log()).sum(-1)
 

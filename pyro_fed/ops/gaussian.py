@@ -90,7 +90,7 @@ class Gaussian(NaturalParameters, ABC):
 
     @abstractmethod
     def log_det(self) -> Tensor:
-        """log |P|: (...)."""
+        """Log determinant of the precision P: (...)."""
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log density.

@@ -53,7 +53,7 @@ class FullGaussian(Gaussian):
         return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
     def to_full(self) -> FullGaussian:
-        """Itself."""
+        """This factor, which is full already."""
         return self
 
     def to_diag(self) -> DiagGaussian:
@@ -112,7 +112,7 @@ class DiagGaussian(Gaussian):
         return FullGaussian(torch.diag_embed(self.precision), self.eta)
 
     def to_diag(self) -> DiagGaussian:
-        """Itself."""
+        """This factor, which is diagonal already."""
         return self
 
     def root(self) -> Tensor:

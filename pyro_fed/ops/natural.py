@@ -41,7 +41,7 @@ class NaturalParameters:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """D, the number of parameters."""
         return self.eta.shape[-1]
 
     @property
@@ -51,7 +51,7 @@ class NaturalParameters:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The leading axes."""
+        """Sizes of the axes before those of the parameters."""
         return self.eta.shape[:-1]
 
     def product(self, other: NaturalParameters) -> Self:

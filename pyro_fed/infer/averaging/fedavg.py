@@ -81,7 +81,7 @@ class FedAvg(Algorithm):
         return cast("Optimiser | None", self.server_optimiser)
 
     def default_rounds(self, num_clients: int) -> int:
-        """100."""
+        """A hundred rounds, whatever the number of clients."""
         return 100
 
     def init(
@@ -95,7 +95,7 @@ class FedAvg(Algorithm):
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point."""
+        """What clients receive: the server's point."""
         return super().download({name: shared[name] for name in ("point", "num_rows")}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:

@@ -102,7 +102,7 @@ class SGD(Optimiser):
         check_between(self, "momentum", 0, 1, "[)")
 
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
-        """`torch.optim.SGD`."""
+        """These settings as a `torch.optim.SGD` with a learning rate."""
         return torch.optim.SGD(leaves, lr=rate, momentum=self.momentum)
 
 
@@ -127,7 +127,7 @@ class Adagrad(Optimiser):
         check_positive(self, "eps")
 
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
-        """`torch.optim.Adagrad`."""
+        """These settings as a `torch.optim.Adagrad` with a learning rate."""
         return torch.optim.Adagrad(leaves, lr=rate, eps=self.eps)
 
 
@@ -155,5 +155,5 @@ class Adam(Optimiser):
         check_betas(self)
 
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
-        """`torch.optim.Adam`."""
+        """These settings as a `torch.optim.Adam` with a learning rate."""
         return torch.optim.Adam(leaves, lr=rate, eps=self.eps, betas=self.betas)

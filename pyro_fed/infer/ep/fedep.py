@@ -228,7 +228,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
 
     @property
     def inference(self) -> TiltedInference:
-        """The clients' inference."""
+        """How a client approximates its tilted density: the setting `client` as an instance."""
         return cast(TiltedInference, self.client)
 
     def default_rounds(self, num_clients: int) -> int:

@@ -82,7 +82,7 @@ class FedPA(FedEP):
         refuse_unused(self, "the clients' answers do not depend on q, so that nothing converges", "tolerance")
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """One."""
+        """One everywhere: a client looks at its own likelihood alone, (C,)."""
         return type(site)(torch.zeros_like(site.precision), torch.zeros_like(site.eta))
 
     def default_rounds(self, num_clients: int) -> int:
@@ -143,7 +143,7 @@ class BCM(FedEP):
         )
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """A single round."""
         return 1
 
     def init(
@@ -172,7 +172,7 @@ class BCM(FedEP):
         )
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """The prior."""
+        """The prior, a copy of it at every client, (C,)."""
         return gaussian(shared, "prior_")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:

@@ -85,7 +85,7 @@ class FedSEP(FedEP):
         raise no_sites(self)
 
     def client_state(self, sites: Gaussian) -> State:
-        """Nothing."""
+        """What the clients keep: nothing."""
         return {}
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -95,9 +95,9 @@ class FedSEP(FedEP):
         return Algorithm.download(self, {**as_state(q), **as_state(average, "average_")}, clients)
 
     def old_site(self, shared: State, local: State) -> Gaussian:
-        """The average site."""
+        """The site that changes refer to: the average of all, (C,)."""
         return gaussian(shared, "average_")
 
     def settle(self, told: State, local: State) -> State:
-        """Nothing to keep."""
+        """What the clients keep of a round: nothing."""
         return {}

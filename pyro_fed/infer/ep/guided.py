@@ -96,7 +96,7 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork):
         return 50
 
     def family(self, problem: Problem) -> GuideFamily:
-        """The guide's families."""
+        """The guide's global sites as a product of exponential families."""
         return read_guide(self.guide, problem)
 
     def init(
@@ -129,7 +129,7 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork):
         return {**shared, "prior_delta": _site(draws, scores[None])[0] - shared["prior_natural"]}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """λ."""
+        """What clients receive: λ, the natural parameters of the guide."""
         return super().download({"natural": shared["natural"]}, clients)
 
     def local_step(

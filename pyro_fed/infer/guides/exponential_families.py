@@ -47,12 +47,12 @@ class Family(ABC):
         """Whether each member can be normalised, (*batch,)."""
 
     def log_base(self, x: Tensor) -> Tensor:
-        """log h(x), (*batch,)."""
+        """Log of the base measure h at x, (*batch,)."""
         return x.new_zeros(x.shape[: x.dim() - self.event_dim])
 
 
 class NormalFamily(Family):
-    """Normal distributions."""
+    """Normal distributions with natural parameters (m/s², -1/(2 s²))."""
 
     kind: ClassVar[Any] = dist.Normal
 
@@ -73,7 +73,7 @@ class NormalFamily(Family):
 
 
 class LogNormalFamily(NormalFamily):
-    """Log-normal distributions."""
+    """Log-normal distributions: the logarithm is normal, with its natural parameters."""
 
     kind = dist.LogNormal
 
@@ -119,7 +119,7 @@ class MultivariateNormalFamily(Family):
 
 
 class GammaFamily(Family):
-    """Gamma distributions."""
+    """Gamma distributions with natural parameters (shape - 1, -rate)."""
 
     kind = dist.Gamma
 
@@ -137,7 +137,7 @@ class GammaFamily(Family):
 
 
 class BetaFamily(Family):
-    """Beta distributions."""
+    """Beta distributions with natural parameters (a - 1, b - 1)."""
 
     kind = dist.Beta
 
@@ -155,7 +155,7 @@ class BetaFamily(Family):
 
 
 class DirichletFamily(Family):
-    """Dirichlet distributions."""
+    """Dirichlet distributions with natural parameters concentration - 1."""
 
     kind = dist.Dirichlet
     event_dim = 1

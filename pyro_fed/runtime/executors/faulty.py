@@ -80,7 +80,7 @@ class Faulty(Executor):
         self.inner.settle(taken, told)
 
     def collect(self) -> State:
-        """The inner executor's."""
+        """All clients' states, (K, ...), as the inner executor keeps them."""
         return self.inner.collect()
 
     def close(self) -> None:

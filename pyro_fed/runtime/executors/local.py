@@ -35,7 +35,7 @@ class Local(Executor):
     """
 
     def prepare(self) -> None:
-        """No state waits."""
+        """Forget what a phase before this one left unsettled."""
         self.waiting, self.new = -1, list[Made]()
 
     def execute(self, work: Work) -> Reply:
@@ -91,7 +91,7 @@ class Sequential(Local):
     """One client after the other."""
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """Client by client."""
+        """The local steps of one client after the other, with batches of its own size."""
         replies = []
         for i in range(len(at)):
             one = slice(i, i + 1)

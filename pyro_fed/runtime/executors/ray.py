@@ -161,7 +161,7 @@ class _Actor:
         self.host = Host(problem, data, share.clients, WITHIN[self.within]())
 
     def answer(self, request: Request) -> Any:
-        """See `Host`."""
+        """What this worker's clients answer to one request, see `Host.answer`."""
         return self.host.answer(request)
 
 

@@ -179,7 +179,7 @@ class MCMC(Chain):
         check_positive(self, "shrinkage", "least_factor")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """Sites from moments."""
+        """Sites from the mean and covariance of the chain's samples."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean, count = self.mean(samples, factor, noise), len(samples)
         weight = 1.0 / (1.0 + (count - 1) * self.shrinkage)
