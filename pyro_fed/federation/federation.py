@@ -189,9 +189,9 @@ class Federation:
             dtype: of the computation.
             names: the clients' names; numbers by default.
             local_numbering: count rows within a client in messages.
-            dims: as for `Federation`.
-            coords: as for `Federation`.
-            quadrature: as for `Federation`.
+            dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
+            coords: coordinate values: `{"feature": names}`.
+            quadrature: how latent sites inside the plate are integrated out at the clients.
             seen: a validated run of the model on all rows, where there has been one.
         """
         self.client_rows = clients

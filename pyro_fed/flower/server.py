@@ -69,14 +69,14 @@ def serve(
 
     Args:
         grid: Flower's.
-        model: as for `server_app`.
-        recipe: as for `server_app`.
+        model: the model's file, or its name in the library.
+        recipe: the recipe's file, or its name in the library.
         num_clients: how many to wait for.
         num_rounds: rounds; None takes the recipe's.
         seed: of the run.
         timeout: seconds to wait for clients, and then for each round.
-        compile: as for `run`; a client's process may live for one message only, so that Inductor seldom pays.
-        template: as for `server_app`.
+        compile: "auto", "off", "trace" or "inductor", as `run` takes it; a client's process may live for one message only, so that Inductor seldom pays.
+        template: the model's positional arguments with one made-up row, where a row of ones will not do.
 
     Returns:
         InferenceData without what needs rows: log-likelihoods, `lp`, and the data.
