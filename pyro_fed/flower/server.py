@@ -75,7 +75,8 @@ def serve(
         num_rounds: rounds; None takes the recipe's.
         seed: of the run.
         timeout: seconds to wait for clients, and then for each round.
-        compile: "auto", "off", "trace" or "inductor", as `run` takes it; a client's process may live for one message only, so that Inductor seldom pays.
+        compile: "auto", "off", "trace" or "inductor", as `run` takes it; a client's process may live for one message
+            only, so that Inductor seldom pays.
         template: the model's positional arguments with one made-up row, where a row of ones will not do.
 
     Returns:
