@@ -28,7 +28,7 @@ CHEAP = {
     "DSVGD": PARTICLES,
     "FALD": VISITS | {"thin": 4},
     "FSGLD": VISITS,
-    "FedPA": CHAIN,
+    "FedPA": {"client": pf.tilted.MCMC(**CHAIN)},
     "LocalSGLD": {"num_samples": 20, "burn_in": 10},
     "NUTS": {"num_samples": 60, "warmup_steps": 40, "num_chains": 2},
     "PaperDSVGD": {**PARTICLES, "distill_steps": 3},
@@ -40,7 +40,8 @@ CHEAP = {
     "SVI": {"num_steps": 20, "num_guide_draws": 40},
     "UDSVGD": PARTICLES,
 }
-PUBLIC = {name: value for name, value in vars(pyro_fed.infer).items() if inspect.isclass(value)}
+OFFERED = {name: getattr(pyro_fed.infer, name) for name in dir(pyro_fed.infer)}  # loaded when asked for
+PUBLIC = {name: value for name, value in OFFERED.items() if inspect.isclass(value)}
 NAMES = sorted(n for n, v in PUBLIC.items() if issubclass(v, Algorithm) and not inspect.isabstract(v))
 
 #: An algorithm for each form of a result.
