@@ -150,6 +150,6 @@ class Executor(ABC):
             repeat = seen[client] = seen.get(client, -1) + 1
             generator = seeding.torch_generator(work.seed, seeding.CLIENT, work.round, client, repeat)
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
-            if not pytree.tree_leaves(drawn[0]):
+            if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
         return pytree.tree_map(lambda *parts: torch.stack(parts, dim=1), *drawn)
