@@ -26,6 +26,7 @@ STOREYS = """
     algorithm
     infer recipes
     results
+    audit
     runtime
     analysis
     door

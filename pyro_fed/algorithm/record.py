@@ -64,7 +64,8 @@ class Record:
         client_names: the clients.
         rounds: what happened, round by round.
         figures: figures of each round of the last phase, empty where nobody worked.
-        notes: warnings, one sentence each.
+        notes: what happened in the run that its user should know, one sentence each.
+        doubts: why the result should not be trusted, one sentence each.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
     """
@@ -73,6 +74,7 @@ class Record:
     rounds: list[Round] = field(default_factory=list)
     figures: list[dict[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     converged: bool | None = None
     interrupted: bool = False
 
@@ -80,6 +82,10 @@ class Record:
     def latest(self) -> dict[str, float]:
         """Figures of the last round in which anybody worked; empty where there was none."""
         return next((figures for figures in reversed(self.figures) if figures), {})
+
+    def said(self) -> list[str]:
+        """All that a run warns of: what happened, and why its result should not be trusted."""
+        return [*self.notes, *self.doubts]
 
     def last(self, name: str) -> np.ndarray:
         """Figures `name` of the clients in the last round that has them; empty where none has."""
@@ -91,6 +97,7 @@ class Record:
             "rounds": [r.to_plain() for r in self.rounds],
             "figures": self.figures,
             "notes": self.notes,
+            "doubts": self.doubts,
             "converged": self.converged,
             "interrupted": self.interrupted,
         }

@@ -1,4 +1,4 @@
-"""Results: draws and the record of a run as InferenceData, and what they lack against the posterior."""
+"""Results: draws and the record of a run as InferenceData."""
 
 from pyro_fed.conventions.doors import door
 

@@ -245,7 +245,8 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "num_rounds": len(record.rounds),
         "converged": "unknown" if record.converged is None else str(record.converged),
         "interrupted": str(record.interrupted),
-        "warnings": "\n".join(record.notes),
+        "warnings": "\n".join(record.said()),
+        "doubts": "\n".join(record.doubts),
         **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {az.__version__}",
     }

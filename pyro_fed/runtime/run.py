@@ -13,7 +13,6 @@ from torch.func import grad, vmap
 from pyro_fed.algorithm.capabilities import (
     DrawStats,
     Indicators,
-    KnownDensity,
     OnGraph,
     Pooled,
     check_taken_up,
@@ -24,6 +23,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit import Evidence
+from pyro_fed.audit import audit as audited
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -33,7 +34,6 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.tails import tail_warnings
 from pyro_fed.results.to_arviz import to_inference_data
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.collecting import collected, integration_notes
@@ -59,6 +59,7 @@ def run(
     num_threads: int | None = 1,
     log_likelihood: bool = True,
     collect_local: bool = True,
+    audit: bool = True,
     start: str | Path | None = None,
     min_clients: int | None = None,
     combination: Combination | None = None,
@@ -88,6 +89,8 @@ def run(
         log_likelihood: compute the pointwise log-likelihood of all rows.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
+        audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of what
+            speaks against it.
         start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
             run begins with, by the clients' names: for clients that join or leave.
         min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
@@ -141,7 +144,7 @@ def run(
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         if start is not None:
             context.start = hand_over(algorithm, federation, Path(start))
-        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local)
+        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local, audit)
         try:
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
@@ -182,6 +185,7 @@ class _Finish:
     num_draws: int
     log_likelihood: bool
     collect_local: bool
+    audit: bool
 
     def __call__(self, shared: State) -> InferenceData:
         context, record = self.context, self.context.record
@@ -193,7 +197,7 @@ class _Finish:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
         stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
-        self._warn(shared, draws)
+        self._judge(shared, draws)
         results = (context.federation, context.problem, draws)
         if context.problem.local_dim and self.collect_local and context.federation.holds_data:
             results = collected(*results, context.seed)
@@ -201,22 +205,24 @@ class _Finish:
             self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
         )
 
-    def _warn(self, shared: State, draws: Tensor) -> None:
-        record, problem = self.context.record, self.context.problem
+    def _judge(self, shared: State, draws: Tensor) -> None:
+        """Add to the record what speaks against the result, and say it."""
+        context, record = self.context, self.context.record
         failed = record.failed()
-        record.notes += [*self.algorithm.warnings(record, problem), *failed]
+        record.notes += failed
+        record.doubts += self.algorithm.warnings(record, context.problem)
         if record.converged is False and "change" in record.latest:
             change = record.latest["change"]
-            record.notes.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
-        if problem.local_dim:
-            record.notes += integration_notes(problem, draws.flatten(0, 1))
-        whole = self.context.federation.holds_data and self.context.combination is None and not failed
-        ended = whole and (problem.local_dim or record.converged)
-        if ended and isinstance(self.algorithm, KnownDensity):  # q is meant to be the posterior of all rows
-            density = self.algorithm.log_density(shared, draws)
-            record.notes += [] if density is None else tail_warnings(problem, draws[0], density[0])
-        for note in record.notes:
-            warnings.warn(note, UserWarning, stacklevel=5)
+            record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
+        if context.problem.local_dim:
+            record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
+        whole = context.federation.holds_data and context.combination is None and not failed
+        if self.audit and whole:  # else the result is not meant to be the posterior of all rows
+            record.doubts += audited(
+                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed)
+            )
+        for sentence in record.said():
+            warnings.warn(sentence, UserWarning, stacklevel=5)
 
 
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.results.tails import LARGEST_MEAN_ERROR
+from pyro_fed.audit.tails import LARGEST_MEAN_ERROR
 
 #: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.results import tails
+from pyro_fed.audit import tails
 
 
 def conjugate(y):

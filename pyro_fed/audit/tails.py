@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
@@ -30,6 +31,21 @@ LARGEST_SD_FACTOR = 4 / 3
 LARGEST_DIM_FOR_RATIOS = 100
 #: How many of the largest ratios say where that tail is.
 FARTHEST = 5
+
+
+def tails(evidence: Evidence) -> list[str]:
+    """The tails of an approximation whose log density is known, once it is that of all rows.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence, or none.
+    """
+    if not evidence.problem.local_dim and not evidence.record.converged:
+        return []
+    density = evidence.log_density
+    return [] if density is None else tail_warnings(evidence.problem, evidence.points, density)
 
 
 def tail_warnings(problem: Problem, draws: Tensor, log_density: Tensor) -> list[str]:

@@ -1,0 +1,5 @@
+"""The audit at the end of a run: what the model's own densities, at the run's draws, say against the result."""
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

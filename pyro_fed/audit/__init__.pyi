@@ -1,0 +1,5 @@
+# The audit: one function a check, each from `Evidence` to sentences.
+from .audit import CHECKS as CHECKS
+from .audit import audit as audit
+from .evidence import Evidence as Evidence
+from .tails import tail_warnings as tail_warnings
