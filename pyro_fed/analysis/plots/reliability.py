@@ -42,7 +42,7 @@ def plot_reliability(
         The figure.
 
     Raises:
-        SettingError: the observations are no classes, or torchmetrics is not installed.
+        SettingError: the observations are no classes.
 
     Example:
         >>> pf.plot_reliability({"FedEP": idata}, fed, (x_test, y_test)).savefig("reliability.png")
