@@ -37,7 +37,8 @@ def draws_of(mean, covariance, seed=0, count=DRAWS):
 def result(draws, **attrs):
     posterior = xr.Dataset({"w": (("chain", "draw", "w_dim_0"), draws[None])})
     x, y = (part.numpy() for part in line_data())
-    log_likelihood = stats.norm.logpdf(y, draws @ x.T)
+    with np.errstate(over="ignore", invalid="ignore"):  # of draws that are made to be broken
+        log_likelihood = stats.norm.logpdf(y, draws @ x.T)
     groups = {
         "posterior": posterior,
         "log_likelihood": xr.Dataset({"y": (("chain", "draw", "data"), log_likelihood[None])}),
