@@ -297,9 +297,7 @@ class Problem:
         """
         return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
 
-    def terms_of(
-        self, execution: Execution, rows: tuple[Tensor, ...]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The same of a run of the model with densities on these rows.
 
         Args:

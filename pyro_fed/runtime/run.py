@@ -26,7 +26,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence
 from pyro_fed.audit import audit as audited
 from pyro_fed.conventions import seeding
-from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
+from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads, wanted_level
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
@@ -238,6 +238,9 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
         found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
         return found
 
-    level = choose_level(mode, scores, (particles, *clients))
-    compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
+    kept = problem.compiler
+    level = kept.levels.get(mode) or choose_level(mode, scores, (particles, *clients))
+    if level == wanted_level(mode):  # a worse one is warned of in every run
+        kept.levels[mode] = level
+    compiler = Compiler(level, mode == "auto" and level == "trace", rounds, kept.cache, kept.levels)
     return replace(problem, compiler=compiler, progress=progress)

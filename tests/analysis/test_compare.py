@@ -4,12 +4,10 @@ import math
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-import xarray as xr
 from algorithms import line, line_data
-from scipy import stats
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging import calibration, distances, doubts
@@ -18,6 +16,8 @@ from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
+
+pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
 
 DRAWS = 1000
 

@@ -5,10 +5,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-import xarray as xr
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.results.to_arviz import make_inference_data
+
+xr = late("xarray")
 
 CLIENTS, ROWS = 5, 20
 #: DSGLD as in the papers, without what this package adds.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import arviz as az
 import click
 import numpy as np
 import pytest
-import xarray as xr
+from late import late
 
 from pyro_fed.analysis.report import terminal
+
+az, xr = late("arviz"), late("xarray")
 
 
 def result(size=4, **attrs):

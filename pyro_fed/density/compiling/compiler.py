@@ -49,12 +49,15 @@ class Compiler:
         level: "inductor", "trace", "off" or "loop".
         auto: choose between "trace" and "inductor" for each step by its expected number of calls.
         rounds: rounds ahead, to estimate the number of calls.
+        cache: the steps, for this run and the next.
+        levels: the level of each mode for which the problem is known to have the one that was wanted.
     """
 
     level: str
     auto: bool = False
     rounds: int = 1
     cache: dict[Any, Step] = field(default_factory=dict)
+    levels: dict[str, str] = field(default_factory=dict)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop".
@@ -170,6 +173,11 @@ def pays(num_nodes: int, calls: int) -> bool:
     return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
 
+def wanted_level(mode: str) -> str:
+    """The level that a mode asks for first."""
+    return "trace" if mode == "auto" else mode
+
+
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:
     """The best level that works for a function, at most `mode`.
 
@@ -188,7 +196,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
-    wanted = "trace" if mode == "auto" else mode
+    wanted = wanted_level(mode)
     reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted
