@@ -38,6 +38,7 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # a dozen processes import the same modules
 }
 BIN = Path(sys.executable).parent
 
