@@ -57,6 +57,17 @@ def test_diagnostics_of_markov_chains_alone(draws_are, shown):
     assert ("ess_bulk" in text) is shown
 
 
+@pytest.mark.parametrize("agents", [1, 3])
+def test_a_point_has_its_value_alone(agents):
+    """Warnings are errors: NumPy says nothing of an SD of one draw."""
+    point = result(draws_are="point")
+    point["posterior"] = point["posterior"].isel(draw=[7]).isel(chain=[0] * agents)
+    lines = click.unstyle(terminal.posterior_table(point, 5)).splitlines()
+    assert lines[1] == "Point, no posterior"
+    assert lines[2].split() == ["value"]
+    assert [line.split() for line in lines[3:]] == [["a", "7"], *([f"b[{i}]", "7"] for i in range(4))]
+
+
 def test_cost_block():
     text = click.unstyle(terminal.cost_block(result()))
     assert [line.split()[-2:] for line in text.splitlines()[2:]] == [
