@@ -10,14 +10,14 @@ from algorithms import line, line_data
 from late import late
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import calibration, distances, doubts
-from pyro_fed.analysis.judging.compare import COLUMNS, TABLES
+from pyro_fed.analysis.judging import calibration, doubts
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
 
 pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
+comparison, distances = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.distances")
 
 DRAWS = 1000
 
@@ -107,12 +107,13 @@ def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):
 
 
 def test_columns_are_those_of_the_tables_each_once(fed):
-    assert len(set(COLUMNS)) == len(COLUMNS) == sum(len(part.columns) for part in TABLES) + 1
+    columns = comparison.COLUMNS
+    assert len(set(columns)) == len(columns) == sum(len(part.columns) for part in comparison.TABLES) + 1
     table = pf.compare({"exact": result(draws_of(*exact()))}, federation=fed)
-    assert set(table.columns) <= set(COLUMNS)
-    assert [name for name in COLUMNS if name in table] == list(table.columns)
-    written = TABLES[0].written(table)
-    assert list(written) == [c.heading for name, c in TABLES[0].columns.items() if name in table]
+    assert set(table.columns) <= set(comparison.COLUMNS)
+    assert [name for name in comparison.COLUMNS if name in table] == list(table.columns)
+    written = comparison.TABLES[0].written(table)
+    assert list(written) == [c.heading for name, c in comparison.TABLES[0].columns.items() if name in table]
     assert all(len(cells) == 1 for cells in written.values())
 
 

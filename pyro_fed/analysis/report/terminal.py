@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import arviz as az
 import click
 import numpy as np
 
@@ -66,6 +65,8 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
         idata: result of `pyro_fed.run`.
         max_rows: rows to show; what is left out is counted in a last line.
     """
+    import arviz as az  # the rest of this module does without
+
     made = idata.attrs.get("draws_are")
     kind: Literal["all", "stats"] = "all" if made == "chains" else "stats"
     alone = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
