@@ -162,8 +162,10 @@ def test_right_and_wrong_are_told_apart(fed):
 def test_costs_are_those_of_the_record(fed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles, and it says so
-        distributed = pf.run(pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
-        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
+        distributed = pf.run(
+            pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+        )
+        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off")
         table = pf.compare({"d": distributed, "p": pooled})
     assert table["rounds"]["d"] == 2
     assert table["bytes_up"]["d"] == float(np.nansum(distributed.federation["bytes_up"]))

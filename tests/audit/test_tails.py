@@ -56,8 +56,8 @@ def test_a_mode_that_is_off_is_said_by_the_run_and_the_expected_newton_step_is_n
     y = group + torch.randn(80, generator=generator, dtype=torch.float64)
     fed = pf.Federation(many_means, (group, y), plate="data", num_clients=3)
     with pytest.warns(UserWarning, match="importance sampling finds the mean of 's'"):
-        found = pf.run(pf.FedLaplace(), fed, progress=False)
+        found = pf.run(pf.FedLaplace(), fed, progress=False, compile="off")
     assert "the mean of 's'" in pf.compare({"mode": found})["warnings"]["mode"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pf.run(pf.FedEP(), fed, progress=False)
+        pf.run(pf.FedEP(), fed, progress=False, compile="off")

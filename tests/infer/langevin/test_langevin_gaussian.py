@@ -119,7 +119,7 @@ def test_fald_averages_to_the_posterior(alpha):
     steps = 5 if alpha else 1
     given = analytic_surrogates(x)
     chains = {"num_chains": 16, "burn_in": 100, "thin": 5, "target_ess": 1000}
-    algorithm = pf.FALD(surrogates=given, alpha=alpha, local_steps=steps, visit_time=0.5 * steps, **chains)
+    algorithm = pf.FALD(surrogates=given, alpha=alpha, local_steps=steps, visit_time=1.0 * steps, **chains)
     found_mean, found = moments(pf.run(algorithm, federation(x), **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.15 * variance**0.5
     assert torch.allclose(found.diagonal().sqrt(), torch.tensor(variance, dtype=torch.float64).sqrt(), rtol=0.1)
