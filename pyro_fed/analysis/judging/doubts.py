@@ -24,8 +24,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.audit.tails import LARGEST_MEAN_ERROR
-
 #: Blocks of draws that are left out in turn for standard errors.
 BLOCKS = 20
 #: Equations whose noise is below this share of the largest weigh no more than if it were that: it may be none at all.
@@ -34,6 +32,8 @@ LEAST_NOISE = 1e-3
 WRONG_BY = 0.5
 #: ...where it is also this many standard errors away from one.
 STANDARD_ERRORS = 4.0
+#: Means further off than this many reference SDs are flagged.
+LARGEST_MEAN_ERROR = 0.5
 #: SDs outside this multiple of the reference's, or the Laplace approximation's, are flagged.
 SD_RANGE = (0.5, 2.0)
 
