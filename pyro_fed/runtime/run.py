@@ -150,6 +150,7 @@ def run(
         except StoppedError as error:
             if error.state is not None:
                 error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                error.result.attrs["stopped"] = str(error)
             raise
         finally:
             context.executor.close()
