@@ -164,7 +164,9 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     """
     posterior = idata["posterior"]
     stacked = {
-        name: torch.as_tensor(np.asarray(posterior[name].values), dtype=problem.dtype).flatten(0, 1)
+        name: torch.as_tensor(
+            np.asarray(posterior[name].transpose("chain", "draw", ...).values), dtype=problem.dtype
+        ).flatten(0, 1)
         for name in problem.sites
     }
     vectors: Tensor = problem.vmap(problem.unconstrain)(stacked)

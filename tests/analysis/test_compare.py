@@ -37,7 +37,8 @@ def draws_of(mean, covariance, seed=0, count=DRAWS):
 def result(draws, **attrs):
     posterior = xr.Dataset({"w": (("chain", "draw", "w_dim_0"), draws[None])})
     x, y = (part.numpy() for part in line_data())
-    log_likelihood = stats.norm.logpdf(y, draws @ x.T)
+    with np.errstate(over="ignore", invalid="ignore"):  # of draws that are made to be broken
+        log_likelihood = stats.norm.logpdf(y, draws @ x.T)
     groups = {
         "posterior": posterior,
         "log_likelihood": xr.Dataset({"y": (("chain", "draw", "data"), log_likelihood[None])}),
@@ -129,6 +130,29 @@ def test_calibration_errors_are_their_definition():
     np.testing.assert_allclose(bins.accuracy, [0.6, 1.0])
     np.testing.assert_allclose(bins.confidence, [0.75, 0.95], rtol=1e-6)
     np.testing.assert_allclose(bins.left, [0.7, 0.9])
+
+
+def test_bins_of_confidence_are_closed_on_the_right():
+    """Eq. 21: ((j-1)/B, j/B]. By hand, for B = 4 and three classes, of which 1.0 and 0.8 share the last bin.
+
+    Bin (0.25, 0.5]: confidences 0.4 and 0.5, one right of two; gap |0.5 - 0.45| = 0.05. Bin (0.5, 0.75]: 0.75,
+    right; gap 0.25. Bin (0.75, 1]: 0.8 right, 1.0 right, 1.0 wrong; gap |2/3 - 2.8/3| = 0.8/3.
+    """
+    confidence = torch.tensor([0.4, 0.5, 0.75, 0.8, 1.0, 1.0], dtype=torch.float64)
+    probs = torch.stack([confidence, *[(1 - confidence) / 2] * 2], 1)
+    value = torch.tensor([1, 0, 0, 0, 0, 2])
+    bins = calibration.reliability(probs, value, bins=4)
+    np.testing.assert_array_equal(bins.left, [0.25, 0.5, 0.75])
+    np.testing.assert_array_equal(bins.rows, [2, 1, 3])
+    np.testing.assert_allclose(bins.accuracy, [0.5, 1.0, 2 / 3])
+    np.testing.assert_allclose(bins.confidence, [0.45, 0.75, 2.8 / 3])
+    errors = calibration.calibration_errors(probs, value, bins=4)
+    assert errors["mce"] == pytest.approx(0.8 / 3, abs=1e-12)
+    assert errors["ece"] == pytest.approx((2 * 0.05 + 0.25 + 3 * 0.8 / 3) / 6, abs=1e-12)
+    sure = torch.tensor([[0.3, 0.7], [0.0, 1.0], [0.9, 0.1]], dtype=torch.float64)
+    np.testing.assert_array_equal(calibration.reliability(sure, torch.tensor([1, 1, 0])).left * 10, [6, 8, 9])
+    with pytest.raises(SettingError, match="bins=0"):
+        calibration.reliability(sure, torch.tensor([1, 1, 0]), bins=0)
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")

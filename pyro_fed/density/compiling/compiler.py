@@ -17,7 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
 from pyro_fed.errors import SettingError
 
-#: What `run` takes as `compile`.
-MODES = ("auto", "off", "trace", "inductor")
+#: What `run` takes as `compile`, and the level that each is where nothing stands against it.
+LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
+MODES = tuple(LEVELS)
 
 #: What a model raises that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
@@ -51,8 +52,9 @@ class Compiler:
         level: "inductor", "trace", "off" or "loop".
         auto: choose between "trace" and "inductor" for each step by its expected number of calls.
         rounds: rounds ahead, to estimate the number of calls.
-        cache: the steps, for this run and the next.
-        levels: the level of each mode for which the problem is known to have the one that was wanted.
+        cache: the steps, shared by all compilers of the same model.
+        levels: the level found for each mode, likewise.
+        kin: compilers of other forms of the same problem by name, likewise.
     """
 
     level: str
@@ -60,6 +62,26 @@ class Compiler:
     rounds: int = 1
     cache: dict[Any, Step] = field(default_factory=dict)
     levels: dict[str, str] = field(default_factory=dict)
+    kin: dict[str, Compiler] = field(default_factory=dict)
+
+    def at(self, mode: str, level: str, rounds: int) -> Compiler:
+        """The compiler of a run, which shares what is compiled.
+
+        Args:
+            mode: as `run` takes it.
+            level: the best one that works.
+            rounds: of the run.
+        """
+        auto = mode == "auto" and level == "trace"
+        return replace(self, level=level, auto=auto, rounds=rounds)
+
+    def of_form(self, name: str) -> Compiler:
+        """The compiler of another form of the problem, the same one whenever it is asked for.
+
+        Args:
+            name: of the form.
+        """
+        return self.kin.setdefault(name, Compiler(self.level))
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop".
@@ -175,11 +197,6 @@ def pays(num_nodes: int, calls: int) -> bool:
     return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
 
 
-def wanted_level(mode: str) -> str:
-    """The level that a mode asks for first."""
-    return "trace" if mode == "auto" else mode
-
-
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:
     """The best level that works for a function, at most `mode`.
 
@@ -198,7 +215,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
-    wanted = wanted_level(mode)
+    wanted = LEVELS[mode]
     reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted
