@@ -10,14 +10,15 @@ from algorithms import line, line_data
 from late import late
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import calibration, doubts
+from pyro_fed.analysis.judging import calibration
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
 
 pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
-comparison, distances = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.distances")
+comparison, doubts = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.doubts")
+distances = late("pyro_fed.analysis.judging.distances")
 
 DRAWS = 1000
 
