@@ -7,3 +7,4 @@ from . import ksd as ksd
 from . import laplace_sds as laplace_sds
 from . import metrics as metrics
 from . import predict as predict
+from . import steps as steps
