@@ -104,7 +104,7 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 
 def test_what_a_run_needs_loads_nothing_that_it_may_not():
-    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "torchmetrics", "jinja2")
+    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
     code = "import sys, pyro_fed as pf\npf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors"
     printed = run_python(f"{code}\nprint([name for name in {late} if name in sys.modules])")
     assert printed.splitlines()[-1] == "[]"

@@ -20,7 +20,7 @@ from pyro_fed.runtime.executors import Executor
 
 @dataclass
 class Context:
-    """What stays the same over the phases of a run."""
+    """What stays the same over the phases of a run, but for the rounds ahead, which the problem's compiler knows."""
 
     federation: Federation
     problem: Problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
-    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
+    ahead = replace(context.problem.compiler, rounds=phase.rounds)  # what is worth compiling depends on them
+    context.problem = replace(context.problem, compiler=ahead)
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return

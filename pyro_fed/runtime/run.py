@@ -16,7 +16,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
@@ -154,6 +154,7 @@ def run(
         except StoppedError as error:
             if error.state is not None and error.result is None:
                 error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                error.result.attrs["stopped"] = str(error)
             raise
         finally:
             context.executor.close()
@@ -201,18 +202,22 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 
 
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
-    """The problem as this run compiles it; compiled steps are kept for the next run."""
-    particles, clients = trial(problem)
+    """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
+    kept = problem.compiler
+    if mode not in kept.levels:
+        particles, clients = trial(problem)
 
-    def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-        log_prior, pointwise = problem.log_parts(z, rows)
-        return log_prior + pointwise.sum()
+        def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, rows)
+            return log_prior + pointwise.sum()
 
-    def scores(z: Tensor, *rows: Tensor) -> Tensor:
-        """As a step does it: over the particles of each client, and over the clients."""
-        found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
-        return found
+        def scores(z: Tensor, *rows: Tensor) -> Tensor:
+            """As a step does it: over the particles of each client, and over the clients."""
+            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+            return found
 
-    level = choose_level(mode, scores, (particles, *clients))
-    compiler = Compiler(level, mode == "auto" and level == "trace", rounds, problem.compiler.cache)
-    return replace(problem, compiler=compiler, progress=progress)
+        level = choose_level(mode, scores, (particles, *clients))
+        if level != LEVELS[mode]:  # with a warning, which the next run gives again
+            return replace(problem, compiler=kept.at(mode, level, rounds), progress=progress)
+        kept.levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, kept.levels[mode], rounds), progress=progress)

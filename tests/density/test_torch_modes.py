@@ -5,11 +5,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy import stats
+from late import late
 from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.running.torch_modes import factor_or_nan, prefix_products
+
+stats = late("scipy.stats")
 
 VALUES = torch.linspace(-1.2, 1.3, 14, dtype=torch.float64).reshape(2, 7)
 

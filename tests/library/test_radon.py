@@ -6,10 +6,12 @@ density by hand, and draws of a Gaussian fitted to the result, weighted by it, g
 
 import numpy as np
 import pytest
-from scipy import stats
+from late import late
 
 import pyro_fed as pf
 from models import radon
+
+stats = late("scipy.stats")
 
 pytestmark = pytest.mark.xdist_group("radon")  # one process makes the run that both tests read
 ARGS, _ = radon.load_data(simulate=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def steps(idata: InferenceData) -> pd.DataFrame:
@@ -28,6 +30,8 @@ def steps(idata: InferenceData) -> pd.DataFrame:
         >>> idata = pf.fit(fed)
         >>> pf.steps(idata)[["algorithm", "rounds", "chosen"]]
     """
+    import pandas as pd  # takes half a second
+
     if "steps" not in idata.attrs:
         raise SettingError(
             f"this result has no steps: it is that of {idata.attrs.get('algorithm', 'something else')} alone, "

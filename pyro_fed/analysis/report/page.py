@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pyro_fed.analysis import plots
-from pyro_fed.analysis.judging.compare import TABLES
+from pyro_fed.analysis.judging.compare import TABLES, sentences
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
@@ -89,7 +89,7 @@ def write_report(
         title=title,
         lead=lead,
         reference=reference,
-        warnings={name: [one for one in str(text).split("; ") if one] for name, text in table["warnings"].items()},
+        warnings=sentences(table),
         tables=_tables(table),
         figures=[
             {"title": one.title, "png": _png(one.draw), "note": one.note}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import arviz as az
 import click
-import pandas as pd
+import numpy as np
 
 from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
 from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Column at which the values of a block begin.
 NAME_WIDTH = 24
@@ -83,20 +85,26 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
     """Mean, SD and 94 % interval of the posterior, one row a scalar.
 
     R-hat and ESS describe Markov chains and are shown for them alone: of particles or independent draws they
-    would say nothing.
+    would say nothing. A point has neither SD nor interval: its table has the values alone (the agents' mean, where each
+    has a point).
 
     Args:
         idata: result of `pyro_fed.run`.
         max_rows: rows to show; what is left out is counted in a last line.
     """
-    kind: Literal["all", "stats"] = "all" if idata.attrs.get("draws_are") == "chains" else "stats"
-    table = az.summary(idata, var_names=list(map(str, idata["posterior"].data_vars)), kind=kind, round_to="none")
+    import arviz as az  # the rest of this module does without
+
+    made = idata.attrs.get("draws_are")
+    kind: Literal["all", "stats"] = "all" if made == "chains" else "stats"
+    alone = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
+    names = list(map(str, idata["posterior"].data_vars))
+    table = az.summary(idata, var_names=names, kind=kind, round_to="none", **alone)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
     left_out = len(table) - max_rows
     lines = [f"  {line}" for line in text.splitlines()]
     if left_out > 0:
         lines.append(f"  ... and {left_out} more (all of them: --rows {len(table)})")
-    return "\n".join([heading("Posterior"), *lines])
+    return "\n".join([heading("Point, no posterior" if made == "point" else "Posterior"), *lines])
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:

@@ -1,7 +1,9 @@
 """FedEP and its kin against exact conjugate posteriors, long reference runs, and each other."""
 
 import dataclasses
+import functools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -15,18 +17,29 @@ import pyro_fed as pf
 from models import linear_regression
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-TRAIN = tuple(part.double() for part in linear_regression.load_data()[0])
-MEAN, COVARIANCE = linear_regression.exact_posterior(TRAIN)
 QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False}
+
+
+@functools.cache
+def train():
+    """The rows, in float64."""
+    return tuple(part.double() for part in linear_regression.load_data()[0])
+
+
+@functools.cache
+def exact():
+    """Mean and covariance of the posterior."""
+    mean, covariance = linear_regression.exact_posterior(train())
+    return SimpleNamespace(mean=mean, covariance=covariance)
 
 
 def regression(num_clients, partition=None):
     return pf.Federation(
         linear_regression.model,
-        TRAIN,
+        train(),
         plate="data",
         num_clients=num_clients,
-        partition=partition or pf.partition.SortedBy(TRAIN[0][:, 2]),
+        partition=partition or pf.partition.SortedBy(train()[0][:, 2]),
     )
 
 
@@ -63,8 +76,8 @@ def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one
     assert len(seen) == 3
     for after, _ in seen:
         mean, covariance = gaussian(after).moments()
-        torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-8)
-        torch.testing.assert_close(covariance, COVARIANCE, rtol=0, atol=1e-8)
+        torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(covariance, exact().covariance, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +104,15 @@ def test_q_is_the_product_of_prior_and_sites_in_every_round(algorithm):
 def test_the_kin_of_fedep_are_exact_for_a_conjugate_model(algorithm):
     after, _ = run_recorded(algorithm, regression(4))[-1]
     mean, covariance = gaussian(after).moments()
-    torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-7)
-    torch.testing.assert_close(covariance, COVARIANCE, rtol=0, atol=1e-7)
+    torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-7)
+    torch.testing.assert_close(covariance, exact().covariance, rtol=0, atol=1e-7)
 
 
 def test_a_diagonal_q_has_the_exact_mean_and_the_mean_field_variances():
     after, _ = run_recorded(pf.FedEP(covariance="diag", tolerance=1e-6), regression(7))[-1]
     mean, variances = gaussian(after).moments()
-    expected = 1 / torch.linalg.inv(COVARIANCE).diagonal()
-    torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-5)
+    expected = 1 / torch.linalg.inv(exact().covariance).diagonal()
+    torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-5)
     torch.testing.assert_close(variances, expected, rtol=1e-6, atol=0)
 
 
@@ -108,8 +121,8 @@ def test_stochastic_inferences_come_near_the_exact_posterior(client):
     """Seeded; the errors measured are below half of these bounds."""
     after, _ = run_recorded(pf.FedEP(client=client), regression(4), num_rounds=8)[-1]
     mean, covariance = gaussian(after).moments()
-    sds = COVARIANCE.diagonal().sqrt()
-    assert float(((mean - MEAN) / sds).abs().max()) < 0.5
+    sds = exact().covariance.diagonal().sqrt()
+    assert float(((mean - exact().mean) / sds).abs().max()) < 0.5
     assert float((covariance.diagonal().sqrt() / sds - 1).abs().max()) < 0.2
 
 
@@ -118,7 +131,7 @@ def test_the_noise_of_a_chain_on_a_gaussian_does_not_reach_the_mean(kind):
     """One client, started at the prior: the samples' own mean would be off by about a tenth of an SD."""
     options = {"client": kind(steps=200), "covariance": "full", "start": "prior", "damping": 1.0}
     after, _ = run_recorded(pf.FedEP(**options), regression(1), num_rounds=1)[-1]
-    assert float(((gaussian(after).mean() - MEAN) / COVARIANCE.diagonal().sqrt()).abs().max()) < 1e-6
+    assert float(((gaussian(after).mean() - exact().mean) / exact().covariance.diagonal().sqrt()).abs().max()) < 1e-6
 
 
 def correlated(num_clients):
@@ -227,5 +240,5 @@ def test_fedavg_is_a_point_near_the_mode_of_a_flat_likelihood():
     idata = pf.run(pf.FedAvg(chain_steps=50, step_size=0.05, prior=True), fed, num_rounds=100, **QUIET)
     assert idata["posterior"].attrs["draws_are"] == "point"
     point = torch.tensor(idata["posterior"]["w"].values[0, 0])
-    assert point.shape == MEAN.shape
-    assert float(((point - MEAN) / COVARIANCE.diagonal().sqrt()).abs().max()) < 1.0
+    assert point.shape == exact().mean.shape
+    assert float(((point - exact().mean) / exact().covariance.diagonal().sqrt()).abs().max()) < 1.0

@@ -6,7 +6,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from sklearn.datasets import load_diabetes
 
 import pyro_fed as pf
 from models import bnn_regression
@@ -34,6 +33,8 @@ def network(hidden=10):
 
 
 def network_data():
+    from sklearn.datasets import load_diabetes
+
     x, y = load_diabetes(return_X_y=True)
     x, y = (torch.tensor(part, dtype=torch.float32) for part in (x, y))
     return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
