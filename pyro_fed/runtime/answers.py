@@ -86,9 +86,10 @@ def _site_at(problem: Problem, number: int) -> str:
 def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
     """The best of some answers.
 
-    One without doubts goes before one with doubts, then one with which more others agree, then one with fewer doubts,
-    then the later one, whose algorithm assumes less. It is settled where it has no doubts and either was the first of
-    the plan, or another answer agrees with it and none without doubts contradicts it.
+    One without doubts goes before one with doubts, then one with which another agrees, then one with fewer doubts, then
+    draws before particles, which have a spacing, then the later one, whose algorithm assumes less. It is settled where
+    it has no doubts and either was the first of the plan, or another answer agrees with it and none without doubts
+    contradicts it.
 
     Args:
         plan: what is being tried.
@@ -102,19 +103,23 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
         if one is not other
     }
 
-    def agreeing(one: Answer) -> int:
-        return sum(not clause for (number, _), clause in apart.items() if number == one.number)
+    def confirmed(one: Answer) -> bool:
+        return any(number == one.number and not clause for (number, _), clause in apart.items())
 
-    best = max(answers, key=lambda one: (not one.doubts, agreeing(one), -len(one.doubts), one.number))
+    def rank(one: Answer) -> tuple[bool, bool, int, bool, int]:
+        drawn = one.algorithm.draws_are != "particles"
+        return not one.doubts, confirmed(one), -len(one.doubts), drawn, one.number
+
+    best = max(answers, key=rank)
+    others = [one for one in answers if one is not best]
     against = [
-        f"{best.name} and {other.name} disagree: {clause}"
-        for other in answers
-        if other is not best and not other.doubts and (clause := apart[best.number, other.number])
+        f"{best.name} and {one.name} disagree: {clause}"
+        for one in others
+        if not one.doubts and (clause := apart[best.number, one.number])
     ]
-    confirmed = best.number == 0 or not plan.confirm or agreeing(best) > 0
-    if best.doubts or against or confirmed:
+    if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts)
-    clauses = [apart[best.number, other.number] for other in answers if other is not best]
-    doubt = f"no other answer confirms that of {best.name}: {'; '.join(clauses) or 'there is none'}"
-    return Choice(best, [doubt], settled=False)
+    tried = ", ".join(one.name for one in others)
+    why = f"{tried} differ from it, and were doubted themselves" if tried else "there is none"
+    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=False)

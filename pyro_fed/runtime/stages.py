@@ -18,10 +18,8 @@ from pyro_fed.runtime.answers import Answer, Choice, choose
 from pyro_fed.runtime.finish import Finish, say
 from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
 
-#: Numbers that went wrong: another stage may do better.
+#: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
-#: Why a stage after the first gives no answer: these, and whatever is raised on purpose.
-FAILURES = (PyroFedError, *NUMERICAL)
 
 
 @dataclass
@@ -110,10 +108,11 @@ class _Trial:
             return
         try:
             answer = self._answer(number, stage)
-        except FAILURES as error:
-            if number == 0 and not isinstance(error, NUMERICAL):
+        except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
+            if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise
-            step.end = " ".join(str(error).split())
+            kind = "" if isinstance(error, PyroFedError) else f"{type(error).__name__}: "
+            step.end = kind + " ".join(str(error).split())
             self.errors.append(error)
             self._failed.append(getattr(error, "algorithm", None) or stage)
             self.deserted = isinstance(error, QuorumError)

@@ -83,7 +83,7 @@ def test_a_later_answer_needs_one_that_agrees():
     assert [step["algorithm"] for step in steps] == ["Doubtful", "FedLaplace", "FedEP"]
     assert idata.attrs["doubts"] == ""
     alone, _ = tried(Doubtful(wrong_by=9.0), pf.FedLaplace())
-    assert "no other answer confirms that of FedLaplace: its mean of 'w' is " in alone.attrs["doubts"]
+    assert "no second answer confirms that of FedLaplace: Doubtful differ from it" in alone.attrs["doubts"]
 
 
 def test_a_doubted_answer_that_agrees_confirms():
