@@ -4,20 +4,21 @@ import math
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-import xarray as xr
 from algorithms import line, line_data
-from scipy import stats
+from late import late
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import calibration, distances, doubts
-from pyro_fed.analysis.judging.compare import COLUMNS, TABLES
+from pyro_fed.analysis.judging import calibration
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
+
+pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
+comparison, doubts = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.doubts")
+distances = late("pyro_fed.analysis.judging.distances")
 
 DRAWS = 1000
 
@@ -108,12 +109,13 @@ def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):
 
 
 def test_columns_are_those_of_the_tables_each_once(fed):
-    assert len(set(COLUMNS)) == len(COLUMNS) == sum(len(part.columns) for part in TABLES) + 1
+    columns = comparison.COLUMNS
+    assert len(set(columns)) == len(columns) == sum(len(part.columns) for part in comparison.TABLES) + 1
     table = pf.compare({"exact": result(draws_of(*exact()))}, federation=fed)
-    assert set(table.columns) <= set(COLUMNS)
-    assert [name for name in COLUMNS if name in table] == list(table.columns)
-    written = TABLES[0].written(table)
-    assert list(written) == [c.heading for name, c in TABLES[0].columns.items() if name in table]
+    assert set(table.columns) <= set(comparison.COLUMNS)
+    assert [name for name in comparison.COLUMNS if name in table] == list(table.columns)
+    written = comparison.TABLES[0].written(table)
+    assert list(written) == [c.heading for name, c in comparison.TABLES[0].columns.items() if name in table]
     assert all(len(cells) == 1 for cells in written.values())
 
 
@@ -185,8 +187,10 @@ def test_right_and_wrong_are_told_apart(fed):
 def test_costs_are_those_of_the_record(fed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles, and it says so
-        distributed = pf.run(pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
-        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
+        distributed = pf.run(
+            pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+        )
+        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off")
         table = pf.compare({"d": distributed, "p": pooled})
     assert table["rounds"]["d"] == 2
     assert table["bytes_up"]["d"] == float(np.nansum(distributed.federation["bytes_up"]))

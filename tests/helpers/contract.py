@@ -41,6 +41,12 @@ def short_run(factory, federation, **options):
 
 
 @functools.cache
+def lasting(federation):
+    """One federation for all tests, which keeps the steps traced on it: what many start from is traced once."""
+    return federation()
+
+
+@functools.cache
 def baseline(factory, federation):
     """`short_run` without further options, made once: clients vectorised, nothing compiled, one thread, seed 0."""
     return short_run(factory, federation)
