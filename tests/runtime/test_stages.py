@@ -150,7 +150,7 @@ def test_input_that_the_first_stage_refuses_is_an_error():
         tried(pf.FedAIS(surrogates=pf.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
 
 
-@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 700}])
+@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 2500}])
 def test_a_budget_ends_the_first_stage_and_says_so(limit):
     idata, steps = tried(pf.FedEP(), pf.FedAIS(), **limit)
     told = next(f"{name}={value}" for name, value in limit.items())
