@@ -50,7 +50,7 @@ def flags(algorithms, x, prior_sd):
 
 
 def run(algorithm, fed, rounds):
-    return pf.run(algorithm, fed, num_rounds=rounds, progress=False, log_likelihood=False)
+    return pf.run(algorithm, fed, num_rounds=rounds, progress=False, log_likelihood=False, compile="trace")
 
 
 @pytest.mark.filterwarnings("ignore:.*R-hat", "ignore:only .* effective draws")

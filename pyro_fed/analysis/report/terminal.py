@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -96,7 +96,7 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
 
     made = idata.attrs.get("draws_are")
     kind: Literal["all", "stats"] = "all" if made == "chains" else "stats"
-    alone = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
+    alone: dict[str, Any] = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
     names = list(map(str, idata["posterior"].data_vars))
     table = az.summary(idata, var_names=names, kind=kind, round_to="none", **alone)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
