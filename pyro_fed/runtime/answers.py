@@ -39,14 +39,19 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """The algorithm's."""
-        return type(self.algorithm).__name__
+        """The algorithm's, with what it starts from where that has been set."""
+        return named(self.algorithm)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and SDs (D,)."""
         flat = self.draws.flatten(0, 1).double()
         return flat.mean(0), flat.std(0)
+
+
+def named(algorithm: Algorithm) -> str:
+    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`."""
+    return repr(algorithm).removesuffix("()")
 
 
 def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> str:
@@ -70,7 +75,7 @@ class Choice:
     Args:
         answer: it.
         doubts: all that is left to doubt, one sentence each.
-        settled: whether no other answer is asked for.
+        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it.
     """
 
     answer: Answer
@@ -83,7 +88,7 @@ def _site_at(problem: Problem, number: int) -> str:
     return next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
 
 
-def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
+def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
     """The best of some answers.
 
     One without doubts goes before one with doubts, then one with which another agrees, then one with fewer doubts, then
@@ -95,6 +100,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
         plan: what is being tried.
         problem: the posterior.
         answers: in the order in which they were found; at least one.
+        tried: how many stages have been, those without an answer too.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -120,6 +126,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
     if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts)
-    tried = ", ".join(one.name for one in others)
-    why = f"{tried} differ from it, and were doubted themselves" if tried else "there is none"
-    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=False)
+    names = ", ".join(one.name for one in others)
+    why = f"{names} differ from it, and were doubted themselves" if names else "there is none"
+    enough = tried >= plan.confirm + 1 + min(one.number for one in answers if not one.doubts)
+    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough)
