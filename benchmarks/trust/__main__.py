@@ -57,12 +57,14 @@ def row_of(trial: Trial) -> dict[str, str]:
 
 
 def chosen(cases: str, algorithms: str | None, settings: str) -> list[Trial]:
-    """The trials that were asked for."""
+    """The trials that were asked for, of posteriors that have a reference."""
     labels = algorithms.split(",") if algorithms else None
+    known = read()
     return [
         trial
         for trial in trials()
-        if any(fnmatch.fnmatch(trial.posterior, pattern) for pattern in cases.split(","))
+        if trial.posterior in known
+        and any(fnmatch.fnmatch(trial.posterior, pattern) for pattern in cases.split(","))
         and (settings == "all" or trial.wrong == (settings == "wrong"))
         and (labels is None or any(fnmatch.fnmatch(trial.label, label) for label in labels))
     ]

@@ -3,8 +3,9 @@
     python -m benchmarks.trust.references [--names 'linear*'] --write
 
 Quadratic log densities have them in closed form; up to four dimensions they are sums over a grid, whose error is what
-half of its points would say otherwise (much more than its own, which falls exponentially); some have a quadrature of their own; the rest four long chains of NUTS, whose
-error is their Monte Carlo error. All but the last are computed through Pyro alone. They are kept in `references.json`.
+half of its points would say otherwise (much more than its own, which falls exponentially); some have a quadrature of
+their own; the rest four long chains of NUTS, whose error is their Monte Carlo error. All but the last are computed
+through Pyro alone. They are kept in `references.json`.
 """
 
 from __future__ import annotations
