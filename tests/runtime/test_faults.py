@@ -199,7 +199,7 @@ FAST = {
         largest_step=1.0,
         visit_time=20.0,
         target_ess=1000,
-        num_chains=8,
+        num_chains=10,
     ),
     "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
 }
