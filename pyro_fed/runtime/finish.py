@@ -74,9 +74,11 @@ class Finish:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         if self.audit and whole:  # else the result is not meant to be the posterior of all rows
-            record.doubts += audited(
-                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed)
+            evidence = Evidence(
+                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
             )
+            record.doubts += audited(evidence)
+            record.measured = evidence.measured
 
     def result(self, shared: State, draws: Tensor) -> InferenceData:
         """The draws and the record as InferenceData."""
