@@ -12,6 +12,9 @@ from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.motion import Moments, moved
+from pyro_fed.audit.target import Target
+from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 
@@ -51,6 +54,24 @@ class Evidence:
     def points(self) -> Tensor:
         """These draws, (S, D)."""
         return self.draws.flatten(0, 1)[self.at]
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """All draws, (S, D)."""
+        return self.draws.flatten(0, 1)
+
+    @cached_property
+    def target(self) -> Target | None:
+        """The posterior in coordinates that whiten the draws; None where these are too few, or not all numbers."""
+        usable = self.algorithm.draws_are != "point" and len(self.flat) > 1 and bool(self.flat.isfinite().all())
+        return Target.of(self.problem, self.flat) if usable else None
+
+    @cached_property
+    def moments(self) -> Moments | None:
+        """Where the posterior's means and SDs are, by chains that begin at the draws; None where there is no target."""
+        if self.target is None:
+            return None
+        return moved(self.target, self.flat, seeding.torch_generator(self.seed, seeding.AUDIT))
 
     @cached_property
     def log_density(self) -> Tensor | None:

@@ -115,11 +115,12 @@ def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) ->
 
 
 def _series(record: Record) -> dict[str, Any]:
-    """Figures of the rounds of the last phase."""
-    offset, found = len(record.rounds) - len(record.figures), {}
+    """Figures of the rounds of the last phase, or of the one that was chosen."""
+    until = len(record.rounds) if record.until is None else record.until
+    offset, found = until - len(record.figures), {}
     for name in sorted({name for figures in record.figures for name in figures}):
         series = np.full(len(record.rounds), np.nan)
-        series[offset:] = [figures.get(name, np.nan) for figures in record.figures]
+        series[offset:until] = [figures.get(name, np.nan) for figures in record.figures]
         found[name] = (("round",), series)
     return found
 

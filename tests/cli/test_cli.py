@@ -5,12 +5,14 @@ from __future__ import annotations
 import tomllib
 import warnings
 
-import arviz as az
 import pytest
 from click.testing import CliRunner
+from late import late
 
 from pyro_fed.cli.main import main
 from pyro_fed.recipes import library
+
+az = late("arviz")
 
 SMALL = ["--set", "num_particles=8", "--set", "local_steps=5", "--set", "distill_steps=5", "--rounds", "3"]
 

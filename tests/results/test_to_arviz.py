@@ -2,13 +2,12 @@
 
 import warnings
 
-import arviz as az
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-import xarray as xr
+from late import late
 from zoo import CASES
 from zoo_data import COUNTS, GROUP, N, X, Y
 from zoo_rows import named_as_plate, schools, several
@@ -20,6 +19,8 @@ from pyro_fed.results import to_arviz
 from pyro_fed.results.to_arviz import unconstrained_draws
 from pyro_fed.runtime.messages import encoded_size
 from pyro_fed.runtime.messages.header import Entry
+
+az, xr = late("arviz"), late("xarray")
 
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
 ROUGH = pf.PaperSVGD(num_particles=30, local_steps=1)
@@ -104,10 +105,10 @@ def test_unconstrained_draws_invert_the_posterior(fitted):
 
 ARVIZ = {
     "summary": lambda idata: az.summary(idata, kind="stats"),
-    "plot_trace": az.plot_trace,
-    "plot_forest": az.plot_forest,
-    "plot_posterior": az.plot_posterior,
-    "loo": az.loo,
+    "plot_trace": lambda idata: az.plot_trace(idata),
+    "plot_forest": lambda idata: az.plot_forest(idata),
+    "plot_posterior": lambda idata: az.plot_posterior(idata),
+    "loo": lambda idata: az.loo(idata),
     "compare": lambda idata: az.compare({"fitted": idata, "rough": run(linear, (X, Y), ROUGH)[1]}, method="pseudo-BMA"),
 }
 

@@ -13,7 +13,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
 from pyro_fed.runtime.executors import Faulty
 
-QUIET = {"progress": False, "compile": "off"}
+QUIET = {"progress": False, "compile": "off", "audit": False}
 SILENT = ("raises", "hangs", "dies")
 
 
@@ -192,7 +192,14 @@ def test_a_graph_on_which_nobody_may_be_missing_says_so():
 FAST = {
     "FedEP": pf.FedEP(),
     "FSGLD": pf.FSGLD(
-        batch_size=None, local_steps=20, thin=5, burn_in=100, largest_step=1.0, visit_time=20.0, target_ess=1000
+        batch_size=None,
+        local_steps=20,
+        thin=5,
+        burn_in=100,
+        largest_step=1.0,
+        visit_time=20.0,
+        target_ess=1000,
+        num_chains=8,
     ),
     "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
 }
