@@ -96,7 +96,10 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Moments that the scores at the particles object to."""
-        mean_off, sd_off = (float(record.last(name)[0]) for name in ("mean_off", "sd_off"))
+        found = [record.last(name) for name in ("mean_off", "sd_off")]
+        if not len(found[0]):
+            return []
+        mean_off, sd_off = (float(value[0]) for value in found)
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
         return [
