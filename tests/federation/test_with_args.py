@@ -67,7 +67,7 @@ def runs_of(call):
     return RUNS[0] - before
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.FedAIS(num_proposals=200)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.FedAIS()], ids=lambda a: type(a).__name__)
 def test_nothing_is_compiled_again(algorithm):
     fed = federation()
     draws(algorithm, fed)

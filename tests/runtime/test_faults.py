@@ -13,7 +13,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
 from pyro_fed.runtime.executors import Faulty
 
-QUIET = {"progress": False, "compile": "off"}
+QUIET = {"progress": False, "compile": "off", "audit": False}
 SILENT = ("raises", "hangs", "dies")
 
 

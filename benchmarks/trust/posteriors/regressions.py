@@ -320,7 +320,7 @@ REGRESSIONS = (
         "scale",
         logistic_regression.model,
         lambda: logistic_regression.load_data()[0],
-        LongRun(),
+        LongRun(draws=1000),
         clients=10,
         partition=by_mix,
     ),
