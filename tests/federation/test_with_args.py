@@ -147,6 +147,7 @@ def test_data_that_lie_apart():
     other = fed.with_args((values(2, 8),))
     assert other.client_names == ["north", "south"]
     new = {"north": (values(2, 8)[:3],), "south": (values(2, 8)[3:],)}
+    fresh = pf.Federation.from_clients(effects, new, plate="data")
     assert same(draws(pf.FedLaplace(), other, compile="off"), draws(pf.FedLaplace(), fresh, compile="off"))
     bad = values(2, 8)
     bad[4] = torch.nan
