@@ -76,6 +76,7 @@ class Record:
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
         audited: whether the result was judged at its draws.
+        measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
     """
 
     client_names: list[str]
@@ -87,6 +88,7 @@ class Record:
     converged: bool | None = None
     interrupted: bool = False
     audited: bool = False
+    measured: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def latest(self) -> dict[str, float]:

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
-from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence
 from pyro_fed.audit.stillness import stillness
 from pyro_fed.federation.federation import Federation
-
-#: Fewer draws say too little.
-FEWEST_DRAWS = 100
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,8 +58,8 @@ def named(algorithm: Algorithm) -> str:
 def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> str:
     """Where two answers are farthest apart, as a clause; "" where they agree."""
     (mean, sd), (other_mean, other_sd) = one.moments, other.moments
-    away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=float("inf"))
-    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=float("inf"))
+    away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
         at = int(away.argmax())
         return f"its mean of '{_site_at(problem, at)}' is {float(away[at]):.2g} SDs away from that of {other.name}"
@@ -91,10 +92,9 @@ def _site_at(problem: Problem, number: int) -> str:
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
     """The best of some answers.
 
-    One without doubts goes before one with doubts, then one with which another agrees, then one with fewer doubts, then
-    draws before particles, which have a spacing, then the later one, whose algorithm assumes less. It is settled where
-    it has no doubts and either was the first of the plan, or another answer agrees with it and none without doubts
-    contradicts it.
+    One with fewer doubts goes before one with more, then one with which another agrees, then draws before particles,
+    which have a spacing, then the later one, whose algorithm assumes less. It is settled where it has no doubts and
+    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it.
 
     Args:
         plan: what is being tried.
@@ -112,9 +112,8 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
     def confirmed(one: Answer) -> bool:
         return any(number == one.number and not clause for (number, _), clause in apart.items())
 
-    def rank(one: Answer) -> tuple[bool, bool, int, bool, int]:
-        drawn = one.algorithm.draws_are != "particles"
-        return not one.doubts, confirmed(one), -len(one.doubts), drawn, one.number
+    def rank(one: Answer) -> tuple[int, bool, bool, int]:
+        return -len(one.doubts), confirmed(one), one.algorithm.draws_are != "particles", one.number
 
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]

@@ -3,17 +3,18 @@
 import math
 import warnings
 
-import arviz as az
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import unequal_lines
-from scipy import integrate, stats
+from late import late
 from short_runs import QUIET, values
 
 import pyro_fed as pf
+
+az, integrate, stats = late("arviz"), late("scipy.integrate"), late("scipy.stats")
 
 
 def test_an_easy_posterior_is_fedep_alone():
