@@ -31,12 +31,12 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[s
         draws_are: "particles", "independent", "agents" or "chains".
 
     Returns:
-        One sentence a reason; none of fewer than `FEWEST_DRAWS` draws.
+        One sentence a reason; none of fewer than `FEWEST_DRAWS` draws of a distribution that could give more.
 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
-    if draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+    if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
         return []
     algorithm = cast("Algorithm", _Unknown(draws_are))  # of which the check asks nothing else
     record = Record(federation.client_names)
