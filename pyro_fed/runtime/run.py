@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError, StoppedError
+from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -149,7 +150,8 @@ def run(
             shared = run_phases(algorithm, context, rounds, schedule)
         except StoppedError as error:
             if error.state is not None:
-                error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                with suppress(DivergenceError):  # a state that was never a distribution has no draws
+                    error.result = replace(finish, algorithm=error.algorithm)(error.state)
             raise
         finally:
             context.executor.close()
@@ -196,6 +198,12 @@ class _Finish:
             if record.interrupted:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
+        if not bool(torch.isfinite(draws).all()):
+            raise DivergenceError(
+                f"{type(self.algorithm).__name__}: the draws of the last state are not finite: it is no distribution, "
+                "or one far beyond the range of its numbers. Take smaller steps, give parameters of very different "
+                "scales a common one, or use dtype=torch.float64"
+            )
         stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
         self._judge(shared, draws)
         results = (context.federation, context.problem, draws)

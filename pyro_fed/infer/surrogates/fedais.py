@@ -22,6 +22,7 @@ None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,11 +41,13 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
-from pyro_fed.ops.annealing import Annealed, Difference, anneal
+from pyro_fed.ops.annealing import Annealed, Base, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
+from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.student import Tails
 
+#: Draws that a part of them must have for its own weights to be smoothed.
+FEWEST_A_PART = 50
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
 
@@ -66,6 +69,8 @@ class FedAIS(Algorithm, Advice):
         step_size: of the leapfrog steps, in SDs of q.
         trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
             of S; where they hardly differ, k is the shape of nothing.
+        largest_error: a mean or an SD that is off by more than this, in SDs, as parts of the draws show, is warned of;
+            k alone is not: it may be the tail of what no mean depends on.
         min_effective: fewer effective draws than this are warned of.
 
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
@@ -88,17 +93,20 @@ class FedAIS(Algorithm, Advice):
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
     freedom: float | None = 40.0
+    start_freedom: float | None = None
+    start_scale: float = 1.5
     levels: int = 32
     flat: float = 0.01
     leapfrog_steps: int = 8
     step_size: float = 0.25
     trusted_share: float = 0.95
+    largest_error: float = 0.25
     min_effective: int = 400
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
-        check_positive(self, "flat", "step_size")
+        check_positive(self, "flat", "step_size", "largest_error")
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
@@ -134,17 +142,30 @@ class FedAIS(Algorithm, Advice):
         return shared, {"answered": found.accepted.new_zeros(num_clients)}
 
     def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
-        white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)
+        white = Base().draw(self.num_proposals, q.dim, generator).to(q.eta.device)
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))
+        base = Base() if self.start_freedom is None else Base(self.start_freedom, self.start_scale)
+        if self.start_freedom is not None:
+            white = base.draw(self.num_proposals, q.dim, generator).to(q.eta.device)
+
+        def from_base(z: Tensor) -> tuple[Tensor, Tensor]:
+            (value, slope), (narrow, narrow_slope), (wide, wide_slope) = (
+                difference(z),
+                Base().log_density(z),
+                base.log_density(z),
+            )
+            return value + narrow - wide, slope + narrow_slope - wide_slope
+
         return anneal(
-            difference,
+            difference if self.start_freedom is None else from_base,
             white,
             generator,
             levels=self.levels,
             leapfrog_steps=self.leapfrog_steps,
             step_size=self.step_size,
+            base=base,
         )
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -178,6 +199,8 @@ class FedAIS(Algorithm, Advice):
             return work
         found = smoothed(after["log_weights"])
         figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        if self.num_proposals >= PARTS * FEWEST_A_PART:
+            figures["mean_error"], figures["sd_error"] = weighted_errors(after["draws"], after["log_weights"])
         if bool(after["proper"]):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
         return figures | work
@@ -192,10 +215,13 @@ class FedAIS(Algorithm, Advice):
         if answered < 1:
             return [f"{100 * answered:.0f} % of the clients have answered: the result lacks the others' likelihoods"]
         k, effective = latest["pareto_k"], latest["effective_draws"]
-        if k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals:
+        error = max(latest.get(name, math.inf) for name in ("mean_error", "sd_error"))
+        long_tail = k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals
+        if error > self.largest_error and (long_tail or effective >= self.min_effective):
+            size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
             return [
-                f"the sites do not fit: the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K} the result is not "
-                "to be trusted. Give other surrogates, or sample by FSGLD, DSVGD or NUTS"
+                f"the sites do not fit: the weights' Pareto k is {k:.2f}{size} as parts of the draws show. Raise "
+                "num_proposals, give other surrogates, or sample by FSGLD, DSVGD or NUTS"
             ]
         if effective < self.min_effective:
             return [f"the weights are worth {effective:.0f} draws: raise num_proposals"]
