@@ -24,6 +24,7 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import DataError
 
 
 def build(
@@ -66,6 +67,37 @@ def build(
         problem = _mapped(problem, mapping.run_trial)
     _warn_of_constants(bound, layout)
     return problem
+
+
+def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
+    """The densities of the same model on other data of the same shapes, with what is compiled kept.
+
+    The model is run once, validated. That its likelihood is a sum over rows has been shown already. What is compiled
+    holds the arguments that all clients share as constants: where these are others, or rows' latents need another
+    quadrature, it is not kept.
+
+    Args:
+        problem: the model's densities on the data before.
+        arguments: the new ones, as `Arguments.with_leaves_of` checks them.
+        quadrature: as it was given, open settings left open.
+
+    Raises:
+        DataError: data outside a likelihood's support, or with which the model has other sites.
+    """
+    bound = replace(problem.bound, arguments=arguments, constants=dict(problem.bound.constants))
+    seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), bound.dtype)
+    if describe(bound, seen) != problem.layout:
+        raise DataError(
+            "with the new data the model has other sites, or sites of other shapes: make a new Federation for them"
+        )
+    found = replace(problem, bound=bound)
+    if not problem.arguments.shares_with(arguments):
+        found = replace(found, compiler=Compiler(problem.compiler.level))
+    if problem.local_dim:
+        fitted = (quadrature or Quadrature()).fitted(found)
+        if fitted != problem.quadrature:
+            found = replace(found, quadrature=fitted, compiler=Compiler(problem.compiler.level))
+    return found
 
 
 def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Source
@@ -27,13 +26,13 @@ class JointProblem(Problem):
 
     @classmethod
     def of(cls, problem: Problem) -> JointProblem:
-        """The joint form of a problem, with a compiler of its own that has nothing compiled yet.
+        """The joint form of a problem, with a compiler of its own.
 
         Args:
             problem: with its rows' own latents integrated out.
         """
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
-        return cls(**parts | {"compiler": Compiler(problem.compiler.level)})
+        return cls(**parts | {"compiler": problem.compiler.of_form("joint")})
 
     @property
     def sites(self) -> dict[str, Site]:

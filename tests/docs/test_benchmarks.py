@@ -1,4 +1,7 @@
-"""Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it."""
+"""Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it.
+
+A folder with a `__main__.py` is one benchmark; in the others each file is one.
+"""
 
 import importlib
 import re
@@ -7,7 +10,12 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path for path in FOLDER.glob("*/*.py") if path.stem != "__init__" and path.parent.name != "helpers")
+WHOLE = sorted(path.parent for path in FOLDER.glob("*/__main__.py"))
+SCRIPTS = sorted(
+    path
+    for path in FOLDER.glob("*/*.py")
+    if path.stem != "__init__" and path.parent.name != "helpers" and path.parent not in WHOLE
+)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}.{path.stem}")
@@ -15,6 +23,14 @@ def test_it_is_imported_and_has_a_main(path):
     name = f"benchmarks.{path.parent.name}.{path.stem}"
     assert callable(importlib.import_module(name).main)
     assert f"python -m {name}" in path.read_text(), "the header does not say how to run it"
+
+
+@pytest.mark.parametrize("folder", WHOLE, ids=lambda folder: folder.name)
+def test_a_folder_that_is_one_benchmark_is_imported_and_listed(folder):
+    assert callable(importlib.import_module(f"benchmarks.{folder.name}.__main__").main)
+    command = f"python -m benchmarks.{folder.name}"
+    assert command in (folder / "__main__.py").read_text(), "the header does not say how to run it"
+    assert f"`{command}`" in (FOLDER / "README.md").read_text()
 
 
 def test_the_readme_lists_all_of_them_and_no_others():

@@ -17,7 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
 from pyro_fed.errors import SettingError
 
-#: What `run` takes as `compile`.
-MODES = ("auto", "off", "trace", "inductor")
+#: What `run` takes as `compile`, and the level that each is where nothing stands against it.
+LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
+MODES = tuple(LEVELS)
 
 #: What a model raises that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
@@ -41,20 +42,46 @@ SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiler:
     """Compiles steps for one problem, at one level, and remembers them by the shapes of their inputs.
+
+    It does not change, but for what it remembers, which `dataclasses.replace` hands on to the next.
 
     Attributes:
         level: "inductor", "trace", "off" or "loop".
         auto: choose between "trace" and "inductor" for each step by its expected number of calls.
         rounds: rounds ahead, to estimate the number of calls.
+        cache: the steps, shared by all compilers of the same model.
+        levels: the level found for each mode, likewise.
+        kin: compilers of other forms of the same problem by name, likewise.
     """
 
     level: str
     auto: bool = False
     rounds: int = 1
     cache: dict[Any, Step] = field(default_factory=dict)
+    levels: dict[str, str] = field(default_factory=dict)
+    kin: dict[str, Compiler] = field(default_factory=dict)
+
+    def at(self, mode: str, level: str, rounds: int) -> Compiler:
+        """The compiler of a run, which shares what is compiled.
+
+        Args:
+            mode: as `run` takes it.
+            level: the best one that works.
+            rounds: of the run.
+        """
+        auto = mode == "auto" and level == "trace"
+        return replace(self, level=level, auto=auto, rounds=rounds)
+
+    def of_form(self, name: str) -> Compiler:
+        """The compiler of another form of the problem, the same one whenever it is asked for.
+
+        Args:
+            name: of the form.
+        """
+        return self.kin.setdefault(name, Compiler(self.level))
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop".
@@ -188,7 +215,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
-    wanted = "trace" if mode == "auto" else mode
+    wanted = LEVELS[mode]
     reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted

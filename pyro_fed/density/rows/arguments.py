@@ -162,6 +162,45 @@ class Arguments:
         """
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
+    def with_leaves_of(self, other: Arguments, dtype: torch.dtype) -> Arguments:
+        """These arguments with the values of others, which must be like them in all else.
+
+        Args:
+            other: arguments of the same model, flattened alone.
+            dtype: floating dtype of the computation, which the values are put into.
+
+        Raises:
+            DataError: names the first leaf of another structure, shape, dtype, or Python value.
+        """
+        if other.spec != self.spec:
+            raise DataError(f"expected the arguments {list(self.names)}, received {list(other.names)}")
+        kept = {part for part in self.split if part not in self.values}
+        for i, (name, mine, theirs) in enumerate(zip(self.names, self.leaves, other.leaves, strict=True)):
+            _check_like(name, mine, theirs, dtype)
+            if i in kept and not torch.equal(mine, theirs):
+                raise DataError(
+                    f"argument '{name}' says which group a row belongs to: that must stay as it was. Make a new "
+                    "Federation for other groups"
+                )
+        return replace(self, leaves=other.to(dtype).leaves)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Positions of the leaves that are split and hold data, not which group a row belongs to."""
+        return self.split
+
+    def shares_with(self, other: Arguments) -> bool:
+        """Whether the leaves that all clients share are equal.
+
+        Args:
+            other: arguments of the same structure, shapes and dtypes.
+        """
+        pairs = list(zip(self.leaves, other.leaves, strict=True))
+        return all(
+            i in self.split or not isinstance(mine, Tensor) or torch.equal(mine, theirs)
+            for i, (mine, theirs) in enumerate(pairs)
+        )
+
     def floating_dtype(self) -> torch.dtype:
         """The widest floating dtype of the tensors, the default one where there is none."""
         found = [leaf.dtype for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -223,6 +262,30 @@ def rows_like(
                 f"argument '{name}' has rows of shape {tuple(theirs.shape[1:])}, expected {tuple(mine.shape[1:])}"
             )
     return rows
+
+
+def _check_like(name: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:
+    """Refuse a leaf that is not like the one in its place, `mine`, whose floats are in `dtype` already."""
+    if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+        if type(mine) is not type(theirs) or mine != theirs:
+            raise DataError(
+                f"argument '{name}' was {mine!r} and is {theirs!r}: only arrays may have new values. Make a new "
+                "Federation"
+            )
+        return
+    if mine.shape != theirs.shape:
+        raise DataError(
+            f"argument '{name}' has shape {tuple(theirs.shape)}, expected {tuple(mine.shape)}. Make a new Federation "
+            "for data of other shapes"
+        )
+    if not mine.is_floating_point():
+        fits = mine.dtype == theirs.dtype
+    else:
+        fits = theirs.is_floating_point() and torch.promote_types(theirs.dtype, dtype) == dtype
+    if not fits:
+        raise DataError(
+            f"argument '{name}' is {theirs.dtype}, expected {mine.dtype}: convert it, or make a new Federation"
+        )
 
 
 def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -71,6 +71,10 @@ class GroupedArguments(Arguments):
         return (*self.sharded, *(i for part in self.nested for i in (part.index, *part.leaves)))
 
     @property
+    def values(self) -> tuple[int, ...]:
+        return (*self.sharded, *(i for part in self.nested for i in part.leaves))
+
+    @property
     def all_rows(self) -> tuple[Any, ...]:
         nested = [
             NestedRows(self.leaves[part.index], [self.leaves[i] for i in part.leaves], size)

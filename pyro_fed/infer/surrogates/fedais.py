@@ -17,6 +17,10 @@ themselves: with a Pareto k above `LARGEST_PARETO_K` a run warns. What a Gaussia
 precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
 rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
+Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them
+(`surrogates.neighbourhoods`), a_s / t is p_0 / q at each, and nothing is annealed. In few dimensions that follows
+any shape, and several modes.
+
 None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation.
 """
 
@@ -31,7 +35,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -39,15 +43,18 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.surrogates.neighbourhoods import Neighbourhoods
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
-from pyro_fed.ops.annealing import Annealed, Base, Difference, anneal
+from pyro_fed.ops.annealing import Annealed, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.student import Tails
 
 #: Draws that a part of them must have for its own weights to be smoothed.
 FEWEST_A_PART = 50
+#: Particles, or draws of chains, around which draws are proposed, at most.
+MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
 
@@ -60,7 +67,8 @@ class FedAIS(Algorithm, Advice):
     Args:
         surrogates: where the sites come from: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
-            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors.
+            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
+            or chains, such as `DSVGD()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
         levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
@@ -93,8 +101,6 @@ class FedAIS(Algorithm, Advice):
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
     freedom: float | None = 40.0
-    start_freedom: float | None = None
-    start_scale: float = 1.5
     levels: int = 32
     flat: float = 0.01
     leapfrog_steps: int = 8
@@ -122,7 +128,9 @@ class FedAIS(Algorithm, Advice):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Proposals and the logarithms of a_s / t(z_s)."""
+        """Proposals and the logarithms of a_s / t(z_s), or of p_0(z_s) / q(z_s)."""
+        if isinstance(self.surrogates, Algorithm) and self.surrogates.draws_are in ("particles", "chains"):
+            return self._around(problem, num_clients, generator, started(start, self))
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
         product = one_each(sites, num_clients).product_over(0)
@@ -131,41 +139,46 @@ class FedAIS(Algorithm, Advice):
         found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
         draws = coordinates.model(found.white).to(problem.dtype)
         asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        return self._states(problem, num_clients, draws, found.log_weights - asked, found.accepted)
+
+    def _around(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
+    ) -> tuple[State, State]:
+        """Proposals around the points that particles or chains left."""
+        assert isinstance(self.surrogates, Algorithm)
+        points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
+        q = Neighbourhoods.around(points[torch.linspace(0, len(points) - 1, min(len(points), MOST_POINTS)).long()])
+        draws = q.sample(self.num_proposals, generator).to(problem.dtype)
+        log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
+        log_weights = log_prior - q.log_prob(draws.double())
+        return self._states(problem, num_clients, draws, log_weights, log_weights.new_ones(()))
+
+    def _states(
+        self, problem: Problem, num_clients: int, draws: Tensor, log_weights: Tensor, accepted: Tensor
+    ) -> tuple[State, State]:
+        """The server's and the clients' states before the round."""
         shared = {
             "draws": draws,
-            "log_weights": found.log_weights - asked,
-            "accepted": found.accepted,
-            "answered": found.accepted.new_zeros(()),
-            "num_clients": found.accepted.new_tensor(float(num_clients)),
-            "proper": found.accepted.new_tensor(float(not problem.layout.improper)),
+            "log_weights": log_weights,
+            "accepted": accepted,
+            "answered": accepted.new_zeros(()),
+            "num_clients": accepted.new_tensor(float(num_clients)),
+            "proper": accepted.new_tensor(float(not problem.layout.improper)),
         }
-        return shared, {"answered": found.accepted.new_zeros(num_clients)}
+        return shared, {"answered": accepted.new_zeros(num_clients)}
 
     def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
-        white = Base().draw(self.num_proposals, q.dim, generator).to(q.eta.device)
+        white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))
-        base = Base() if self.start_freedom is None else Base(self.start_freedom, self.start_scale)
-        if self.start_freedom is not None:
-            white = base.draw(self.num_proposals, q.dim, generator).to(q.eta.device)
-
-        def from_base(z: Tensor) -> tuple[Tensor, Tensor]:
-            (value, slope), (narrow, narrow_slope), (wide, wide_slope) = (
-                difference(z),
-                Base().log_density(z),
-                base.log_density(z),
-            )
-            return value + narrow - wide, slope + narrow_slope - wide_slope
-
         return anneal(
-            difference if self.start_freedom is None else from_base,
+            difference,
             white,
             generator,
             levels=self.levels,
             leapfrog_steps=self.leapfrog_steps,
             step_size=self.step_size,
-            base=base,
         )
 
     def download(self, shared: State, clients: Tensor) -> State:

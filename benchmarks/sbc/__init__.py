@@ -1,0 +1,1 @@
+"""Simulation-based calibration: is the truth where a posterior says, over data simulated from the prior?"""

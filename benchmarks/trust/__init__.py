@@ -1,0 +1,1 @@
+"""Whether answers can be trusted: posteriors with references, and what a run said of each answer."""
