@@ -13,7 +13,7 @@ and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted o
     E w = ∫ p_0 Π_k p_k = p(y)                                                  the evidence, for Bayes factors.
 
 Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
-themselves: with a Pareto k above `LARGEST_PARETO_K` a run warns. What a Gaussian cannot follow is mostly the prior (a
+themselves: a run warns where parts of the draws disagree about a mean or an SD by what matters. What a Gaussian cannot follow is mostly the prior (a
 precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
 rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
@@ -70,7 +70,8 @@ class FedAIS(Algorithm, Advice):
             up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
             or chains, such as `DSVGD()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
-        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
+        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian. Where the
+            product fits, log weights get a variance of (D / (ν + D))² / 2 from it, less than 1/2 in any dimension.
         levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
         flat: this much, an SD over draws.
         leapfrog_steps: leapfrog steps of an annealing transition.
@@ -100,7 +101,7 @@ class FedAIS(Algorithm, Advice):
 
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
-    freedom: float | None = 40.0
+    freedom: float | None = 5.0
     levels: int = 32
     flat: float = 0.01
     leapfrog_steps: int = 8
