@@ -432,6 +432,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
         taken = fractions[1:] * messages["usable"]
         return {
             **shared,
+            "cut": torch.zeros_like(shared["cut"]),
             **state,
             **as_state(new),
             **as_state(prior, "prior_"),

@@ -41,7 +41,7 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
     if bool(indefinite & (decrement < SADDLE)):
-        down = _outward(q, metric, q.score(point), min_curvature)
+        down = _outward(q, q.score(point), min_curvature)
         direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
     return {
         **shared,
@@ -55,7 +55,7 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     }
 
 
-def _outward(q: Gaussian, metric: Gaussian, score: Tensor, floor: float) -> Tensor:
+def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
     """The way off a saddle: along the most negative curvature, one SD of |H| long, uphill where there is a slope.
 
     Zero where no scaled curvature is below -`floor`: a flat direction is no way off.

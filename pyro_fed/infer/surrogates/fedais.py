@@ -13,9 +13,9 @@ and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted o
     E w = ∫ p_0 Π_k p_k = p(y)                                                  the evidence, for Bayes factors.
 
 Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
-themselves: a run warns where parts of the draws disagree about a mean or an SD by what matters. What a Gaussian cannot follow is mostly the prior (a
-precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
-rows are near their sites. Weights cannot see a mode that the sites do not reach.
+themselves: a run warns where parts of the draws disagree about a mean or an SD by what matters. What a Gaussian cannot
+follow is mostly the prior (a precision that is shared by many weights), so that step 1 does most of the work without a
+message; likelihoods of many rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
 Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them
 (`surrogates.neighbourhoods`), a_s / t is p_0 / q at each, and nothing is annealed. In few dimensions that follows
