@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.precision import precision
+from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
 
 #: From the evidence to sentences; none where there is nothing to say.
 Check = Callable[[Evidence], list[str]]
 
-CHECKS: tuple[Check, ...] = (stillness,)
+CHECKS: tuple[Check, ...] = (splitting, precision, stillness)
 
 
 def audit(evidence: Evidence) -> list[str]:
