@@ -22,7 +22,7 @@ PROMISED = (
     *("CheckpointError", "DataError", "DivergenceError", "GraphError", "ModelError", "ProtocolError", "PyroFedError"),
     *("QuorumError", "SettingError", "Federation", "InferenceData", "Private", "Quadrature"),
     *("combination", "executors", "graph", "metrics", "partition", "schedule"),
-    *("column_sums", "compare", "ksd", "pooled_moments", "predict", "run"),
+    *("Auto", "column_sums", "compare", "fit", "ksd", "pooled_moments", "predict", "run", "steps"),
     *("plot_comparison", "plot_consensus", "plot_convergence", "plot_graph", "plot_particles", "plot_partition"),
     "plot_reliability",
 )

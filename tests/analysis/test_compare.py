@@ -10,14 +10,15 @@ from algorithms import line, line_data
 from late import late
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import calibration, doubts
+from pyro_fed.analysis.judging import calibration
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
 
 pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
-comparison, distances = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.distances")
+comparison, doubts = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.doubts")
+distances = late("pyro_fed.analysis.judging.distances")
 
 DRAWS = 1000
 
@@ -186,8 +187,10 @@ def test_right_and_wrong_are_told_apart(fed):
 def test_costs_are_those_of_the_record(fed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles, and it says so
-        distributed = pf.run(pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
-        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
+        distributed = pf.run(
+            pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+        )
+        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off")
         table = pf.compare({"d": distributed, "p": pooled})
     assert table["rounds"]["d"] == 2
     assert table["bytes_up"]["d"] == float(np.nansum(distributed.federation["bytes_up"]))

@@ -60,8 +60,7 @@ def test_diagnostics_of_markov_chains_alone(draws_are, shown):
 @pytest.mark.parametrize("agents", [1, 3])
 def test_a_point_has_its_value_alone(agents):
     """Warnings are errors: NumPy says nothing of an SD of one draw."""
-    point = result(draws_are="point")
-    point["posterior"] = point["posterior"].isel(draw=[7]).isel(chain=[0] * agents)
+    point = result(draws_are="point").isel(draw=[7], chain=[0] * agents)
     lines = click.unstyle(terminal.posterior_table(point, 5)).splitlines()
     assert lines[1] == "Point, no posterior"
     assert lines[2].split() == ["value"]

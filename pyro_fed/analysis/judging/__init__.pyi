@@ -13,3 +13,4 @@ from . import metrics as metrics
 from . import moments as moments
 from . import predict as predict
 from . import reference as reference
+from . import steps as steps

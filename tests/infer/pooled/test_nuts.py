@@ -34,7 +34,7 @@ def federation(**options):
 def result():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the chains have not mixed")  # R-hat of 1.01 asks for longer chains
-        return pf.run(pf.NUTS(**SHORT), federation(), progress=False)
+        return pf.run(pf.NUTS(**SHORT), federation(), progress=False, compile="trace")
 
 
 def test_the_posterior_is_the_exact_one(result):

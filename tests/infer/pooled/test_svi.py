@@ -11,6 +11,8 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 import pyro_fed as pf
 from models import linear_regression
 
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
+
 
 @functools.cache
 def train():
@@ -50,7 +52,7 @@ def test_svi_comes_near_the_exact_posterior(federation, guide, expected):
     mean, covariance = linear_regression.exact_posterior(train())
     mine = pyro.param("mine", torch.ones(2))
     algorithm = pf.SVI(guide=guide, num_steps=600, step_size=0.05, num_guide_draws=400)
-    idata = pf.run(algorithm, federation, progress=False, num_draws=400, log_likelihood=False)
+    idata = pf.run(algorithm, federation, num_draws=400, **QUIET)
     draws = torch.tensor(idata["posterior"]["w"].values[0])
     assert float(((draws.mean(0) - mean) / sds(covariance)).abs().max()) < 0.3
     assert float((draws.std(0) / expected(covariance) - 1).abs().max()) < 0.2
