@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes import missed
+from pyro_fed.audit.precision import precision
+from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
 
 #: From the evidence to sentences; none where there is nothing to say.
 Check = Callable[[Evidence], list[str]]
 
+#: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not
+#: made: they would see what follows from it, and advise another algorithm against it.
+FIRST: tuple[Check, ...] = (splitting, precision)
 CHECKS: tuple[Check, ...] = (stillness, missed)
 
 
@@ -23,4 +28,5 @@ def audit(evidence: Evidence) -> list[str]:
     Returns:
         One sentence a reason; none where nothing speaks against the result.
     """
-    return [sentence for check in CHECKS for sentence in check(evidence)]
+    causes = [sentence for check in FIRST for sentence in check(evidence)]
+    return causes or [sentence for check in CHECKS for sentence in check(evidence)]
