@@ -11,7 +11,23 @@ from pyro_fed.audit.stillness import stillness
 #: From the evidence to sentences; none where there is nothing to say.
 Check = Callable[[Evidence], list[str]]
 
-CHECKS: tuple[Check, ...] = (stillness, missed)
+
+def draws(evidence: Evidence) -> list[str]:
+    """Draws that are not the posterior's, by one cause: modes that they miss, or else what chains find.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence, or none.
+    """
+    still = stillness(evidence)
+    if evidence.moments is not None and evidence.moments.stuck:
+        return still  # what is far from the posterior says nothing of its modes
+    return missed(evidence) or still
+
+
+CHECKS: tuple[Check, ...] = (draws,)
 
 
 def audit(evidence: Evidence) -> list[str]:
