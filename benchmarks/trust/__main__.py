@@ -57,12 +57,14 @@ def row_of(trial: Trial) -> dict[str, str]:
 
 
 def chosen(cases: str, algorithms: str | None, settings: str) -> list[Trial]:
-    """The trials that were asked for."""
+    """The trials that were asked for, of posteriors that have a reference."""
     labels = algorithms.split(",") if algorithms else None
+    known = read()
     return [
         trial
         for trial in trials()
-        if any(fnmatch.fnmatch(trial.posterior, pattern) for pattern in cases.split(","))
+        if trial.posterior in known
+        and any(fnmatch.fnmatch(trial.posterior, pattern) for pattern in cases.split(","))
         and (settings == "all" or trial.wrong == (settings == "wrong"))
         and (labels is None or any(fnmatch.fnmatch(trial.label, label) for label in labels))
     ]
@@ -90,6 +92,7 @@ def main() -> None:
     )
     parser.add_argument("--settings", choices=("default", "wrong", "all"), default="all")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="take no more runs after so many")
     parser.add_argument("--out", type=Path, default=Path("out/trust.csv"), help="rows are appended here")
     parser.add_argument("--print", action="store_true", help="run nothing, print the tables of what is there")
     options = parser.parse_args()
@@ -104,6 +107,7 @@ def main() -> None:
             for trial in chosen(options.cases, options.algorithms, options.settings)
             if (trial.posterior, trial.label) not in done
         ]
+        stop = time.monotonic() + 60 * options.minutes
         with options.out.open("a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             if not done and file.tell() == 0:
@@ -117,6 +121,8 @@ def main() -> None:
                     f"{row['said'][:90]}",
                     flush=True,
                 )
+                if time.monotonic() > stop:
+                    break
     with options.out.open() as file:
         print_tables(list(csv.DictReader(file)))
 

@@ -47,8 +47,8 @@ class LongRun:
     """
 
     model: Callable[..., Any] | None = None
-    draws: int = 4000
-    accept: float = 0.9
+    draws: int = 2000
+    accept: float = 0.8
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,21 @@ class Plan(SettingsRepr, ABC):
     Args:
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise.
-        confirm: whether an answer that comes after a doubted one needs a second one to agree with.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
+            more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
     """
 
     max_rounds: int | None = None
     max_bytes: int | None = None
-    confirm: bool = True
+    confirm: int = 2
     mean_error: float = 0.25
     sd_factor: float = 1.25
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)
+        check_at_least(self, 0, "confirm")
         check_positive(self, "mean_error")
         if not self.sd_factor > 1:
             raise SettingError(f"{type(self).__name__}: sd_factor must be above 1, received {self.sd_factor}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,8 +40,8 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """The algorithm's."""
-        return type(self.algorithm).__name__
+        """The algorithm's, with what it starts from where that has been set."""
+        return named(self.algorithm)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -49,11 +50,16 @@ class Answer:
         return flat.mean(0), flat.std(0)
 
 
+def named(algorithm: Algorithm) -> str:
+    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`."""
+    return repr(algorithm).removesuffix("()")
+
+
 def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> str:
     """Where two answers are farthest apart, as a clause; "" where they agree."""
     (mean, sd), (other_mean, other_sd) = one.moments, other.moments
-    away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=float("inf"))
-    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=float("inf"))
+    away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
         at = int(away.argmax())
         return f"its mean of '{_site_at(problem, at)}' is {float(away[at]):.2g} SDs away from that of {other.name}"
@@ -70,7 +76,7 @@ class Choice:
     Args:
         answer: it.
         doubts: all that is left to doubt, one sentence each.
-        settled: whether no other answer is asked for.
+        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it.
     """
 
     answer: Answer
@@ -83,18 +89,18 @@ def _site_at(problem: Problem, number: int) -> str:
     return next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
 
 
-def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
+def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
     """The best of some answers.
 
-    One without doubts goes before one with doubts, then one with which another agrees, then one with fewer doubts, then
-    draws before particles, which have a spacing, then the later one, whose algorithm assumes less. It is settled where
-    it has no doubts and either was the first of the plan, or another answer agrees with it and none without doubts
-    contradicts it.
+    One with fewer doubts goes before one with more, then one with which another agrees, then draws before particles,
+    which have a spacing, then the later one, whose algorithm assumes less. It is settled where it has no doubts and
+    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it.
 
     Args:
         plan: what is being tried.
         problem: the posterior.
         answers: in the order in which they were found; at least one.
+        tried: how many stages have been, those without an answer too.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -106,9 +112,8 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
     def confirmed(one: Answer) -> bool:
         return any(number == one.number and not clause for (number, _), clause in apart.items())
 
-    def rank(one: Answer) -> tuple[bool, bool, int, bool, int]:
-        drawn = one.algorithm.draws_are != "particles"
-        return not one.doubts, confirmed(one), -len(one.doubts), drawn, one.number
+    def rank(one: Answer) -> tuple[int, bool, bool, int]:
+        return -len(one.doubts), confirmed(one), one.algorithm.draws_are != "particles", one.number
 
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]
@@ -120,6 +125,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer]) -> Choice:
     if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts)
-    tried = ", ".join(one.name for one in others)
-    why = f"{tried} differ from it, and were doubted themselves" if tried else "there is none"
-    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=False)
+    names = ", ".join(one.name for one in others)
+    why = f"{names} differ from it, and were doubted themselves" if names else "there is none"
+    enough = tried >= plan.confirm + 1 + min(one.number for one in answers if not one.doubts)
+    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough)

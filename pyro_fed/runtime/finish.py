@@ -66,8 +66,10 @@ class Finish:
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""
         context, record = self.context, self.context.record
-        record.doubts += self.algorithm.warnings(record, context.problem)
-        if record.converged is False and "change" in record.latest:
+        own = self.algorithm.warnings(record, context.problem)
+        record.doubts += own
+        said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
+        if record.converged is False and not said and "change" in record.latest:
             change = record.latest["change"]
             record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if context.problem.local_dim:

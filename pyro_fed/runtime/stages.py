@@ -14,7 +14,7 @@ from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.errors import DivergenceError, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.answers import Answer, Choice, choose
+from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.finish import Finish, say
 from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
 
@@ -65,7 +65,7 @@ def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> Inference
     choice: Choice | None = None
     for number, stage in enumerate(stages):
         trial.run(number, stage)
-        choice = choose(plan, problem, trial.answers) if trial.answers else None
+        choice = choose(plan, problem, trial.answers, number + 1) if trial.answers else None
         if (choice and choice.settled) or record.interrupted or budget.ended or trial.deserted:
             break
     if choice is None:
@@ -76,7 +76,7 @@ def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> Inference
             "raise it"
         )
     if not choice.settled and budget.ended:
-        untried = ", ".join(type(stage).__name__ for stage in stages[len(trial.steps) :])
+        untried = ", ".join(named(stage) for stage in stages[len(trial.steps) :])
         more = f"; {untried} were not tried" if untried else ""
         choice.doubts.append(f"the budget ended the search, {budget.ended}{more}")
     return _result(plan, choice, trial, finish)
@@ -101,7 +101,7 @@ class _Trial:
     def run(self, number: int, stage: Algorithm) -> None:
         """One stage, or why it gives no answer."""
         record = self.finish.context.record
-        began, before, step = time.perf_counter(), len(record.rounds), Step(type(stage).__name__)
+        began, before, step = time.perf_counter(), len(record.rounds), Step(named(stage))
         self.steps.append(step)
         if again := [part for part in chain_of(stage, self.finish.context.problem) if part in self._failed]:
             step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
@@ -136,7 +136,7 @@ class _Trial:
         finish = replace(self.finish, algorithm=stage)
         draws = finish.drawn(shared)
         finish.judge(shared, draws)
-        doubts = [*record.doubts, *([f"the run of {type(stage).__name__} was {cut}"] if cut else [])]
+        doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
         return Answer(stage, number, shared, draws, doubts, list(record.figures), len(record.rounds), record.converged)
 
     def _cut(self) -> str:

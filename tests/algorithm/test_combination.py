@@ -13,7 +13,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.combination import Clipped, Median, TrimmedMean, clip
 from pyro_fed.runtime.executors import Faulty
 
-QUIET = {"progress": False, "compile": "trace", "log_likelihood": False, "num_draws": 4000}
+QUIET = {"progress": False, "compile": "trace", "log_likelihood": False, "num_draws": 4000, "audit": False}
 FEDSEP = pf.FedSEP(start="prior", damping=0.5)
 MESSAGES = {
     "a": torch.tensor([[3.0, 4.0], [0.0, 0.0], [-300.0, 400.0]], dtype=torch.float64),

@@ -24,8 +24,6 @@ def test_it_is_a_notebook_and_runs(path, monkeypatch):
     assert notebook.cells[0].source.startswith("# ")
     assert any("assert" in cell.source for cell in notebook.cells) or path.name[:2] in ("01", "07", "09")
     monkeypatch.setenv("PYRO_FED_FAST", "1")
-    # Inductor takes longer to compile than these runs take; `density/test_compile.py` is its test.
-    monkeypatch.setattr("pyro_fed.density.compiling.compiler.has_cpp_compiler", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = runpy.run_path(str(path))

@@ -13,7 +13,14 @@ from algorithms import ALGORITHMS, graph_of
 
 import pyro_fed as pf
 
-OPTIONS = {"num_rounds": 4, "num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False}
+OPTIONS = {
+    "num_rounds": 4,
+    "num_draws": 8,
+    "progress": False,
+    "compile": "off",
+    "log_likelihood": False,
+    "audit": False,
+}
 
 
 def in_one_process(name):

@@ -21,7 +21,7 @@ def run(family, executor, **options):
     algorithm, settings = FAMILIES[family]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        fixed = {"progress": False, "compile": "off", "log_likelihood": False}
+        fixed = {"progress": False, "compile": "off", "log_likelihood": False, "audit": False}
         return pf.run(algorithm, unequal_lines(), executor=executor, **{**fixed, **settings, **options})
 
 

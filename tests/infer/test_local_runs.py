@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 
-QUIET = {"progress": False, "num_draws": 4, "log_likelihood": False, "compile": "off"}
+QUIET = {"progress": False, "num_draws": 4, "log_likelihood": False, "compile": "off", "audit": False}
 MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
 
 
@@ -202,7 +202,7 @@ def test_training_rows_are_not_predicted_without_their_effects():
 def test_pooled_algorithms_report_the_effects_too(algorithm, joint):
     """Means within 0.35 SD (a mean's standard error is below 0.08) and SDs within a third."""
     fed = hierarchies.CASES["means"].federation()
-    idata = pf.run(algorithm, fed, **{**QUIET, "num_draws": 1000, "compile": "trace"})
+    idata = pf.run(algorithm, fed, **{**QUIET, "num_draws": 1000, "compile": "auto"})
     draws = np.concatenate([idata["posterior"]["mu"].values[..., None], idata["posterior"]["effect"].values], -1)
     sd = COVARIANCE.diagonal().sqrt().numpy()
     assert float(np.abs((draws.mean((0, 1)) - MEAN.numpy()) / sd).max()) < 0.35

@@ -38,7 +38,7 @@ def federation(seed=0, rows=30):
 
 
 def run(fed=None, **settings):
-    options = {"num_rounds": ROUNDS, "progress": False, "compile": "trace"} | settings
+    options = {"num_rounds": ROUNDS, "progress": False, "compile": "trace", "audit": False} | settings
     algorithm = options.pop("algorithm", None) or pf.UDSVGD(num_particles=5, local_steps=3, batch_size=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -69,7 +69,7 @@ def test_an_answer_without_doubts_ends_it_and_is_that_of_the_algorithm_alone():
 
 def test_what_has_been_run_is_not_run_again():
     first = Doubtful(wrong_by=9.0)
-    idata, steps = tried(first, pf.FedAIS(surrogates=first), confirm=False)
+    idata, steps = tried(first, pf.FedAIS(surrogates=first), confirm=0)
     phases = list(idata.federation["phase"].values)
     assert phases.count("FedAIS") == steps[1]["rounds"] == 1
     assert phases.count("Doubtful") + phases.count("FedLaplace") == steps[0]["rounds"]
@@ -80,15 +80,23 @@ def test_what_has_been_run_is_not_run_again():
 
 def test_a_later_answer_needs_one_that_agrees():
     idata, steps = tried(Doubtful(wrong_by=9.0), pf.FedLaplace(), pf.FedEP())
-    assert [step["algorithm"] for step in steps] == ["Doubtful", "FedLaplace", "FedEP"]
+    assert [step["algorithm"] for step in steps] == ["Doubtful(wrong_by=9.0)", "FedLaplace", "FedEP"]
     assert idata.attrs["doubts"] == ""
     alone, _ = tried(Doubtful(wrong_by=9.0), pf.FedLaplace())
-    assert "no second answer confirms that of FedLaplace: Doubtful differ from it" in alone.attrs["doubts"]
+    assert (
+        "no second answer confirms that of FedLaplace: Doubtful(wrong_by=9.0) differ from it" in alone.attrs["doubts"]
+    )
+
+
+def test_so_many_stages_are_tried_for_a_second_answer():
+    wrong = [Doubtful(wrong_by=by) for by in (9.0, 8.0, 7.0, 6.0)]
+    _, steps = tried(wrong[0], pf.FedLaplace(), *wrong[1:], confirm=2)
+    assert len(steps) == 4 and steps[1]["chosen"]
 
 
 def test_a_doubted_answer_that_agrees_confirms():
     idata, steps = tried(Doubtful(wrong_by=0.1), pf.FedLaplace(), pf.FedEP())
-    assert [step["algorithm"] for step in steps] == ["Doubtful", "FedLaplace"]
+    assert [step["algorithm"] for step in steps] == ["Doubtful(wrong_by=0.1)", "FedLaplace"]
     assert idata.attrs["doubts"] == ""
 
 
@@ -105,7 +113,7 @@ def test_two_answers_without_doubts_that_disagree_are_told():
             return []
 
     idata, _ = tried(Doubtful(wrong_by=9.0), Wrong(wrong_by=3.0), pf.FedLaplace())
-    assert "FedLaplace and Wrong disagree: its mean of 'w' is 3" in idata.attrs["doubts"]
+    assert "FedLaplace and Wrong(wrong_by=3.0) disagree: its mean of 'w' is 3" in idata.attrs["doubts"]
 
 
 def test_figures_stand_at_the_rounds_of_the_chosen_stage():
@@ -120,14 +128,14 @@ def test_figures_stand_at_the_rounds_of_the_chosen_stage():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stage_that_diverges_is_told_and_the_next_one_goes_on(first):
     stages = (Diverging(), pf.FedEP()) if first else (Doubtful(wrong_by=9.0), Diverging(), pf.FedEP())
-    _, steps = tried(*stages, confirm=False)
+    _, steps = tried(*stages, confirm=0)
     failed = steps[0 if first else 1]
     assert "left the finite numbers" in failed["end"] and failed["doubts"] is None
     assert [step["chosen"] for step in steps][-1]
 
 
 def test_a_stage_that_starts_from_what_failed_is_not_tried():
-    _, steps = tried(Diverging(), pf.FedAIS(surrogates=Diverging()), pf.FedEP(), confirm=False)
+    _, steps = tried(Diverging(), pf.FedAIS(surrogates=Diverging()), pf.FedEP(), confirm=0)
     assert steps[1]["end"] == "not tried: it starts from Diverging, which failed"
     assert steps[1]["rounds"] == 0 and steps[2]["chosen"]
 
@@ -142,7 +150,7 @@ def test_input_that_the_first_stage_refuses_is_an_error():
         tried(pf.FedAIS(surrogates=pf.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
 
 
-@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 700}])
+@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 2500}])
 def test_a_budget_ends_the_first_stage_and_says_so(limit):
     idata, steps = tried(pf.FedEP(), pf.FedAIS(), **limit)
     told = next(f"{name}={value}" for name, value in limit.items())
@@ -153,7 +161,7 @@ def test_a_budget_ends_the_first_stage_and_says_so(limit):
 
 
 def test_a_later_stage_that_the_budget_cuts_gives_no_answer():
-    whole = tried(Doubtful(), pf.FedLaplace(), confirm=False)[1]
+    whole = tried(Doubtful(), pf.FedLaplace(), confirm=0)[1]
     limit = whole[0]["rounds"] + 1
     idata, steps = tried(Doubtful(), pf.FedLaplace(), pf.FedEP(), max_rounds=limit)
     assert idata.federation.sizes["round"] == limit
@@ -163,8 +171,8 @@ def test_a_later_stage_that_the_budget_cuts_gives_no_answer():
 
 def test_the_first_messages_of_a_stage_count_before_they_are_sent():
     first = Doubtful(wrong_by=9.0)
-    spent = tried(first, confirm=False)[1][0]["bytes"]
-    _, steps = tried(first, pf.FedAIS(surrogates=first), confirm=False, max_bytes=spent + 10_000)
+    spent = tried(first, confirm=0)[1][0]["bytes"]
+    _, steps = tried(first, pf.FedAIS(surrogates=first), confirm=0, max_bytes=spent + 10_000)
     assert steps[1]["rounds"] == 0 and steps[1]["end"].startswith("ended by the budget")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from scipy.special import digamma, gammaln, polygamma
 
 import pyro_fed as pf
-from benchmarks.trust.posterior import Grid, Posterior
+from benchmarks.trust.posterior import Grid, Nested, Posterior
 from benchmarks.trust.posteriors.regressions import tensors
 
 
@@ -105,6 +107,37 @@ def gmm_marginal(y):
         pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), parts), obs=y)
 
 
+def gmm_moments(y):
+    """Over all assignments of a few rows and a grid of the scale: given both, weights are Beta, locations Gaussian."""
+    y = y.numpy()
+    log_scale = np.linspace(-4, 6, 2001)
+    variance = np.exp(2 * log_scale)
+    terms = []
+    for assigned in itertools.product([False, True], repeat=len(y)):
+        second = np.array(assigned)
+        log_weight = -0.5 * (log_scale / 2.0) ** 2
+        first, square = [], []
+        for mine in (~second, second):
+            n, total, squares = mine.sum(), y[mine].sum(), (y[mine] ** 2).sum()
+            precision = n / variance + 0.01
+            mean = total / variance / precision
+            log_weight = log_weight - 0.5 * (n * np.log(variance) + np.log(precision) + squares / variance)
+            log_weight = log_weight + 0.5 * precision * mean**2 + gammaln(0.5 + n)
+            first.append(mean)
+            square.append(mean**2 + 1 / precision)
+        a, b = 0.5 + (~second).sum(), 0.5 + second.sum()
+        logit = digamma(a) - digamma(b)
+        one = np.ones_like(log_scale)
+        first += [log_scale, logit * one]
+        square += [log_scale**2, (logit**2 + polygamma(1, a) + polygamma(1, b)) * one]
+        terms.append((log_weight, np.stack(first), np.stack(square)))
+    top = max(log_weight.max() for log_weight, _, _ in terms)
+    total = sum(np.exp(log_weight - top).sum() for log_weight, _, _ in terms)
+    mean = sum(part @ np.exp(log_weight - top) for log_weight, part, _ in terms) / total
+    sd = np.sqrt(sum(part @ np.exp(log_weight - top) for log_weight, _, part in terms) / total - mean**2)
+    return {"locs": (mean[:2], sd[:2]), "scale": (mean[2:3], sd[2:3]), "weights": (mean[3:], sd[3:])}
+
+
 def gmm_scale(y):
     """Two components with names and a common scale: one mode."""
     low = pyro.sample("low", dist.Normal(-3.0, 1.0))
@@ -172,6 +205,32 @@ def changepoint(t, y):
     after = pyro.sample("after", dist.Normal(0.0, 3.0))
     with pyro.plate("data", len(t)):
         pyro.sample("y", dist.Normal(torch.where(t < when, before, after), 1.0), obs=y)
+
+
+def changepoint_moments(t, y):
+    """Over the rows between which the jump is: given them both means are Gaussian, and the time is uniform."""
+    t, y = t.numpy(), y.numpy()
+    order = np.argsort(t)
+    t, y = t[order], y[order]
+    ends = np.concatenate([[0.0], t, [1.0]])
+    terms = []
+    for k in range(len(t) + 1):
+        nodes = ends[k] + (ends[k + 1] - ends[k]) * (np.arange(4000) + 0.5) / 4000
+        when = np.log(nodes / (1 - nodes))
+        log_weight = np.log(ends[k + 1] - ends[k])
+        first, square = [when.mean()], [(when**2).mean()]
+        for part in (y[:k], y[k:]):
+            precision = len(part) + 1 / 9
+            mean = part.sum() / precision
+            log_weight += 0.5 * precision * mean**2 - 0.5 * np.log(precision)
+            first.append(mean)
+            square.append(mean**2 + 1 / precision)
+        terms.append((log_weight, np.array(first), np.array(square)))
+    weight = np.exp(np.array([term[0] for term in terms]) - max(term[0] for term in terms))
+    weight /= weight.sum()
+    mean = weight @ np.stack([term[1] for term in terms])
+    sd = np.sqrt(weight @ np.stack([term[2] for term in terms]) - mean**2)
+    return {name: (mean[i : i + 1], sd[i : i + 1]) for i, name in enumerate(("when", "before", "after"))}
 
 
 def changepoint_smooth(t, y):
@@ -262,7 +321,7 @@ MODES = (
         "two modes",
         gmm,
         lambda: tensors([0.0, 1.0, 10.0, 11.0, 12.0]),
-        Grid({"weights": (-9, 9), "scale": (-3, 4), "locs": (-35, 35)}, model=gmm_marginal),
+        Nested(gmm_moments),
         clients=2,
         partition=sorted_rows,
     ),
@@ -293,7 +352,7 @@ MODES = (
         "jump",
         changepoint,
         jump,
-        Grid({"when": (-14, 14), "before": (-14, 14), "after": (-14, 14)}, points=241),
+        Nested(changepoint_moments),
         partition=by_time,
     ),
     Posterior(
@@ -301,10 +360,10 @@ MODES = (
         "jump",
         changepoint_smooth,
         jump,
-        Grid({"when": (-14, 14), "before": (-14, 14), "after": (-14, 14)}, points=201),
+        Grid({"when": (-14, 14), "before": (-14, 14), "after": (-14, 14)}, points=121),
         partition=by_time,
     ),
     Posterior("network_one", "two modes", network_one, curve, Grid(default=(-12, 12)), partition=by_time),
-    Posterior("network", "many modes", network, curve, Grid(default=(-6, 6)), partition=by_time),
+    Posterior("network", "many modes", network, curve, Grid(default=(-6, 6), points=49), partition=by_time),
     Posterior("angle", "many modes", angle, angles, Grid({"theta": (-25, 25)})),
 )

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from pyro_fed.analysis.judging.ksd import Discrepancy, whitened
@@ -65,7 +65,7 @@ class PriorCount(NamedTuple):
     @property
     def wrong(self) -> bool:
         """Whether it is away from one by more than chance, and explains what is wrong."""
-        chance = float(stats.t.isf(FALSE_ALARMS / 2, BLOCKS - 2))
+        chance = -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
         return self.explains and abs(self.value - 1) > WRONG_BY and self.away > chance
 
 
@@ -135,15 +135,16 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
     """Squares of what violates the identities, in the units of their noise for a Gaussian, and how much is chance."""
     u, prior, likelihood = whitened(z, *scores)
     s = a * prior + b * likelihood
-    count, dim = u.shape
-    matrix = s.T @ u / count
-    matrix = (matrix + matrix.T) / 2 + torch.eye(dim, dtype=u.dtype)
-    third = s * (u.square() - 1)
-    mean = (s.mean(0).square().sum() + matrix.square().sum() / 2 + third.mean(0).square().sum() / 2).item()
-    along, length = (s * u).sum(1), u.square().sum(1)
-    each = s.square().sum(1) + ((s.square().sum(1) * length + along.square()) / 2 + 2 * along + dim) / 2
-    each = each + third.square().sum(1) / 2
-    return mean, float(each.mean() - mean) / count
+    identity = torch.eye(u.shape[1], dtype=u.dtype)
+    found = []
+    for part, at in zip(s.tensor_split(BLOCKS), u.tensor_split(BLOCKS), strict=True):
+        matrix = part.T @ at / len(at)
+        second = (matrix + matrix.T) / 2 + identity
+        third = (part * (at.square() - 1)).mean(0)
+        found.append(torch.cat([part.mean(0), second.flatten() / math.sqrt(2), third / math.sqrt(2)]))
+    blocks = torch.stack(found)
+    chance = (blocks - blocks.mean(0)).square().sum() / (BLOCKS * (BLOCKS - 1))
+    return float(blocks.mean(0).square().sum()), float(chance)
 
 
 def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:

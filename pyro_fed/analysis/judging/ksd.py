@@ -45,7 +45,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 #: SDs that the mean of a wrong answer is off, in one coordinate, and that those of a right one may be.
 WRONG, RIGHT = LARGEST_MEAN_ERROR, 0.1
 #: Random signs for the distribution of the discrepancy of draws of the posterior, and how often it may be exceeded.
-RANDOM_SIGNS = 999
+RANDOM_SIGNS = 399
 FALSE_ALARMS = 0.005
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import arviz as az
 import numpy as np
 import xarray as xr
 
@@ -13,6 +12,8 @@ from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 
+#: How a sentence begins that speaks of this estimate alone, not of the posterior.
+ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
 #: PSIS needs a tail to fit.
 FEWEST_DRAWS_FOR_LOO = 25
 #: Rows that cannot be left out matter where what leaving them out costs, by the weights that they have, is more than
@@ -41,13 +42,15 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
     lost = ~np.isfinite(total)
     if lost.any():
         return {}, [
-            f"leave-one-out prediction (LOO) is not possible: the log-likelihood is not finite at {lost.any(1).sum()} "
+            f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {lost.any(1).sum()} "
             f"of {len(total)} draws, for {lost.any(0).sum()} of {total.shape[1]} rows"
         ]
     if np.ptp(total, axis=0).max() == 0:
         return {}, []  # a single point, repeated: nothing can be left out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
+        import arviz as az  # takes seconds
+
         psis: Any = az.loo  # without types
         found = psis(_as_idata(total), pointwise=True)
     bad = np.asarray(found.pareto_k) > LARGEST_PARETO_K
@@ -56,7 +59,7 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
     if costs[bad].sum() <= SHARE_THAT_MATTERS * values["elpd_loo_se"]:
         return values, []
     return values, [
-        f"its ELPD by leave-one-out (LOO) is not reliable: {bad.sum()} of {len(bad)} rows have a Pareto k above "
+        f"{ABOUT_LOO} is not reliable: {bad.sum()} of {len(bad)} rows have a Pareto k above "
         f"{LARGEST_PARETO_K}, as single rows weigh much in the posterior, or there are few draws. This says nothing "
         "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
         "at a time"

@@ -4,10 +4,11 @@ With ESS the number of independent draws that a result is worth, m its means, σ
 
     SE of m = σ / ESS^½,      SE of log σ = ((κ - 1) / (4 ESS₂))^½
 
-ESS₂ that of the squared distances from m. Particles have no such errors, a reference has its own. A result is wrong
+ESS₂ that of the squared distances from m, and κ the larger one of result and reference, as few draws show a small one.
+Particles have no such errors, a reference has its own. A result is wrong
 where a mean is more than `LARGEST_MEAN_ERROR` reference SDs off or an SD is outside `SD_RANGE` times the reference's.
 It is doubted where the draws put it there *and* the distance from the reference is more than chance, at the level
-`FALSE_ALARMS` over all parameters together (Bonferroni).
+`FALSE_ALARMS` over all parameters together (Bonferroni; Student's t with the degrees of freedom of the fewer draws).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from pyro_fed.analysis.judging.draws import Draws, worth
 
@@ -28,12 +29,23 @@ FALSE_ALARMS = 0.01
 
 
 class Moments(NamedTuple):
-    """Means and SDs (D,), the standard errors of the means, and those of the logarithms of the SDs."""
+    """Means, SDs and kurtoses, and how many independent draws the first two are worth, each (D,)."""
 
     mean: np.ndarray
     sd: np.ndarray
-    mean_error: np.ndarray
-    log_sd_error: np.ndarray
+    kurtosis: np.ndarray
+    worth: np.ndarray
+    worth_of_sd: np.ndarray
+
+    @property
+    def mean_error(self) -> np.ndarray:
+        """Standard errors of the means."""
+        return self.sd / np.sqrt(self.worth)
+
+    @property
+    def log_sd_error(self) -> np.ndarray:
+        """Standard errors of the logarithms of the SDs."""
+        return np.sqrt(np.maximum(self.kurtosis - 1, 0) / (4 * self.worth_of_sd))
 
 
 class Gaps(NamedTuple):
@@ -45,6 +57,7 @@ class Gaps(NamedTuple):
         mean_error: its standard error.
         ratio: SDs over the reference's.
         log_ratio_error: standard error of its logarithm.
+        freedom: degrees of freedom of both errors.
     """
 
     labels: list[str]
@@ -52,6 +65,7 @@ class Gaps(NamedTuple):
     mean_error: np.ndarray
     ratio: np.ndarray
     log_ratio_error: np.ndarray
+    freedom: np.ndarray
 
 
 def moments(draws: Draws) -> Moments:
@@ -70,8 +84,7 @@ def moments(draws: Draws) -> Moments:
     variance = squares.mean((0, 1))
     kurtosis = np.square(squares).mean((0, 1)) / np.where(variance > 0, np.square(variance), 1.0)
     sd = np.where(np.ptp(flat, axis=0) > 0, np.sqrt(variance), 0.0)
-    log_sd_error = np.sqrt(np.maximum(kurtosis - 1, 0) / (4 * worth(squares, draws.kind)))
-    return Moments(mean, sd, sd / np.sqrt(worth(draws.values, draws.kind)), log_sd_error)
+    return Moments(mean, sd, kurtosis, worth(draws.values, draws.kind), worth(squares, draws.kind))
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:
@@ -86,12 +99,15 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
     """
     varies = np.ptp(reference.flat, axis=0) > 0
     mine, truth = (Moments(*(part[varies] for part in moments(one))) for one in (draws, reference))
+    kurtosis = np.maximum(mine.kurtosis, truth.kurtosis)
+    mine, truth = mine._replace(kurtosis=kurtosis), truth._replace(kurtosis=kurtosis)
     return Gaps(
         [label for label, kept in zip(draws.labels, varies, strict=True) if kept],
         np.abs(mine.mean - truth.mean) / truth.sd,
         np.hypot(mine.mean_error, truth.mean_error) / truth.sd,
         mine.sd / truth.sd,
         np.hypot(mine.log_sd_error, truth.log_sd_error),
+        np.maximum(np.minimum.reduce([mine.worth, truth.worth, mine.worth_of_sd, truth.worth_of_sd]) - 1, 1.0),
     )
 
 
@@ -107,7 +123,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[s
         A sentence on the mean that is farthest off, one on the smallest SD and one on the largest, of those that are
         too far off by more than chance.
     """
-    chance = stats.norm.isf(FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
+    chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
         log_ratio = np.log(found.ratio)
     sure = np.abs(log_ratio) > chance * found.log_ratio_error

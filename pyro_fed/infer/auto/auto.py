@@ -1,11 +1,13 @@
 """The answer, not the choice: FedEP, and what else its answer's doubts ask for.
 
-    with a server   FedEP → FedAIS → DSVGD, FSGLD       (FSGLD first in many dimensions; no FedAIS there)
+    with a server   FedEP → FedAIS of its sites → DSVGD → FedAIS of its particles → FSGLD
+                    FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
     on a graph      P2PVI → P2PEP
 
 Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
 where an earlier one was doubted another must agree with it (`algorithm.plan`). The order is that of cost, and the kinds
-of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself, FSGLD is a Markov chain.
+of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself and its particles are weighed
+by the model, FSGLD is a Markov chain of thousands of rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Auto(Plan):
     Args:
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise.
-        confirm: whether an answer that comes after a doubted one needs a second one to agree with.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
+            more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
 
@@ -56,4 +59,4 @@ class Auto(Plan):
             return [P2PVI(), P2PEP()]
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
             return [FedEP(), FSGLD(), DSVGD()]
-        return [FedEP(), FedAIS(surrogates=FedEP()), DSVGD(), FSGLD(surrogates=FedEP())]
+        return [FedEP(), FedAIS(surrogates=FedEP()), DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
