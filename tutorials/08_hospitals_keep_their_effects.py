@@ -50,8 +50,8 @@ fed.summary()
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    rounds = 2 if FAST else None
-    idata = pf.run(pf.FedEP(), fed, num_rounds=rounds, progress=not FAST, compile="off" if FAST else "auto")
+    options = {"num_rounds": 2, "compile": "off", "audit": False, "progress": False} if FAST else {}
+    idata = pf.run(pf.FedEP(), fed, **options)
 idata.attrs["warnings"] or "no warnings"
 
 # %% [markdown]

@@ -24,6 +24,8 @@ from pyro_fed.audit.target import Target
 JITTER = 0.15
 #: Length of a trajectory.
 LENGTH = math.pi / 2
+#: Steps of a trajectory at most; when they are shortened further, so is it.
+MOST_STEPS = 20
 #: Mean acceptance that is wanted, and how far ε is shortened until it is there.
 WANTED, SHORTEST = 0.65, 1 / 32
 
@@ -38,8 +40,8 @@ class Chains:
         value: log density there (S,).
         score: its gradient there (S, D).
         generator: source of randomness.
-        steps: n.
-        shorter: ε in units of LENGTH / n.
+        steps: n, while ε is LENGTH / n.
+        shorter: ε in these units.
         accepted: mean acceptance of the last trajectories.
 
     Attributes:
@@ -78,7 +80,7 @@ class Chains:
         jitter = 1 + JITTER * (2 * torch.rand(count, 1, **options) - 1)
         step = LENGTH / self.steps * self.shorter * jitter
         w, value, score, r = self.place, self.value, self.score, start
-        for _ in range(self.steps):
+        for _ in range(min(round(self.steps / self.shorter), MOST_STEPS)):
             r = r + step / 2 * score
             w = w + step * r
             value, score = self.target(w)

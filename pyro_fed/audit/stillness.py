@@ -31,7 +31,7 @@ def stillness(evidence: Evidence) -> list[str]:
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = evidence.problem.name_of(number)
+    name = evidence.quantities.labels[number]
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
     return [f"these draws are not the posterior's: short exact chains that begin at them {said}. {cure(evidence)}"]
 

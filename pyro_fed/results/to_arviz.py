@@ -27,7 +27,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.record_dataset import federation_group
+from pyro_fed.results.record_dataset import audit_group, federation_group
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
@@ -66,6 +66,7 @@ def to_inference_data(
     groups = {
         "posterior": _posterior(federation, problem, draws, seed if drawn else None),
         "federation": federation_group(record),
+        "audit": audit_group(record),
     }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)

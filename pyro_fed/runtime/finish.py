@@ -66,17 +66,21 @@ class Finish:
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""
         context, record = self.context, self.context.record
-        record.doubts += self.algorithm.warnings(record, context.problem)
-        if record.converged is False and "change" in record.latest:
+        own = self.algorithm.warnings(record, context.problem)
+        record.doubts += own
+        said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
+        if record.converged is False and not said and "change" in record.latest:
             change = record.latest["change"]
             record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         if self.audit and whole:  # else the result is not meant to be the posterior of all rows
-            record.doubts += audited(
-                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed)
+            evidence = Evidence(
+                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
             )
+            record.doubts += audited(evidence)
+            record.measured = evidence.measured
 
     def result(self, shared: State, draws: Tensor) -> InferenceData:
         """The draws and the record as InferenceData."""

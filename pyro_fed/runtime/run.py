@@ -97,7 +97,8 @@ def run(
 
     Returns:
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
-        federation (who took part, bytes and seconds over round and client). Ctrl-C ends the run early and returns
+        federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
+        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early and returns
         what is done so far.
 
     Raises:

@@ -139,7 +139,7 @@ class _Trial:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         context = self.finish.context
         record = context.record
-        record.doubts = []
+        record.doubts, record.measured = [], {}
         shared = run_phases(stage, context, stage.default_rounds(context.federation.num_clients), None, self._finished)
         cut = self._cut()
         if cut and self.answers:
@@ -150,7 +150,17 @@ class _Trial:
             raise DivergenceError(f"the draws of {named(stage)} are not finite numbers")
         finish.judge(shared, draws)
         doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
-        return Answer(stage, number, shared, draws, doubts, list(record.figures), len(record.rounds), record.converged)
+        return Answer(
+            stage,
+            number,
+            shared,
+            draws,
+            doubts,
+            list(record.figures),
+            len(record.rounds),
+            record.converged,
+            record.measured,
+        )
 
     def _cut(self) -> str:
         """What ended the stage before its time."""
@@ -165,7 +175,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.notes += record.failed()
-    record.doubts = choice.doubts
+    record.doubts, record.measured = choice.doubts, answer.measured
     say(record.said())
     trial.steps[answer.number].chosen = True
     found = replace(finish, algorithm=answer.algorithm).result(answer.shared, answer.draws)

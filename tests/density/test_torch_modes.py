@@ -85,6 +85,6 @@ def test_a_covariance_that_is_none_has_no_density(correlation):
 @pytest.mark.parametrize("executor", ["vectorised", "sequential"])
 def test_newtons_method_turns_back_where_there_is_no_density(correlation, executor):
     fed, grid, log_density = correlation
-    found = pf.run(pf.FedLaplace(), fed, progress=False, executor=executor, num_draws=2000, compile="off")
+    found = pf.run(pf.FedLaplace(), fed, progress=False, executor=executor, num_draws=2000, compile="off", audit=False)
     sd = found.posterior["r"].values.std()
     assert abs(float(found.posterior["r"].median()) - grid[log_density.argmax()]) < 0.2 * sd

@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 
-QUIET = {"progress": False, "num_draws": 4, "log_likelihood": False, "compile": "off"}
+QUIET = {"progress": False, "num_draws": 4, "log_likelihood": False, "compile": "off", "audit": False}
 MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
 
 

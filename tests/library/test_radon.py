@@ -41,7 +41,7 @@ def idata():
     exactly = pf.Quadrature(order=3, mode_steps=1)  # the levels are Gaussian given the others
     options = {"plate": radon.PLATE, "rows": radon.ROWS, "num_clients": 10, "quadrature": exactly}
     fed = pf.Federation(radon.model, ARGS, **options)
-    with pytest.warns(UserWarning, match="tails that this approximation lacks.*'tau_a'"):
+    with pytest.warns(UserWarning, match="not the posterior's: .*'tau_a'"):
         return pf.run(pf.FedEP(), fed, num_draws=4000, progress=False, log_likelihood=False, compile="off")
 
 

@@ -199,7 +199,7 @@ FAST = {
         largest_step=1.0,
         visit_time=20.0,
         target_ess=1000,
-        num_chains=8,
+        num_chains=10,
     ),
     "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
 }
@@ -252,6 +252,7 @@ def test_row_counts_that_lie_are_bounded_and_mean_nothing_to_ep(lie):
 
 def test_particles_that_have_drawn_together_are_told():
     """Row 24."""
-    record, problem = Record(["0"], figures=[{"spread": 0.3}, {}]), unequal_lines().problem
-    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(record, problem)[0]
-    assert pf.DSVGD().warnings(Record(["0"], figures=[{"spread": 0.8}]), problem) == []
+    problem, right = unequal_lines().problem, {"apart": 0.0, "mean_off": 0.01, "sd_off": 1.01}
+    together, wide = (Record(["0"], figures=[{"spread": width, **right}, {}]) for width in (0.3, 0.8))
+    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(together, problem)[0]
+    assert pf.DSVGD().warnings(wide, problem) == []

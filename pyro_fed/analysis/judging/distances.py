@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 import xarray as xr
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from pyro_fed.density.problem import Problem
@@ -143,6 +142,8 @@ def mmd2(draws: np.ndarray, reference: np.ndarray) -> float:
     """
     whiten = _whitener(reference)
     x, r = whiten(thin(draws)), whiten(thin(reference))
+    from scipy.spatial.distance import cdist  # takes half a second
+
     between = cdist(r, r)
     width = np.median(between[np.triu_indices(len(r), 1)])
     if len(x) < 2 or width == 0:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from pyro_fed.analysis.judging.ksd import Discrepancy, whitened
@@ -65,7 +65,7 @@ class PriorCount(NamedTuple):
     @property
     def wrong(self) -> bool:
         """Whether it is away from one by more than chance, and explains what is wrong."""
-        chance = float(stats.t.isf(FALSE_ALARMS / 2, BLOCKS - 2))
+        chance = -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
         return self.explains and abs(self.value - 1) > WRONG_BY and self.away > chance
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import arviz as az
 import numpy as np
 import xarray as xr
 
@@ -121,6 +120,8 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
         return np.full(dim, repeats.sum() ** 2 / np.square(repeats).sum())
     if each < FEWEST_OF_A_CHAIN:
         return np.full(dim, float(chains))
+    import arviz as az  # takes seconds
+
     ess: Any = az.ess  # without types
     found = np.asarray(ess(xr.Dataset({"z": (("chain", "draw", "i"), values)}), method="mean")["z"])
     constant = np.ptp(values.reshape(-1, dim), axis=0) == 0

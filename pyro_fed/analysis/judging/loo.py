@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import arviz as az
 import numpy as np
 import xarray as xr
 
@@ -50,6 +49,8 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
         return {}, []  # a single point, repeated: nothing can be left out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
+        import arviz as az  # takes seconds
+
         psis: Any = az.loo  # without types
         found = psis(_as_idata(total), pointwise=True)
     bad = np.asarray(found.pareto_k) > LARGEST_PARETO_K

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from pyro_fed.analysis.judging.draws import Draws, worth
 
@@ -123,7 +123,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[s
         A sentence on the mean that is farthest off, one on the smallest SD and one on the largest, of those that are
         too far off by more than chance.
     """
-    chance = stats.t.isf(FALSE_ALARMS / (4 * len(found.labels)), found.freedom)  # two sides, and means and SDs
+    chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
         log_ratio = np.log(found.ratio)
     sure = np.abs(log_ratio) > chance * found.log_ratio_error

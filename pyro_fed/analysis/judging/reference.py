@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import arviz as az
 import numpy as np
 import xarray as xr
-from scipy import stats
+from scipy import special
 
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, worth
 from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
@@ -34,6 +33,8 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
     chains, each, dim = draws.values.shape
     markov = draws.kind in ("chains", "")
     if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
+        import arviz as az  # takes seconds
+
         rhat: Any = az.rhat  # without types
         varies = np.ptp(draws.flat, axis=0) > 0
         moving = xr.Dataset({"z": (("chain", "draw", "i"), draws.values[:, :, varies])})
@@ -43,7 +44,7 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
     effective = worth(draws.values, draws.kind)
     least = int(effective.argmin())
-    needed = (stats.norm.isf(FALSE_ALARMS / (4 * dim)) / LARGEST_MEAN_ERROR) ** 2
+    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / LARGEST_MEAN_ERROR) ** 2
     if effective[least] < needed:
         found.append(
             f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "

@@ -2,16 +2,18 @@
 
 import warnings
 
-import arviz as az
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import unequal_lines
+from late import late
 from short_runs import QUIET, values
 
 import pyro_fed as pf
+
+az = late("arviz")
 
 
 def test_an_easy_posterior_is_fedep_alone():
