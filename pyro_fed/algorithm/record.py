@@ -75,6 +75,7 @@ class Record:
         doubts: why the result should not be trusted, one sentence each.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
+        audited: whether the result was judged at its draws.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
     """
 
@@ -86,6 +87,7 @@ class Record:
     doubts: list[str] = field(default_factory=list)
     converged: bool | None = None
     interrupted: bool = False
+    audited: bool = False
     measured: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property

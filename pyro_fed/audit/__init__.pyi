@@ -2,4 +2,5 @@
 from .audit import CHECKS as CHECKS
 from .audit import audit as audit
 from .evidence import Evidence as Evidence
+from .kept import audit_draws as audit_draws
 from .motion import Moments as Moments

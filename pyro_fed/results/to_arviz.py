@@ -252,6 +252,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "interrupted": str(record.interrupted),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
+        "audited": str(record.audited),
         **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

@@ -76,6 +76,7 @@ class Finish:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         if self.audit and whole:  # else the result is not meant to be the posterior of all rows
+            record.audited = True
             evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
             )

@@ -87,6 +87,7 @@ def test_points_have_an_error_of_the_mean_and_no_spread(table, name, said):
     assert table["sd_ratio_max"][name] == 0
     assert table.loc[name, ["ksd", "prior_count", "elpd_loo"]].isna().all()
     assert not any("SD of" in one for one in sentences(table)[name])
+    assert any("reference SDs off" in one for one in sentences(table)[name])  # of 0.39, which is no noise
 
 
 def test_what_is_measured_by_the_density_is_told_apart(table):

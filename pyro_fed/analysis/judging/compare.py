@@ -115,7 +115,8 @@ def compare(
         results: InferenceData by name; of `pyro_fed.run`, read back from a file, the `.result` of an error that stopped
             a run, or of other libraries with the same variables.
         reference: the name of the one that the others are measured by, such as a long run of NUTS.
-        federation: on which they were run; adds KSD, the prior's count and the check of spreads.
+        federation: on which they were run; adds KSD, the prior's count and the check of spreads, and of results that
+            their own run has not audited (`pf.run(..., audit=True)`), the audit of their draws.
         test: arguments of the model for test data, observations included; adds the predictive columns. Needs
             the federation.
 
@@ -223,7 +224,7 @@ def _measured(
     if truth is not None:
         found.append(_closeness(read, truth))
     if federation is not None and not read.draws.spreadless:
-        found.append(against_density(idata, federation.problem, sds))
+        found.append(against_density(idata, federation, sds))
     if federation is not None and test is not None:
         found.append(_predictive(idata, federation, test))
     return found

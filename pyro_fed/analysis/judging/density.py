@@ -12,7 +12,9 @@ from torch import Tensor
 from pyro_fed.analysis.judging import distances, doubts
 from pyro_fed.analysis.judging.draws import Draws, blocks, labels_of
 from pyro_fed.analysis.judging.ksd import discrepancy
+from pyro_fed.audit import audit_draws
 from pyro_fed.density.problem import Problem
+from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -20,18 +22,21 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 DRAWS_FOR_SCORES = 1000
 
 
-def against_density(idata: InferenceData, problem: Problem, sds: Tensor | None) -> tuple[dict[str, Any], list[str]]:
-    """The discrepancy, the prior's count, and the spread against that of the Laplace approximation.
+def against_density(
+    idata: InferenceData, federation: Federation, sds: Tensor | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The discrepancy, the prior's count, the spread beside that of the Laplace approximation, the audit of the draws.
 
     Args:
         idata: a result whose draws are finite and differ.
-        problem: the posterior.
+        federation: the posterior.
         sds: (D,), of `laplace_sds`, or None.
 
     Returns:
         Figures by column, and what speaks against the result. Without figures where the draws, or the scores there, are
         no numbers, which a sentence says.
     """
+    problem = federation.problem
     draws = unconstrained(thinned(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", "")))
     fault = _outside(draws, problem.dtype) or _still(draws)
     if fault:
@@ -58,7 +63,12 @@ def against_density(idata: InferenceData, problem: Problem, sds: Tensor | None) 
         "prior_count_se": count.error,
     }
     said = doubts.density_warnings(count, distance, draws.labels[distance.farthest])
-    return values, said + (doubts.spread_warnings(z, sds) if sds is not None else [])
+    if sds is not None:
+        said += doubts.spread_warnings(z, sds)
+    if str(idata.attrs.get("audited")) != "True":
+        whole = unconstrained(idata, problem, draws.kind)
+        said += audit_draws(federation, torch.from_numpy(whole.values).to(problem.dtype), draws.kind or "chains")
+    return values, said
 
 
 def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:

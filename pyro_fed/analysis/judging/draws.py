@@ -20,8 +20,9 @@ FEWEST_OF_A_CHAIN = 4
 TIMES_A_BLOCK = 5
 #: Draws worth more than this share of their number have no autocorrelation to speak of.
 INDEPENDENT_SHARE = 0.9
-#: What draws are that are independent of each other, chains of which there may be several.
-INDEPENDENT = ("independent", "agents", "point")
+#: What draws are that are independent of each other, and what they are where nothing is random.
+INDEPENDENT = ("independent", "agents")
+FIXED = ("particles", "point")
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,12 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
         kind: as in `Draws`.
 
     Returns:
-        (D,): infinity for particles, whose mean has no Monte Carlo error; of independent draws their number, where
-        those that repeat (draws chosen by their weights) count less, S² / Σ repeats²; else the effective sample size
-        (Vehtari et al. 2021), which sees chains that disagree.
+        (D,): infinity for particles and points, whose mean has no Monte Carlo error; of independent draws their number,
+        where those that repeat (draws chosen by their weights) count less, S² / Σ repeats²; else the effective sample
+        size (Vehtari et al. 2021), which sees chains that disagree.
     """
     chains, each, dim = values.shape
-    if kind == "particles":
+    if kind in FIXED:
         return np.full(dim, np.inf)
     if kind in INDEPENDENT:
         repeats = np.bincount(repeated(values.reshape(-1, dim)))
@@ -145,7 +146,7 @@ def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
         chain that is `TIMES_A_BLOCK` autocorrelation times long; None for particles, which are no random draws.
     """
     chains, each, dim = values.shape
-    if kind == "particles":
+    if kind in FIXED:
         return None
     if kind in INDEPENDENT:
         return repeated(values.reshape(-1, dim))

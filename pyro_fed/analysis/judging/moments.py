@@ -84,7 +84,8 @@ def moments(draws: Draws) -> Moments:
     variance = squares.mean((0, 1))
     kurtosis = np.square(squares).mean((0, 1)) / np.where(variance > 0, np.square(variance), 1.0)
     sd = np.where(np.ptp(flat, axis=0) > 0, np.sqrt(variance), 0.0)
-    return Moments(mean, sd, kurtosis, worth(draws.values, draws.kind), worth(squares, draws.kind))
+    kind = "point" if draws.alike else draws.kind
+    return Moments(mean, sd, kurtosis, worth(draws.values, kind), worth(squares, kind))
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:

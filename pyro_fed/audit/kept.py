@@ -1,0 +1,44 @@
+"""The audit of a result of which only the draws are left: read back from a file, or made by another library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence
+from pyro_fed.audit.stillness import stillness
+from pyro_fed.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """Stands for an algorithm of which nothing is known but what its draws are."""
+
+    draws_are: str
+
+
+def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[str]:
+    """Why draws should not be trusted, by the checks that need nothing besides.
+
+    Args:
+        federation: the model and its rows.
+        draws: (chain, draw, D), unconstrained and finite.
+        draws_are: "particles", "independent", "agents" or "chains".
+
+    Returns:
+        One sentence a reason; none of fewer than `FEWEST_DRAWS` draws of a distribution that could give more.
+
+    Example:
+        >>> audit_draws(fed, draws, "chains")
+    """
+    if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
+        return []
+    algorithm = cast("Algorithm", _Unknown(draws_are))  # of which the check asks nothing else
+    record = Record(federation.client_names)
+    with torch.no_grad():
+        return stillness(Evidence(algorithm, federation, federation.problem, {}, draws, record, seed=0))
