@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
@@ -27,6 +28,7 @@ class Answer:
         figures: of its rounds.
         until: the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
+        measured: what the audit measured of it.
     """
 
     algorithm: Algorithm
@@ -37,6 +39,7 @@ class Answer:
     figures: list[dict[str, float]]
     until: int
     converged: bool | None
+    measured: dict[str, np.ndarray]
 
     @property
     def name(self) -> str:

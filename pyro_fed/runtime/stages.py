@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, replace
 
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
+from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
@@ -66,7 +68,10 @@ def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> Inference
     for number, stage in enumerate(stages):
         trial.run(number, stage)
         choice = choose(plan, problem, trial.answers, number + 1) if trial.answers else None
-        if (choice and choice.settled) or record.interrupted or budget.ended or trial.deserted:
+        settled = (
+            choice is not None and choice.settled and not _weighed_by(stages[number + 1 :], choice.answer, problem)
+        )
+        if settled or record.interrupted or budget.ended or trial.deserted:
             break
     if choice is None:
         raise trial.errors[0]
@@ -80,6 +85,12 @@ def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> Inference
         more = f"; {untried} were not tried" if untried else ""
         choice.doubts.append(f"the budget ended the search, {budget.ended}{more}")
     return _result(plan, choice, trial, finish)
+
+
+def _weighed_by(coming: list[Algorithm], answer: Answer, problem: Problem) -> bool:
+    """Whether the next stage begins with the particles of this one, whose spacing costs them spread."""
+    first = coming[0].warm_start(problem) if coming else None
+    return answer.algorithm.draws_are == "particles" and first is not None and resolved(first) == answer.algorithm
 
 
 class _Trial:
@@ -128,16 +139,28 @@ class _Trial:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         context = self.finish.context
         record = context.record
-        record.doubts = []
+        record.doubts, record.measured = [], {}
         shared = run_phases(stage, context, stage.default_rounds(context.federation.num_clients), None, self._finished)
         cut = self._cut()
         if cut and self.answers:
             return None
         finish = replace(self.finish, algorithm=stage)
         draws = finish.drawn(shared)
+        if not bool(draws.isfinite().all()):
+            raise DivergenceError(f"the draws of {named(stage)} are not finite numbers")
         finish.judge(shared, draws)
         doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
-        return Answer(stage, number, shared, draws, doubts, list(record.figures), len(record.rounds), record.converged)
+        return Answer(
+            stage,
+            number,
+            shared,
+            draws,
+            doubts,
+            list(record.figures),
+            len(record.rounds),
+            record.converged,
+            record.measured,
+        )
 
     def _cut(self) -> str:
         """What ended the stage before its time."""
@@ -152,7 +175,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.notes += record.failed()
-    record.doubts = choice.doubts
+    record.doubts, record.measured = choice.doubts, answer.measured
     say(record.said())
     trial.steps[answer.number].chosen = True
     found = replace(finish, algorithm=answer.algorithm).result(answer.shared, answer.draws)

@@ -134,6 +134,23 @@ def test_a_stage_that_diverges_is_told_and_the_next_one_goes_on(first):
     assert [step["chosen"] for step in steps][-1]
 
 
+def test_draws_that_are_not_finite_are_no_answer():
+    @dataclass(frozen=True, kw_only=True)
+    class Lost(pf.FedLaplace):
+        def sample(self, shared, num_draws, generator):
+            return super().sample(shared, num_draws, generator) * torch.nan
+
+    _, steps = tried(Lost(), pf.FedEP(), confirm=0)
+    assert steps[0]["end"] == "the draws of Lost are not finite numbers" and steps[1]["chosen"]
+
+
+def test_particles_are_weighed_where_a_stage_does_that():
+    particles = pf.DSVGD(num_particles=20, start="gaussian")
+    _, steps = tried(Doubtful(), particles, pf.FedAIS(surrogates=particles), pf.FedLaplace())
+    assert [step["chosen"] for step in steps] == [False, False, True]
+    assert steps[2]["rounds"] == 1
+
+
 def test_a_stage_that_starts_from_what_failed_is_not_tried():
     _, steps = tried(Diverging(), pf.FedAIS(surrogates=Diverging()), pf.FedEP(), confirm=0)
     assert steps[1]["end"] == "not tried: it starts from Diverging, which failed"
@@ -150,7 +167,7 @@ def test_input_that_the_first_stage_refuses_is_an_error():
         tried(pf.FedAIS(surrogates=pf.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
 
 
-@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 2500}])
+@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 4000}])
 def test_a_budget_ends_the_first_stage_and_says_so(limit):
     idata, steps = tried(pf.FedEP(), pf.FedAIS(), **limit)
     told = next(f"{name}={value}" for name, value in limit.items())

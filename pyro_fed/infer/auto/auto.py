@@ -35,7 +35,8 @@ class Auto(Plan):
 
     Args:
         max_rounds: rounds of all stages together; None: as many as they take.
-        max_bytes: bytes that the clients receive and send in all stages together; likewise.
+        max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
+            first round of a phase is not known before it, and may come on top.
         confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
             more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
