@@ -14,9 +14,10 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 		--set fsgld.local_steps=5 \
 		--clients 10 --partition dirichlet:0.3 --seed 0 --out out/report.html
 
-# One thread a worker: two workers that fight for the cores are many times slower.
+# One thread a worker: two workers that fight for the cores are many times slower. Tests that ask for two threads wait
+# for the second one asleep.
 test: lint  ## lint, types and every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # Folders and files that take seconds and reach every storey, and the contract's draws, which hold every algorithm to its
 # numbers on small federations (those on hierarchies, and NUTS, are left to `make test`).

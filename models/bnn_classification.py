@@ -16,8 +16,6 @@ import math
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 PLATE = "data"
 WEIGHT_SD = math.exp(-0.5)
@@ -37,6 +35,9 @@ def model(x, y=None, *, hidden=50, num_classes=10):
 
 def load_data(seed=0, test_size=0.14):
     """(pixels, classes) for training and test, the split (same mix of classes in both) drawn by seed."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     x, y = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(
         x * (0.99 / MAX_PIXEL) + 0.01, y, test_size=test_size, random_state=seed, stratify=y

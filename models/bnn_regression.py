@@ -22,9 +22,6 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_diabetes
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 
 PLATE = "data"
 WEIGHT_SD = math.exp(-0.5)
@@ -46,6 +43,10 @@ def model(x, y=None, *, hidden=50):
 
 def load_data(seed=0, name="diabetes", test_size=0.1):
     """Standardised (x, y) for training and test, split by seed; name is "diabetes" or one of UCI."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
     x, y = load_diabetes(return_X_y=True, scaled=False) if name == "diabetes" else load_uci(name)
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=test_size, random_state=seed)
     x_scaler, y_scaler = StandardScaler().fit(x_train), StandardScaler().fit(y_train[:, None])

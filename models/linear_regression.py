@@ -10,9 +10,6 @@ strongly correlated), standardised by the training mean and SD, with an intercep
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_diabetes
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 
 PLATE = "data"
 PRIOR_SD = 1.0
@@ -28,6 +25,10 @@ def model(x, y=None):
 
 def load_data(seed=0, test_size=0.1):
     """Standardised (x, y) for training and test, the split drawn by seed."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
     x, y = load_diabetes(return_X_y=True, scaled=False)
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=test_size, random_state=seed)
     x_scaler, y_scaler = StandardScaler().fit(x_train), StandardScaler().fit(y_train[:, None])

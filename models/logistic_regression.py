@@ -14,9 +14,6 @@ Wisconsin diagnostic set, not the paper's "Breast Cancer" (263 rows of 9 covaria
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_breast_cancer
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 
 PLATE = "data"
 
@@ -32,6 +29,10 @@ def model(x, y=None):
 
 def load_data(seed=0, test_size=0.2):
     """Standardised (x, y) for training and test, the split drawn by seed."""
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
     x, y = load_breast_cancer(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=test_size, random_state=seed)
     scaler = StandardScaler().fit(x_train)

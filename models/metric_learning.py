@@ -17,7 +17,6 @@ class; a pair's covariates are its squared projections, and `shard` says where i
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_digits
 
 PLATE = "data"
 CLASSES_PER_SHARD = 2
@@ -33,6 +32,8 @@ def model(projections, y=None):
 
 def load_data(seed=0, num_train=10_000, num_test=1_000, num_vectors=10):
     """(projections, y) for training and test: half of the pairs alike, shards one after the other."""
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images / 16.0)
     labels = torch.tensor(labels)

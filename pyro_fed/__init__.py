@@ -3,7 +3,7 @@
 import pyro_fed as pf
 
 fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
-idata = pf.run(pf.DSVGD(num_particles=100), fed)
+idata = pf.fit(fed)
 
 The public names are those of `__init__.pyi`; each is loaded, with torch and Pyro, when it is first used.
 """

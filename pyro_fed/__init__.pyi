@@ -21,6 +21,7 @@ from .federation.standardise import pooled_moments as pooled_moments
 from .infer import *
 from .results.inference_data import InferenceData as InferenceData
 from .runtime import executors as executors
+from .runtime.fit import fit as fit
 from .runtime.run import run as run
 
 __version__: str

@@ -1,11 +1,18 @@
 """What all tests share: no window is opened, and no parameter or random state is left behind."""
 
-import matplotlib
+import os
+
 import pyro
 import pytest
 import torch
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _arviz():
+    """What ArviZ says at its first import is said here, and to no test; collecting tests does without ArviZ."""
+    import arviz  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -21,5 +28,7 @@ def _clean_state():
 @pytest.fixture
 def close_figures():
     """Close what a test has drawn."""
+    import matplotlib.pyplot as plt
+
     yield
-    matplotlib.pyplot.close("all")
+    plt.close("all")

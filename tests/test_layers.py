@@ -43,6 +43,7 @@ ROOMS = {
         ep peers pooled
         stein surrogates
         langevin
+        auto
         door
     """,
     "pyro_fed.analysis": """

@@ -22,7 +22,7 @@ PROMISED = (
     *("CheckpointError", "DataError", "DivergenceError", "GraphError", "ModelError", "ProtocolError", "PyroFedError"),
     *("QuorumError", "SettingError", "Federation", "InferenceData", "Private", "Quadrature"),
     *("combination", "executors", "graph", "metrics", "partition", "schedule"),
-    *("column_sums", "compare", "ksd", "pooled_moments", "predict", "run"),
+    *("Auto", "column_sums", "compare", "fit", "ksd", "pooled_moments", "predict", "run", "steps"),
     *("plot_comparison", "plot_consensus", "plot_convergence", "plot_graph", "plot_particles", "plot_partition"),
     "plot_reliability",
 )
@@ -104,7 +104,7 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 
 def test_what_a_run_needs_loads_nothing_that_it_may_not():
-    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "torchmetrics", "jinja2")
+    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
     code = "import sys, pyro_fed as pf\npf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors"
     printed = run_python(f"{code}\nprint([name for name in {late} if name in sys.modules])")
     assert printed.splitlines()[-1] == "[]"

@@ -46,18 +46,36 @@ fed = pf.Federation(model, (x, y), plate="data", num_clients=10, seed=0)
 fed.summary()
 
 # %% [markdown]
-# `run` takes an algorithm and the federation, and answers with an ArviZ `InferenceData` under the model's
-# own names. Federated expectation propagation exchanges Gaussian *sites*, one a client, until they agree.
+# `fit` answers with an ArviZ `InferenceData` under the model's own names. It begins with federated expectation
+# propagation (`FedEP`): clients exchange Gaussian *sites* until they agree.
 
 # %%
-idata = pf.run(pf.FedEP(), fed, seed=0, progress=not FAST)
+idata = pf.fit(fed, seed=0, progress=not FAST)
 az.summary(idata, kind="stats")
+
+# %% [markdown]
+# Then it looks for reasons to doubt the answer, in the model's own densities. Where it finds any it goes on, by
+# importance weights (`FedAIS`) and by sampling (`DSVGD`, `FSGLD`), until two answers agree. `steps` tells what was
+# done, what that cost, and what spoke against it; nothing did here, and nothing more was spent.
+
+# %%
+pf.steps(idata)
+
+# %%
+idata.attrs["doubts"] or "nothing is left to doubt"
 
 # %% [markdown]
 # Who sent what stands in the group `federation`: here in kilobytes a client, over all rounds.
 
 # %%
 (idata.federation["bytes_up"].sum("round") / 1000).to_series()
+
+# %% [markdown]
+# Who knows what to run can run it: `pf.run` takes one algorithm, with its settings.
+
+# %%
+same = pf.run(pf.FedEP(), fed, seed=0, progress=not FAST)
+bool((same.posterior["w"] == idata.posterior["w"]).all())
 
 # %% [markdown]
 # New observations are drawn by `predict`.

@@ -36,7 +36,7 @@ pf.plot_partition(fed)
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
 # %%
-size = 100 if FAST else 1000
+size = 60 if FAST else 1000
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # R-hat asks for longer chains than continuous integration runs
     nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, progress=not FAST)

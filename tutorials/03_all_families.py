@@ -53,7 +53,7 @@ results = {}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are shown in the table
     quiet = {"seed": 0, "progress": not FAST}
-    size = 200 if FAST else 1000
+    size = 100 if FAST else 1000
     results["NUTS"] = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **quiet)
     results["FedEP"] = pf.run(pf.FedEP(), fed, **quiet)
     results["P2PVI"] = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(5), **quiet)

@@ -36,8 +36,8 @@ pf.plot_graph(ring)
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=40 if FAST else None, progress=not FAST)
-    size = 100 if FAST else 1000
+    idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, progress=not FAST)
+    size = 60 if FAST else 1000
     nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, progress=not FAST)
 idata.attrs["warnings"] or "no warnings"
 

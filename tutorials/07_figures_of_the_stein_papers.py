@@ -80,7 +80,7 @@ def kl(approximate):
     return float(np.trapezoid(exact * np.log(exact / np.maximum(approximate, 1e-300)), grid))
 
 
-steps = 50 if FAST else 200
+steps = 20 if FAST else 200
 particles = {"num_particles": 50 if FAST else 200}
 rounds = range(1, 5 if FAST else 11)
 dsvgd = pf.PaperDSVGD(local_steps=steps, distill_steps=steps, **particles)
@@ -137,7 +137,8 @@ logistic = library.load_model("logistic_regression")
 train, test = logistic.load_data()
 skewed = pf.partition.MajorityShare(0.9, by=train[1])
 fed = pf.Federation(logistic.model, train, plate="data", num_clients=30, partition=skewed, seed=0)
-settings = {"num_particles": 6, "batch_size": 10, "local_steps": 50, "distill_steps": 50}
+steps = 10 if FAST else 50
+settings = {"num_particles": 6, "batch_size": 10, "local_steps": steps, "distill_steps": steps}
 schemes = {
     "DSVGD, random": (pf.PaperDSVGD(**settings), pf.schedule.UniformRandom()),
     "DSVGD, KSD": (pf.PaperDSVGD(**settings), pf.schedule.KSD()),

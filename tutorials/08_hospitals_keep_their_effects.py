@@ -23,7 +23,7 @@ from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
 surgery = library.load_model("hierarchical_logistic")
-(x, hospital, num_hospitals, y), _ = surgery.load_data()
+(x, hospital, num_hospitals, y), _ = surgery.load_data(num_hospitals=6 if FAST else 12)
 x, y = x.double(), y.double()
 
 # %% [markdown]
@@ -50,8 +50,8 @@ fed.summary()
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    rounds = 3 if FAST else None
-    idata = pf.run(pf.FedEP(), fed, num_rounds=rounds, progress=not FAST, compile="off" if FAST else "auto")
+    options = {"num_rounds": 2, "compile": "off", "audit": False, "progress": False} if FAST else {}
+    idata = pf.run(pf.FedEP(), fed, **options)
 idata.attrs["warnings"] or "no warnings"
 
 # %% [markdown]
@@ -61,7 +61,7 @@ idata.attrs["warnings"] or "no warnings"
 # %%
 levels = idata.posterior["a"]
 mean, sd = (levels.mean(["chain", "draw"]).values, levels.std(["chain", "draw"]).values)
-truth = surgery.true_levels().numpy()
+truth = surgery.true_levels(num_hospitals=num_hospitals).numpy()
 patients = np.bincount(hospital)
 for name, size, m, s, t in zip(levels["hospital"].values, patients, mean, sd, truth, strict=True):
     print(f"{name}: {size:4d} patients, level {m:5.2f} ± {s:.2f}, true {t:5.2f}")

@@ -111,7 +111,7 @@ paper = {
     "control_variate": False,
 }
 paper |= {"step_size": 1e-4, "batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}
-updates, steps = ((1, 100), 400) if FAST else ((1, 10, 100, 1000), 4000)
+updates, steps = ((1, 100), 200) if FAST else ((1, 10, 100, 1000), 4000)
 figure, axes = plt.subplots(2, len(updates), figsize=(11, 5.6), layout="constrained", squeeze=False)
 error_figure, error_axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
 kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "trust": None}}
@@ -167,7 +167,7 @@ def rows(count, seen):
     return x, x @ truth + 0.8 * torch.randn(count, generator=draw, dtype=torch.float64)
 
 
-length = 30 if FAST else 100
+length = 15 if FAST else 100
 clients = [rows(5 * length, one) for one in torch.eye(4, dtype=torch.float64)]
 test_x, test_y = rows(20_000, torch.ones(4, dtype=torch.float64))
 fed = pf.Federation.from_clients(regression, clients, plate="data")

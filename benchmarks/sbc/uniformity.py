@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import binom, chi2
+from scipy import special
 
 #: Bins of the chi-square test.
 BINS = 10
@@ -33,14 +33,14 @@ def chi_square(u: np.ndarray) -> float:
     """
     counts = np.histogram(u, BINS, (0.0, 1.0))[0]
     expected = len(u) / BINS
-    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), BINS - 1))
+    return float(special.chdtrc(BINS - 1, ((counts - expected) ** 2 / expected).sum()))
 
 
 def _least_tail(u: np.ndarray) -> np.ndarray:
     """Of samples (m, n), the least two-sided binomial tail of their distribution functions over a grid, (m,)."""
     z = np.arange(1, POINTS + 1) / (POINTS + 1)
     counts = (u[:, :, None] <= z).sum(1)
-    below, above = binom.cdf(counts, u.shape[1], z), binom.sf(counts - 1, u.shape[1], z)
+    below, above = special.bdtr(counts, u.shape[1], z), special.bdtrc(counts - 1, u.shape[1], z)
     least: np.ndarray = 2 * np.minimum(below, above).min(1)
     return least
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import arviz as az
 import numpy as np
 import torch
 from torch import Tensor
@@ -166,6 +165,8 @@ def by_long_run(posterior: Posterior, how: LongRun) -> dict[str, Any]:
         mine = moments({name: flat.reshape(chains * draws, -1)}, weights)[name]
         own = moments({name: values.double().reshape(chains * draws, -1)}, weights)[name]
         with_chains = {name: flat.reshape(chains, draws, -1).numpy()}
+        import arviz as az
+
         mean_error = az.mcse(with_chains, method="mean")[name].values / mine.sd
         sd_error = az.mcse(with_chains, method="sd")[name].values / mine.sd
         found[name] = {"mean": mine.mean, "sd": mine.sd, "constrained": own}

@@ -39,6 +39,12 @@ class Round:
     asked: Asked | None = None
     failures: list[Failure] = field(default_factory=list)
 
+    @property
+    def bytes(self) -> int:
+        """All that its clients received and sent, what a schedule asks of everybody left out."""
+        once = np.broadcast_to(np.asarray(self.bytes_down) + np.asarray(self.bytes_up), len(self.clients))
+        return int(once.sum())
+
     def to_plain(self) -> dict[str, Any]:
         """The same with lists in place of arrays."""
         info = {name: values.tolist() for name, values in self.info.items()}
@@ -64,19 +70,23 @@ class Record:
         client_names: the clients.
         rounds: what happened, round by round.
         figures: figures of each round of the last phase, empty where nobody worked.
+        until: the round after the last one of these, where others came after it.
         notes: what happened in the run that its user should know, one sentence each.
         doubts: why the result should not be trusted, one sentence each.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
+        measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
     """
 
     client_names: list[str]
     rounds: list[Round] = field(default_factory=list)
     figures: list[dict[str, float]] = field(default_factory=list)
+    until: int | None = None
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     converged: bool | None = None
     interrupted: bool = False
+    measured: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def latest(self) -> dict[str, float]:

@@ -2,4 +2,4 @@
 from .audit import CHECKS as CHECKS
 from .audit import audit as audit
 from .evidence import Evidence as Evidence
-from .tails import tail_warnings as tail_warnings
+from .motion import Moments as Moments

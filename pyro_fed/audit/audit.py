@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.tails import tails
+from pyro_fed.audit.modes import missed
+from pyro_fed.audit.stillness import stillness
 
 #: From the evidence to sentences; none where there is nothing to say.
 Check = Callable[[Evidence], list[str]]
 
-CHECKS: tuple[Check, ...] = (tails,)
+CHECKS: tuple[Check, ...] = (stillness, missed)
 
 
 def audit(evidence: Evidence) -> list[str]:

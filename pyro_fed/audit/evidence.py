@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.motion import Moments, moved
+from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.target import Target
+from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 
-#: Draws that the checks look at, at most.
-MOST_DRAWS = 1000
+#: Draws that the checks look at, at most, and at least where more can be had.
+MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,53 @@ class Evidence:
     seed: int
 
     @cached_property
-    def at(self) -> Tensor:
-        """Which of the flat draws are looked at, (S,): evenly spaced, `MOST_DRAWS` at most."""
-        total = self.draws.shape[0] * self.draws.shape[1]
-        return torch.linspace(0, total - 1, min(MOST_DRAWS, total)).long()
+    def flat(self) -> Tensor:
+        """All draws, (S, D); of a distribution that can give more, `FEWEST_DRAWS` at least: it is what is judged."""
+        found = self.draws.flatten(0, 1)
+        if len(found) >= FEWEST_DRAWS or self.algorithm.draws_are not in ("independent", "agents"):
+            return found
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
+        return self.algorithm.sample(self.shared, FEWEST_DRAWS, generator).to(found).flatten(0, 1)
 
     @cached_property
     def points(self) -> Tensor:
-        """These draws, (S, D)."""
-        return self.draws.flatten(0, 1)[self.at]
+        """Of these, evenly spaced, `MOST_DRAWS` at most: (S, D)."""
+        return self.flat[torch.linspace(0, len(self.flat) - 1, min(MOST_DRAWS, len(self.flat))).long()]
+
+    @property
+    def temperature(self) -> float:
+        """Of the likelihood in what the algorithm approximates."""
+        return float(getattr(self.algorithm, "temperature", 1.0))
 
     @cached_property
-    def log_density(self) -> Tensor | None:
-        """What the approximation gives them, (S,), up to a constant; None where it has no known density."""
-        if not isinstance(self.algorithm, KnownDensity):
+    def target(self) -> Target | None:
+        """The posterior in coordinates that whiten the draws; None where these are too few, or not all numbers."""
+        usable = self.algorithm.draws_are != "point" and len(self.flat) > 1 and bool(self.flat.isfinite().all())
+        return Target.of(self.problem, self.flat, self.temperature) if usable else None
+
+    @cached_property
+    def quantities(self) -> Quantities:
+        """The numbers that the result is judged by."""
+        return Quantities.of(self.problem, self.flat)
+
+    @cached_property
+    def moments(self) -> Moments | None:
+        """Where the posterior's means and SDs are, by chains that begin at the draws; None where there is no target."""
+        if self.target is None:
             return None
-        found = self.algorithm.log_density(self.shared, self.draws)
-        return None if found is None else found.flatten()[self.at]
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT)
+        return moved(self.target, self.quantities, self.flat, generator)
+
+    @property
+    def measured(self) -> dict[str, np.ndarray]:
+        """The same as figures by name, with the parameters' names; empty where there are no moments."""
+        if self.moments is None or self.moments.stuck:
+            return {}
+        ratio = self.moments.log_sd.exp()
+        figures = {
+            "mean_error": self.moments.mean,
+            "mean_error_se": self.moments.mean_error,
+            "sd_ratio": ratio,
+            "sd_ratio_se": ratio * self.moments.log_sd_error,
+        }
+        return {"parameter": np.array(self.quantities.labels)} | {k: v.numpy() for k, v in figures.items()}

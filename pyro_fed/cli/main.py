@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.algorithm.plan import Plan
     from pyro_fed.federation.federation import Federation
     from pyro_fed.recipes.recipe import Recipe
 
@@ -78,7 +79,7 @@ def main() -> None:
 
 @main.command()
 @options.model
-@options.recipe
+@options.recipe_or_auto
 @options.federation
 @options.rounds
 @options.assignments("KEY=VALUE", "num_particles=50")
@@ -95,12 +96,16 @@ def run(
     model: str, recipe_name: str, clients: int, partition_text: str, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, rows: int, quiet: bool,
 ) -> None:  # fmt: skip
-    """Run a RECIPE on a MODEL over clients.
+    """Run a RECIPE on a MODEL over clients; without one the recipe auto.
+
+    auto starts with FedEP, and where the checks of its answer object it goes on, by FedAIS and by sampling, until
+    two answers agree. Any other recipe is one algorithm.
 
     The model's training data are split over the clients, its test data measure the predictions. Printed are
-    the posterior, the predictions and what the run cost.
+    what was done, the posterior, what is left to doubt, the predictions and what the run cost.
     """
     import pyro_fed as pf
+    from pyro_fed.algorithm.plan import Plan
     from pyro_fed.analysis.judging import metrics
     from pyro_fed.analysis.report import terminal
     from pyro_fed.recipes import library, recipe
@@ -108,15 +113,21 @@ def run(
     from pyro_fed.recipes.values import parse_assignment
 
     chosen = recipe.load(recipe_name)
-    algorithm = chosen.build(dict(parse_assignment(text) for text in assignments), where="--set")
+    assigned = dict(parse_assignment(text) for text in assignments)
+    settings = chosen.run_options(clients)
+    if rounds is not None and issubclass(chosen.algorithm, Plan):
+        assigned["max_rounds"] = rounds
+    elif rounds is not None:
+        settings["num_rounds"] = rounds
+    algorithm = chosen.build(assigned, where="--set")
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
     click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
-    settings = chosen.run_options(clients)
-    if rounds is not None:
-        settings["num_rounds"] = rounds
     idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
+    if isinstance(algorithm, Plan):
+        click.echo(terminal.steps_block(pf.steps(idata)))
     click.echo(terminal.posterior_table(idata, rows))
+    click.echo(terminal.doubts_block(idata))
     click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
     click.echo(terminal.cost_block(idata))
     if out is not None:
@@ -125,7 +136,9 @@ def run(
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 
 
-def _run_block(module: ModuleType, chosen: Recipe, algorithm: Algorithm, fed: Federation, partition_text: str) -> str:
+def _run_block(
+    module: ModuleType, chosen: Recipe, algorithm: Algorithm | Plan, fed: Federation, partition_text: str
+) -> str:
     from pyro_fed.analysis.report import terminal
     from pyro_fed.recipes import library, recipe
 
@@ -153,17 +166,20 @@ def list_all() -> None:
     click.echo(terminal.listing("Models", models))
     click.echo(terminal.listing("Recipes", recipes))
     click.echo(terminal.listing("Algorithms", _algorithms()))
-    click.echo("\nTry: pyro-fed run logistic_regression dsvgd --clients 10")
+    click.echo("\nTry: pyro-fed run logistic_regression --clients 10")
 
 
 def _algorithms() -> dict[str, str]:
     """The algorithms that `pyro_fed.infer` offers, with the first line of their docstrings."""
     from pyro_fed import infer
     from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.algorithm.plan import Plan
     from pyro_fed.recipes import library
 
     public = {name: getattr(infer, name) for name in dir(infer)}
-    types = {name: value for name, value in public.items() if isinstance(value, type) and issubclass(value, Algorithm)}
+    types = {
+        name: value for name, value in public.items() if isinstance(value, type) and issubclass(value, Algorithm | Plan)
+    }
     classes = {name: value for name, value in types.items() if not inspect.isabstract(value)}
     return {name: library.first_line(inspect.getdoc(cls)) for name, cls in sorted(classes.items())}
 

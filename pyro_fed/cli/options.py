@@ -24,6 +24,9 @@ model = click.argument("model")
 #: The recipe: a name in the library or a file.
 recipe = click.argument("recipe_name", metavar="RECIPE")
 
+#: The recipe where there is a default.
+recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto")
+
 #: Several of them.
 recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True)
 
@@ -38,7 +41,7 @@ partition = click.option(
 )
 
 #: Rounds, in place of the recipe's.
-rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; default: the recipe's.")
+rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds, of auto in all; default: the recipe's.")
 
 #: The seed of all randomness.
 seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition and of the runs.")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 #: Streams of one seed, so that the server, the schedule and the final draws never share numbers with a client.
-SERVER, SCHEDULE, CLIENT, DRAWS, GRAPH, LOCALS, ASSIGNMENTS, FAULTS = range(8)
+SERVER, SCHEDULE, CLIENT, DRAWS, GRAPH, LOCALS, ASSIGNMENTS, FAULTS, AUDIT = range(9)
 
 
 def sequence(seed: int, *key: int) -> np.random.SeedSequence:

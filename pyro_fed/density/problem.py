@@ -113,6 +113,15 @@ class Problem:
         """D, the length of the flat unconstrained vector."""
         return sum(site.size for site in self.sites.values())
 
+    def name_of(self, number: int) -> str:
+        """The site that an entry of the flat vector belongs to, with the entry's number where it has several.
+
+        Args:
+            number: 0..D-1.
+        """
+        name, site = next((name, s) for name, s in self.sites.items() if s.start <= number < s.start + s.size)
+        return name if site.size == 1 else f"{name}[{number - site.start}]"
+
     @property
     def local_dim(self) -> int:
         """Latents of one row that are integrated out of its likelihood."""
@@ -297,9 +306,7 @@ class Problem:
         """
         return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
 
-    def terms_of(
-        self, execution: Execution, rows: tuple[Tensor, ...]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The same of a run of the model with densities on these rows.
 
         Args:

@@ -18,8 +18,8 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import stages_of
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
@@ -139,11 +139,9 @@ class _Site:
         known: list[str] = []
         for path in self.given:
             chosen = recipes.load(path)
-            algorithm: Algorithm = chosen.build()
             graph = chosen.run_options(order.num_clients).get("graph")
-            if graph is not None and isinstance(algorithm, OnGraph):
-                algorithm = algorithm.on_graph(graph)
-            for part in chain_of(algorithm, problem):
+            stages = stages_of(chosen.build(), problem, graph)
+            for part in (part for stage in stages for part in chain_of(stage, problem)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part

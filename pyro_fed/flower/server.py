@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from pyro_fed.algorithm.plan import Plan
 from pyro_fed.errors import ProtocolError, QuorumError
 from pyro_fed.flower.description import Description, Elsewhere
 from pyro_fed.flower.executor import Flower
@@ -72,7 +73,7 @@ def serve(
         model: the model's file, or its name in the library.
         recipe: the recipe's file, or its name in the library.
         num_clients: how many to wait for.
-        num_rounds: rounds; None takes the recipe's.
+        num_rounds: rounds, those of all its stages where it is a plan; None takes the recipe's.
         seed: of the run.
         timeout: seconds to wait for clients, and then for each round.
         compile: "auto", "off", "trace" or "inductor", as `run` takes it; a client's process may live for one message
@@ -89,11 +90,14 @@ def serve(
     clients = _descriptions(grid, num_clients, timeout)
     federation = Elsewhere(module.model, module.PLATE, [client for _, client in clients], template)
     options = chosen.run_options(len(clients))
-    if num_rounds is not None:
+    limit = {}
+    if num_rounds is not None and issubclass(chosen.algorithm, Plan):
+        limit["max_rounds"] = num_rounds
+    elif num_rounds is not None:
         options["num_rounds"] = num_rounds
     executor = Flower(grid, [node for node, _ in clients], federation.client_names, timeout)
     return run(
-        chosen.build(),
+        chosen.build(limit),
         federation,
         executor=executor,
         seed=seed,

@@ -5,6 +5,7 @@
     ep, peers, pooled       Gaussian sites; agents on a graph; references on all data
     stein, surrogates       particles; surrogates of likelihoods
     langevin                Markov chains
+    auto                    several of these in turn
 
 An algorithm is one module in its family's folder and one line in the family's `__init__.pyi`: this package, `pyro_fed`,
 the command line, the tests of the contract and the documentation read it from there.

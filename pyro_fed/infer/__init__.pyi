@@ -1,4 +1,5 @@
 # An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here and in `pyro_fed`.
+from .auto import *
 from .averaging import *
 from .ep import *
 from .langevin import *

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import arviz as az
 import torch
 from torch import Tensor
 
@@ -33,6 +32,8 @@ class Smoothed(NamedTuple):
 
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
+    import arviz as az  # takes seconds, and clients can do without
+
     log_weights = log_weights.double()
     if float(log_weights.std()) < EQUAL:
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)

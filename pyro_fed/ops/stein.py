@@ -11,6 +11,16 @@ Eq. (8)-(10) and (19) for the discrepancy and the inner product; Liu, Lee & Jord
 Letters: x ``particles`` (N, D), s (a, b) ``scores``: gradients of the target's log density at the particles
 (N, D), k ``kernel``, phi ``svgd_direction``. The step size epsilon is not part of phi: see ``step_sizes``.
 
+The particles' moments are judged by `moments_off`: weights w_n that sum to one and for which Stein's identity holds as
+nearly as it can,
+
+    min_w Σ_mn w_m w_n u(x_m, x_n) + λ |w|²,    Σ_n w_n = 1, Σ_n w_n s_n = 0, Σ_n w_n (s_ni x_ni + 1) = 0 for all i
+
+say what the moments of the target are: exactly, for a Gaussian target, wherever the particles are, and nearly where
+the particles reach the bulk of another (Liu & Lee 2017, *Black-box importance sampling*; the identities of linear and
+quadratic functions are those of South et al. 2022, *Semi-exact control functionals from Sard's method*). Unlike a
+discrepancy they are in units that matter, and no particle, however bad, makes them smaller.
+
 The sum over all pairs (V-statistic) is the squared norm of phi and so never negative, with a bias of order
 1/N; the sum over different pairs (U-statistic) has mean zero when the particles are drawn from the target
 with a fixed kernel, and may be negative. Both are squared discrepancies.
@@ -22,7 +32,15 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.kernel_base import Kernel
-from pyro_fed.ops.kernels import RBF
+from pyro_fed.ops.kernels import MEDIAN_RBF, RBF
+from pyro_fed.ops.pairwise import product
+
+#: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
+RIDGE = 1e-2
+#: Particles a coordinate that the weights need: each takes two identities, and as many particles are to be left over.
+ENOUGH = 4
+#: Ridge under matrices that are singular only by rounding or by coinciding particles, in units of their diagonal.
+ROUNDING = 1e-6
 
 
 def svgd_direction(particles: Tensor, scores: Tensor, kernel: Kernel) -> Tensor:
@@ -110,6 +128,83 @@ def ksd_and_noise(particles: Tensor, scores: Tensor, kernel: Kernel) -> tuple[Te
     _check_shapes("ksd_and_noise", particles, scores)
     matrix = kernel.fit(particles, scores).stein_matrix(particles, scores, scores)
     return matrix.mean((-2, -1)), torch.diagonal(matrix, dim1=-2, dim2=-1).mean(-1) / particles.shape[-2]
+
+
+def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the particles' means and standard deviations are from the target's, by the scores at them.
+
+    By Stein weights (see the module's header) in coordinates that whiten the particles. Where there are fewer than
+    `ENOUGH` particles a coordinate the weights have nothing left to choose, and one step of Newton's method by the same
+    identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the variances' share
+    that is too much is -diag(E[C s x'] + C) / diag C. NaN where a score is not finite.
+
+    Args:
+        particles: (N, D).
+        scores: gradients of the target's log density at the particles, (N, D).
+
+    Returns:
+        Two 0-d tensors: the largest error of a mean, in standard deviations (the larger of the two), and the largest
+        factor, at least one, between the standard deviations.
+
+    Raises:
+        ValueError: if the shapes of particles and scores differ.
+    """
+    _check_shapes("moments_off", particles, scores)
+    count, dim = particles.shape
+    offset = particles - particles.mean(0)
+    variance = offset.square().mean(0)
+    if count < ENOUGH * dim:
+        return largest_off(*linear_identities(particles, scores))
+    weights = _stein_weights(offset, scores)
+    moved = weights @ offset
+    found = (weights @ (offset - moved).square()).clamp_min(ROUNDING * variance)
+    factor = (0.5 * (found / variance).log().abs()).exp().amax()
+    return (moved.abs() / torch.maximum(found, variance).sqrt()).amax(), factor
+
+
+def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """C E[s] / sd, zero for draws of the target, and -diag(E[C s x']) / diag C, one: both add up over its factors.
+
+    Args:
+        particles: (N, D); C is their covariance, x their distance from its centre, sd the root of its diagonal.
+        scores: gradients at the particles of a factor of the target, (N, D).
+
+    Returns:
+        (D,) and (D,).
+    """
+    offset = particles - particles.mean(0)
+    variance = offset.square().mean(0)
+    pull = product(product(scores, offset.mT) / len(particles), offset)  # C s
+    return pull.mean(0) / variance.sqrt(), -(pull * offset).mean(0) / variance
+
+
+def largest_off(mean: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest error of a mean and factor of a standard deviation, from the sums (D,) of `linear_identities`."""
+    return mean.abs().amax(), (0.5 * share.clamp_min(ROUNDING).log().abs()).exp().amax()
+
+
+def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
+    """The weights (N,) for particles less their mean (N, D)."""
+    count, dim = offset.shape
+    eye = torch.eye(dim, dtype=offset.dtype, device=offset.device)
+    scale = offset.square().mean(0).sqrt()
+    x = offset / scale
+    lower = torch.linalg.cholesky_ex(x.mT @ x / count + ROUNDING * eye)[0]
+    white = torch.linalg.solve_triangular(lower, x.mT, upper=False).mT
+    pulled = scores * scale @ lower
+    matrix = MEDIAN_RBF.fit(white).stein_matrix(white, pulled, pulled)
+    diagonal = torch.diagonal(matrix).mean()
+    matrix = matrix / diagonal + RIDGE * torch.eye(count, dtype=offset.dtype, device=offset.device)
+    identities = torch.cat([pulled, pulled * white + 1], 1)
+    identities = identities / identities.square().mean(0).clamp_min(torch.finfo(offset.dtype).tiny).sqrt()
+    basis = torch.cat([torch.ones_like(identities[:, :1]), identities], 1)
+    solved = torch.cholesky_solve(basis, torch.linalg.cholesky_ex(matrix)[0])
+    gram = basis.mT @ solved
+    gram = gram + ROUNDING * torch.diag(torch.diagonal(gram))
+    one = torch.zeros_like(gram[:, :1])
+    one[0] = 1.0
+    weights = (solved @ torch.cholesky_solve(one, torch.linalg.cholesky_ex(gram)[0]))[:, 0]
+    return weights / weights.sum()
 
 
 def spread(particles: Tensor) -> Tensor:

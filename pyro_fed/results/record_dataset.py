@@ -60,6 +60,20 @@ def federation_group(record: Record) -> xr.Dataset:
     return xr.Dataset(data, coords=coords)
 
 
+def audit_group(record: Record) -> xr.Dataset:
+    """What the audit measured of every parameter; empty where there was none.
+
+    Args:
+        record: of the run.
+
+    Returns:
+        Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
+        (the posterior's SD over the result's), with standard errors.
+    """
+    data = {name: ("parameter", values) for name, values in record.measured.items() if name != "parameter"}
+    return xr.Dataset(data, coords={"parameter": record.measured["parameter"]} if data else {})
+
+
 def _shape(record: Record) -> _Table:
     rounds, clients = len(record.rounds), len(record.client_names)
     full = rounds * clients <= MAX_CELLS
@@ -115,11 +129,12 @@ def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) ->
 
 
 def _series(record: Record) -> dict[str, Any]:
-    """Figures of the rounds of the last phase."""
-    offset, found = len(record.rounds) - len(record.figures), {}
+    """Figures of the rounds of the last phase, or of the one that was chosen."""
+    until = len(record.rounds) if record.until is None else record.until
+    offset, found = until - len(record.figures), {}
     for name in sorted({name for figures in record.figures for name in figures}):
         series = np.full(len(record.rounds), np.nan)
-        series[offset:] = [figures.get(name, np.nan) for figures in record.figures]
+        series[offset:until] = [figures.get(name, np.nan) for figures in record.figures]
         found[name] = (("round",), series)
     return found
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, cast
 
-import arviz as az
 import numpy as np
 import pyro
 import torch
@@ -27,7 +27,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.record_dataset import federation_group
+from pyro_fed.results.record_dataset import audit_group, federation_group
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
@@ -66,6 +66,7 @@ def to_inference_data(
     groups = {
         "posterior": _posterior(federation, problem, draws, seed if drawn else None),
         "federation": federation_group(record),
+        "audit": audit_group(record),
     }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
@@ -145,6 +146,8 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
+    import arviz as az  # here, where there is a result: clients have none
+
     if hasattr(az, "InferenceData"):
         return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
     return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
@@ -162,7 +165,9 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     """
     posterior = idata["posterior"]
     stacked = {
-        name: torch.as_tensor(np.asarray(posterior[name].values), dtype=problem.dtype).flatten(0, 1)
+        name: torch.as_tensor(
+            np.asarray(posterior[name].transpose("chain", "draw", ...).values), dtype=problem.dtype
+        ).flatten(0, 1)
         for name in problem.sites
     }
     vectors: Tensor = problem.vmap(problem.unconstrain)(stacked)
@@ -248,5 +253,5 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
         **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
-        "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {az.__version__}",
+        "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start
@@ -12,6 +12,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
@@ -19,7 +20,7 @@ from pyro_fed.runtime.executors import Executor
 
 @dataclass
 class Context:
-    """What stays the same over the phases of a run."""
+    """What stays the same over the phases of a run, but for the rounds ahead, which the problem's compiler knows."""
 
     federation: Federation
     problem: Problem
@@ -33,6 +34,7 @@ class Context:
     checkpoint: Checkpoint | None = None
     start: Start | None = None
     evaluation: Evaluation | None = None
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass

@@ -64,6 +64,10 @@ class Network(ABC):
     ) -> tuple[State, Traffic]:
         """The new state from the clients' messages, and what travelled."""
 
+    def announced(self, clients: int) -> int:
+        """Bytes that as many clients are about to receive, as far as they are known before the round."""
+        return 0
+
     def figures(self) -> dict[str, float]:
         """More figures of the round."""
         return {}
@@ -81,6 +85,10 @@ class Server(Network):
         received = algorithm.download(shared, clients)
         self._bytes_down = encoded_size(spec_of_one(received))
         return received
+
+    def announced(self, clients: int) -> int:
+        """What the last download has for each."""
+        return clients * self._bytes_down
 
     def combine(
         self,

@@ -17,7 +17,11 @@ from pyro_fed.runtime.replies import gather, hidden
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
-    """The server's state after a round of some clients, and what is kept of the round."""
+    """The server's state after a round of some clients, and what is kept of the round.
+
+    Raises:
+        BudgetEnded: the round would cost more than is left.
+    """
     algorithm, record = phase.algorithm, context.record
     name, number = type(algorithm).__name__, len(record.rounds)
     if not clients:
@@ -27,6 +31,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
     shared = server.prepare(context.problem, phase.shared)
     received = network.download(algorithm, shared, asked, number)
+    context.budget.check(record, name, network.announced(len(clients)))
     began = time.perf_counter()
     found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
     seconds = (time.perf_counter() - began) / len(clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
@@ -26,12 +28,25 @@ from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.one_round import one_round
 
+#: Algorithms that have been run to their end, each with its final states.
+Finished = list[tuple[Algorithm, Start]]
 
-def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None) -> State:
+
+def run_phases(
+    algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, finished: Finished | None = None
+) -> State:
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
     An algorithm that was handed an earlier run's states goes on from there.
     A checkpoint that holds an unfinished run is taken up where it was left.
+
+    Args:
+        algorithm: what to run.
+        context: the run.
+        rounds: of the algorithm itself.
+        given: its schedule; None is its own.
+        finished: what has been run on the same data; a phase among it is not run again, and those of this run that
+            the budget has let end are added to it.
 
     Returns:
         the server's last state.
@@ -43,9 +58,9 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
         connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
         for part in reversed(chain)
     ][::-1]
-    start: Start | None = None
+    first, start = _taken_over(chain, finished)
     for number, part in enumerate(chain):
-        if saved is not None and number < saved.phase:
+        if number < first or (saved is not None and number < saved.phase):
             continue
         last = part is algorithm
         length = rounds if last else part.default_rounds(context.federation.num_clients)
@@ -56,9 +71,20 @@ def run_phases(algorithm: Algorithm, context: Context, rounds: int, given: Sched
             phase = _begin(part, number, context, length, given if last else None, start)
         phase.last = last
         _loop(phase, context, networks[number])
-        if not last:
+        if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+        if finished is not None and start is not None and not context.budget.ended and not context.record.interrupted:
+            finished.append((part, start))
     return phase.shared
+
+
+def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
+    """The first phase of a chain that is to be run, and where it starts."""
+    for number in reversed(range(len(chain) - 1)):
+        for part, start in finished or ():
+            if part == chain[number]:
+                return number + 1, start
+    return 0, None
 
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
@@ -96,7 +122,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
-    context.problem.compiler.rounds = phase.rounds  # what is worth compiling depends on them
+    ahead = replace(context.problem.compiler, rounds=phase.rounds)  # what is worth compiling depends on them
+    context.problem = replace(context.problem, compiler=ahead)
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
@@ -113,6 +140,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
         record.interrupted = True
         del record.rounds[before + phase.done :]  # a round cut short does not count
         record.notes.append(f"{type(algorithm).__name__} was interrupted after {phase.done} of {phase.rounds} rounds")
+    except BudgetEnded:
+        pass  # the budget remembers it
     finally:
         bar.close()
     record.notes += network.notes()

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import (
-    DrawStats,
-    Indicators,
-    OnGraph,
-    Pooled,
-    check_taken_up,
-    resolved,
-)
+from pyro_fed.algorithm.capabilities import Indicators, Pooled, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence
-from pyro_fed.audit import audit as audited
-from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
-from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import to_inference_data
+from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
-from pyro_fed.runtime.collecting import collected, integration_notes
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
+from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.handover import hand_over
 from pyro_fed.runtime.rounds import run_phases
+from pyro_fed.runtime.stages import run_stages
 
 
 def run(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Plan,
     federation: Federation,
     *,
     num_rounds: int | None = None,
@@ -71,7 +61,7 @@ def run(
     """Run an algorithm on a federation.
 
     Args:
-        algorithm: what to run, such as `pf.DSVGD(num_particles=100)`.
+        algorithm: what to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
         federation: the model and its clients.
         num_rounds: rounds of communication; the algorithm's own number by default.
         schedule: who works in a round; the algorithm's own by default. A phase that the algorithm starts from
@@ -107,7 +97,8 @@ def run(
 
     Returns:
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
-        federation (who took part, bytes and seconds over round and client). Ctrl-C ends the run early and returns
+        federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
+        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early and returns
         what is done so far.
 
     Raises:
@@ -116,44 +107,77 @@ def run(
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
     """
-    if not isinstance(algorithm, Algorithm) or not isinstance(federation, Federation):
+    if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
         raise SettingError(
             "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
             f"received {algorithm!r} and {federation!r}"
         )
-    algorithm = resolved(algorithm)
-    check_taken_up(algorithm)
-    rounds = algorithm.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
+    plan = algorithm if isinstance(algorithm, Plan) else None
+    if plan is not None:
+        _check_of_plan(
+            plan,
+            num_rounds=num_rounds,
+            schedule=schedule,
+            combination=combination,
+            start=start,
+            checkpoint=checkpoint,
+        )
+    stages = stages_of(algorithm, federation.problem, graph)
+    for one in stages:
+        check_taken_up(one)
+    first = stages[0]
+    rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
-    _check_indicator(algorithm, schedule)
+    _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-    if isinstance(algorithm, Pooled) and algorithm.joint and federation.problem.local_dim:
+    if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad():
         problem = _compiled(federation.problem, compile, rounds, progress)
         record = Record(federation.client_names)
-        algorithm = algorithm if graph is None or not isinstance(algorithm, OnGraph) else algorithm.on_graph(graph)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
         if checkpoint is not None:
-            marks = fingerprint(algorithm, federation, rounds, schedule, graph, seed, combination, start)
+            marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         if start is not None:
-            context.start = hand_over(algorithm, federation, Path(start))
-        finish = _Finish(algorithm, context, num_draws, log_likelihood, collect_local, audit)
+            context.start = hand_over(first, federation, Path(start))
+        finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
-            shared = run_phases(algorithm, context, rounds, schedule)
+            if plan is not None:
+                context.budget = Budget(plan.max_rounds, plan.max_bytes)
+                return run_stages(plan, stages, finish)
+            shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
-            if error.state is not None:
+            if error.state is not None and error.result is None:
                 error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                error.result.attrs["stopped"] = str(error)
             raise
         finally:
             context.executor.close()
         return finish(shared)
+
+
+def _check_of_plan(plan: Plan, **given: Any) -> None:
+    """Refuse what belongs to one algorithm where several are tried."""
+    cures = {
+        "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
+        "schedule": "each of its stages has its own",
+        "combination": "its stages need every client's own message",
+        "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+        "checkpoint": "only a single algorithm can be resumed",
+    }
+    for name, value in given.items():
+        if value is not None:
+            kind = type(plan).__name__
+            raise SettingError(
+                f"{kind} does not take {name}=: {cures[name].format(name=kind)}. Leave it out, or run one algorithm, "
+                "such as pf.FedEP()"
+            )
 
 
 def _check_numbers(rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int) -> None:
@@ -176,53 +200,6 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
         f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
         f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
     )
-
-
-@dataclass
-class _Finish:
-    algorithm: Algorithm
-    context: Context
-    num_draws: int
-    log_likelihood: bool
-    collect_local: bool
-    audit: bool
-
-    def __call__(self, shared: State) -> InferenceData:
-        context, record = self.context, self.context.record
-        generator = seeding.torch_generator(context.seed, seeding.DRAWS)
-        try:
-            draws = self.algorithm.sample(shared, self.num_draws, generator).to(context.problem.dtype)
-        except ImproperGaussianError as error:
-            if record.interrupted:
-                raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
-            raise
-        stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
-        self._judge(shared, draws)
-        results = (context.federation, context.problem, draws)
-        if context.problem.local_dim and self.collect_local and context.federation.holds_data:
-            results = collected(*results, context.seed)
-        return to_inference_data(
-            self.algorithm, *results, stats, record, context.seed, self.log_likelihood, self.collect_local
-        )
-
-    def _judge(self, shared: State, draws: Tensor) -> None:
-        """Add to the record what speaks against the result, and say it."""
-        context, record = self.context, self.context.record
-        failed = record.failed()
-        record.notes += failed
-        record.doubts += self.algorithm.warnings(record, context.problem)
-        if record.converged is False and "change" in record.latest:
-            change = record.latest["change"]
-            record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
-        if context.problem.local_dim:
-            record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
-        whole = context.federation.holds_data and context.combination is None and not failed
-        if self.audit and whole:  # else the result is not meant to be the posterior of all rows
-            record.doubts += audited(
-                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed)
-            )
-        for sentence in record.said():
-            warnings.warn(sentence, UserWarning, stacklevel=5)
 
 
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:

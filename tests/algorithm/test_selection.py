@@ -17,7 +17,7 @@ from pyro_fed.runtime.executors.local import Vectorised
 from pyro_fed.runtime.messages import encoded_size
 from pyro_fed.runtime.messages.header import Entry
 
-QUIET = {"progress": False, "compile": "off", "log_likelihood": False}
+QUIET = {"progress": False, "compile": "off", "log_likelihood": False, "audit": False}
 KERNEL = IMQ()
 
 

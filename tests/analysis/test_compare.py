@@ -4,20 +4,21 @@ import math
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-import xarray as xr
 from algorithms import line, line_data
-from scipy import stats
+from late import late
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging import calibration, distances, doubts
-from pyro_fed.analysis.judging.compare import COLUMNS, TABLES
+from pyro_fed.analysis.judging import calibration
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.errors import DataError, DivergenceError, SettingError
 from pyro_fed.results.to_arviz import make_inference_data
 from pyro_fed.runtime.final_state import Final
+
+pd, xr, stats = late("pandas"), late("xarray"), late("scipy.stats")
+comparison, doubts = late("pyro_fed.analysis.judging.compare"), late("pyro_fed.analysis.judging.doubts")
+distances = late("pyro_fed.analysis.judging.distances")
 
 DRAWS = 1000
 
@@ -37,7 +38,8 @@ def draws_of(mean, covariance, seed=0, count=DRAWS):
 def result(draws, **attrs):
     posterior = xr.Dataset({"w": (("chain", "draw", "w_dim_0"), draws[None])})
     x, y = (part.numpy() for part in line_data())
-    log_likelihood = stats.norm.logpdf(y, draws @ x.T)
+    with np.errstate(over="ignore", invalid="ignore"):  # of draws that are made to be broken
+        log_likelihood = stats.norm.logpdf(y, draws @ x.T)
     groups = {
         "posterior": posterior,
         "log_likelihood": xr.Dataset({"y": (("chain", "draw", "data"), log_likelihood[None])}),
@@ -107,12 +109,13 @@ def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):
 
 
 def test_columns_are_those_of_the_tables_each_once(fed):
-    assert len(set(COLUMNS)) == len(COLUMNS) == sum(len(part.columns) for part in TABLES) + 1
+    columns = comparison.COLUMNS
+    assert len(set(columns)) == len(columns) == sum(len(part.columns) for part in comparison.TABLES) + 1
     table = pf.compare({"exact": result(draws_of(*exact()))}, federation=fed)
-    assert set(table.columns) <= set(COLUMNS)
-    assert [name for name in COLUMNS if name in table] == list(table.columns)
-    written = TABLES[0].written(table)
-    assert list(written) == [c.heading for name, c in TABLES[0].columns.items() if name in table]
+    assert set(table.columns) <= set(comparison.COLUMNS)
+    assert [name for name in comparison.COLUMNS if name in table] == list(table.columns)
+    written = comparison.TABLES[0].written(table)
+    assert list(written) == [c.heading for name, c in comparison.TABLES[0].columns.items() if name in table]
     assert all(len(cells) == 1 for cells in written.values())
 
 
@@ -128,6 +131,29 @@ def test_calibration_errors_are_their_definition():
     np.testing.assert_allclose(bins.accuracy, [0.6, 1.0])
     np.testing.assert_allclose(bins.confidence, [0.75, 0.95], rtol=1e-6)
     np.testing.assert_allclose(bins.left, [0.7, 0.9])
+
+
+def test_bins_of_confidence_are_closed_on_the_right():
+    """Eq. 21: ((j-1)/B, j/B]. By hand, for B = 4 and three classes, of which 1.0 and 0.8 share the last bin.
+
+    Bin (0.25, 0.5]: confidences 0.4 and 0.5, one right of two; gap |0.5 - 0.45| = 0.05. Bin (0.5, 0.75]: 0.75,
+    right; gap 0.25. Bin (0.75, 1]: 0.8 right, 1.0 right, 1.0 wrong; gap |2/3 - 2.8/3| = 0.8/3.
+    """
+    confidence = torch.tensor([0.4, 0.5, 0.75, 0.8, 1.0, 1.0], dtype=torch.float64)
+    probs = torch.stack([confidence, *[(1 - confidence) / 2] * 2], 1)
+    value = torch.tensor([1, 0, 0, 0, 0, 2])
+    bins = calibration.reliability(probs, value, bins=4)
+    np.testing.assert_array_equal(bins.left, [0.25, 0.5, 0.75])
+    np.testing.assert_array_equal(bins.rows, [2, 1, 3])
+    np.testing.assert_allclose(bins.accuracy, [0.5, 1.0, 2 / 3])
+    np.testing.assert_allclose(bins.confidence, [0.45, 0.75, 2.8 / 3])
+    errors = calibration.calibration_errors(probs, value, bins=4)
+    assert errors["mce"] == pytest.approx(0.8 / 3, abs=1e-12)
+    assert errors["ece"] == pytest.approx((2 * 0.05 + 0.25 + 3 * 0.8 / 3) / 6, abs=1e-12)
+    sure = torch.tensor([[0.3, 0.7], [0.0, 1.0], [0.9, 0.1]], dtype=torch.float64)
+    np.testing.assert_array_equal(calibration.reliability(sure, torch.tensor([1, 1, 0])).left * 10, [6, 8, 9])
+    with pytest.raises(SettingError, match="bins=0"):
+        calibration.reliability(sure, torch.tensor([1, 1, 0]), bins=0)
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
@@ -161,8 +187,10 @@ def test_right_and_wrong_are_told_apart(fed):
 def test_costs_are_those_of_the_record(fed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles, and it says so
-        distributed = pf.run(pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
-        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False)
+        distributed = pf.run(
+            pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+        )
+        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off")
         table = pf.compare({"d": distributed, "p": pooled})
     assert table["rounds"]["d"] == 2
     assert table["bytes_up"]["d"] == float(np.nansum(distributed.federation["bytes_up"]))

@@ -9,11 +9,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-import xarray as xr
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.errors import DataError
+
+xr = late("xarray")
 
 
 def gaussian(y):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import matplotlib
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
 
-matplotlib.use("Agg")
+plt, collections = late("matplotlib.pyplot"), late("matplotlib.collections")
 
 
 def test_node_areas_are_proportional_to_centrality() -> None:
     graph = pf.graph.star(9, 0.7)
     ax = pf.plot_graph(graph)
-    areas = next(c.get_sizes() for c in ax.collections if isinstance(c, PathCollection))
+    areas = next(c.get_sizes() for c in ax.collections if isinstance(c, collections.PathCollection))
     np.testing.assert_allclose(areas / areas[1], graph.centrality() / graph.centrality()[1])
     assert f"{graph.gap:.3g}" in ax.get_title() and "9 agents" in ax.get_title()
     assert {text.get_text() for text in ax.texts} == {str(i) for i in range(9)}

@@ -1,15 +1,16 @@
 """The figures show what they say: numbers on the axes against numbers in the results."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from algorithms import line, line_data
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
 from pyro_fed.results.to_arviz import make_inference_data
+
+plt, xr = late("matplotlib.pyplot"), late("xarray")
 
 pytestmark = pytest.mark.usefixtures("close_figures")
 

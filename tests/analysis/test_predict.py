@@ -3,19 +3,20 @@
 import math
 import warnings
 
-import arviz as az
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-import xarray as xr
 from algorithms import line, line_data, unequal_lines
+from late import late
 from pyro.infer import Predictive
 from zoo import CASES
 
 import pyro_fed as pf
 from pyro_fed.errors import DataError
+
+az, xr = late("arviz"), late("xarray")
 
 
 def posterior(**sites):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import arviz as az
 import click
 import numpy as np
 import pytest
-import xarray as xr
+from late import late
 
 from pyro_fed.analysis.report import terminal
+
+az, xr = late("arviz"), late("xarray")
 
 
 def result(size=4, **attrs):
@@ -54,6 +55,16 @@ def test_posterior_table_without_omission():
 def test_diagnostics_of_markov_chains_alone(draws_are, shown):
     text = terminal.posterior_table(result(draws_are=draws_are), 5)
     assert ("ess_bulk" in text) is shown
+
+
+@pytest.mark.parametrize("agents", [1, 3])
+def test_a_point_has_its_value_alone(agents):
+    """Warnings are errors: NumPy says nothing of an SD of one draw."""
+    point = result(draws_are="point").isel(draw=[7], chain=[0] * agents)
+    lines = click.unstyle(terminal.posterior_table(point, 5)).splitlines()
+    assert lines[1] == "Point, no posterior"
+    assert lines[2].split() == ["value"]
+    assert [line.split() for line in lines[3:]] == [["a", "7"], *([f"b[{i}]", "7"] for i in range(4))]
 
 
 def test_cost_block():

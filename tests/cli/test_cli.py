@@ -5,12 +5,14 @@ from __future__ import annotations
 import tomllib
 import warnings
 
-import arviz as az
 import pytest
 from click.testing import CliRunner
+from late import late
 
 from pyro_fed.cli.main import main
 from pyro_fed.recipes import library
+
+az = late("arviz")
 
 SMALL = ["--set", "num_particles=8", "--set", "local_steps=5", "--set", "distill_steps=5", "--rounds", "3"]
 
@@ -142,6 +144,21 @@ def test_run_prints_everything_and_writes_the_result(model_file, tmp_path, warni
     table = result.output.split("Posterior")[1].splitlines()
     mean = next(float(line.split()[1]) for line in table if line.split()[:1] == ["mu"])
     assert mean == pytest.approx(float(written["posterior"]["mu"].mean()), rel=5e-3, abs=5e-3)
+
+
+def test_run_without_a_recipe_says_what_it_did(model_file, warnings_shown):
+    result = call("run", model_file, "--clients", 2, "--quiet")
+    assert result.exit_code == 0, result.output
+    done = result.output.split("What was done")[1].split("Posterior")[0]
+    assert [line.split()[0] for line in done.splitlines() if "rounds" in line] == ["FedEP"]
+    assert "(chosen): nothing speaks against it" in " ".join(done.split())
+    assert result.output.split("Doubts")[1].split()[0] == "none"
+
+
+def test_rounds_without_a_recipe_are_those_of_all_it_tries(model_file, warnings_shown):
+    result = call("run", model_file, "--clients", 2, "--quiet", "--rounds", 2)
+    assert result.exit_code == 0, result.output
+    assert "ended by the budget, max_rounds=2" in " ".join(result.output.split("Doubts")[1].split())
 
 
 def test_run_measures_the_accuracy_of_a_classifier(warnings_shown):

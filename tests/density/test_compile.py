@@ -18,7 +18,7 @@ from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.
 INDUCTOR = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-QUIET = {"progress": False, "executor": "sequential"}
+QUIET = {"progress": False, "executor": "sequential", "audit": False}
 
 
 def run(algorithm, federation, rounds=4, **options):

@@ -5,11 +5,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy import stats
+from late import late
 from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.running.torch_modes import factor_or_nan, prefix_products
+
+stats = late("scipy.stats")
 
 VALUES = torch.linspace(-1.2, 1.3, 14, dtype=torch.float64).reshape(2, 7)
 
@@ -45,7 +47,7 @@ def test_a_simplex_has_its_dirichlet_posterior_and_no_warning_of_torch():
     fed = pf.Federation(
         model, (y,), plate="data", num_clients=3, partition=pf.partition.SortedBy(y), dtype=torch.float64
     )
-    found = pf.run(pf.FedEP(), fed, progress=False, num_draws=20_000).posterior["p"].values[0]
+    found = pf.run(pf.FedEP(), fed, progress=False, num_draws=20_000, compile="off").posterior["p"].values[0]
     exact = stats.dirichlet(np.array([1.0, 2.0, 3.0]) + counts.numpy())
     sd = np.sqrt(exact.var())
     # 0.05 is seven standard errors of the mean of 20,000 draws, ten of their SD.
@@ -83,6 +85,6 @@ def test_a_covariance_that_is_none_has_no_density(correlation):
 @pytest.mark.parametrize("executor", ["vectorised", "sequential"])
 def test_newtons_method_turns_back_where_there_is_no_density(correlation, executor):
     fed, grid, log_density = correlation
-    found = pf.run(pf.FedLaplace(), fed, progress=False, executor=executor, num_draws=2000)
+    found = pf.run(pf.FedLaplace(), fed, progress=False, executor=executor, num_draws=2000, compile="off", audit=False)
     sd = found.posterior["r"].values.std()
     assert abs(float(found.posterior["r"].median()) - grid[log_density.argmax()]) < 0.2 * sd

@@ -56,7 +56,7 @@ def test_data_apart_and_data_pooled_are_the_same():
 
 
 def test_a_run_gives_the_same_posterior():
-    quiet = {"progress": False, "num_draws": 5, "compile": "off"}
+    quiet = {"progress": False, "num_draws": 5, "compile": "off", "audit": False}
     first = pf.run(pf.FedEP(), pf.Federation.from_clients(houses, CLIENTS, **OPTIONS), **quiet)
     parts = pf.partition.Explicit([[0, 1], [2], [3, 4, 5]])
     second = pf.run(pf.FedEP(), pf.Federation(houses, POOLED, partition=parts, **OPTIONS), **quiet)

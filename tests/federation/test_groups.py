@@ -126,7 +126,7 @@ def test_full_batches_are_packed_and_minibatches_are_blocks():
 @pytest.mark.filterwarnings("ignore:not converged")
 @pytest.mark.parametrize("executor", ["vectorised", "sequential"])
 def test_results_stand_in_the_original_order(executor):
-    options = {"num_rounds": 1, "num_draws": 50, "compile": "off", "progress": False}
+    options = {"num_rounds": 1, "num_draws": 50, "compile": "off", "progress": False, "audit": False}
     idata = pf.run(pf.FedLaplace(), federation(), executor=executor, **options)
     posterior, likelihood = idata["posterior"], idata["log_likelihood"]["y"]
     assert posterior["a"].dims == ("chain", "draw", "county")

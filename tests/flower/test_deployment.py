@@ -9,15 +9,17 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import arviz as az
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.cli.main import main
 from pyro_fed.recipes import library, recipe
 from pyro_fed.recipes.experiment import build_federation
+
+az = late("arviz")
 
 pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
 
@@ -36,6 +38,7 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # a dozen processes import the same modules
 }
 BIN = Path(sys.executable).parent
 

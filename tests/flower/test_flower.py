@@ -45,6 +45,15 @@ def test_same_answer_over_a_grid(flower, family, tmp_path):
     assert not {"log_likelihood", "observed_data", "constant_data"} & set(found.groups())
 
 
+def test_the_stages_of_a_plan_over_a_grid(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, {"Auto": ""})
+    found = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"])
+    assert_same(found, pf.run(pf.FedEP(), unequal_lines(), executor="sequential", progress=False, compile="off"))
+    assert found.attrs["chosen"] == "FedEP"
+    short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], num_rounds=3)
+    assert "ended by the budget, max_rounds=3" in short.attrs["doubts"]
+
+
 def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
     """All families in one simulation, whose start takes longest."""
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):

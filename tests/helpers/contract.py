@@ -13,7 +13,14 @@ from algorithms import ALGORITHMS, graph_of
 
 import pyro_fed as pf
 
-OPTIONS = {"num_rounds": 4, "num_draws": 8, "progress": False, "compile": "off", "log_likelihood": False}
+OPTIONS = {
+    "num_rounds": 4,
+    "num_draws": 8,
+    "progress": False,
+    "compile": "off",
+    "log_likelihood": False,
+    "audit": False,
+}
 
 
 def in_one_process(name):
@@ -38,6 +45,12 @@ def short_run(factory, federation, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pf.run(algorithm, fed, **{**OPTIONS, **graph_of(algorithm, fed), **options})
+
+
+@functools.cache
+def lasting(federation):
+    """One federation for all tests, which keeps the steps traced on it: what many start from is traced once."""
+    return federation()
 
 
 @functools.cache

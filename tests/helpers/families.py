@@ -10,7 +10,7 @@ import pyro_fed as pf
 FAMILIES = {
     "DSVGD": (pf.DSVGD(num_particles=6, local_steps=3), {"num_rounds": 4}),
     "FedEP": (pf.FedEP(), {"num_rounds": 4}),
-    "FSGLD": (pf.FSGLD(num_chains=2, local_steps=5, burn_in=0, batch_size=2), {"num_rounds": 8}),
+    "FSGLD": (pf.FSGLD(num_chains=2, local_steps=5, burn_in=0, batch_size=2), {"num_rounds": 4}),
     "P2PVI": (pf.P2PVI(), {"num_rounds": 4, "graph": pf.graph.ring(3)}),
 }
 _SEQUENTIAL = {}
@@ -21,7 +21,7 @@ def run(family, executor, **options):
     algorithm, settings = FAMILIES[family]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        fixed = {"progress": False, "compile": "off", "log_likelihood": False}
+        fixed = {"progress": False, "compile": "off", "log_likelihood": False, "audit": False}
         return pf.run(algorithm, unequal_lines(), executor=executor, **{**fixed, **settings, **options})
 
 

@@ -57,7 +57,7 @@ def load_data():
 RECIPES = {
     "DSVGD": "[settings]\nnum_particles = 6\nlocal_steps = 3\n[run]\nnum_rounds = 4",
     "FedEP": "[run]\nnum_rounds = 4",
-    "FSGLD": "[settings]\nnum_chains = 2\nlocal_steps = 5\nburn_in = 0\nbatch_size = 2\n[run]\nnum_rounds = 8",
+    "FSGLD": "[settings]\nnum_chains = 2\nlocal_steps = 5\nburn_in = 0\nbatch_size = 2\n[run]\nnum_rounds = 4",
     "P2PVI": '[run]\nnum_rounds = 4\ngraph = "ring"',
 }
 

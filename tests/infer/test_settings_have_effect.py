@@ -108,7 +108,7 @@ def test_a_setting_that_is_never_read_is_refused(case):
     algorithm, federation, reads = CASES[case](), unequal_lines(), set()
     twin = watched(algorithm, reads)
     twin.default_rounds(3)
-    options = {"progress": False, "compile": "off", "log_likelihood": False, "num_draws": 4}
+    options = {"progress": False, "compile": "off", "log_likelihood": False, "num_draws": 4, "audit": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pf.run(twin, federation, num_rounds=2, **graph_of(algorithm, federation), **options)

@@ -9,10 +9,12 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from scipy import stats
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.recipes import experiment, library
+
+stats = late("scipy.stats")
 
 GROUPED = ("radon", "hierarchical_logistic")
 NAMES = (*GROUPED, "gaussian_mixture")

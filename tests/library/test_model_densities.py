@@ -4,9 +4,11 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from scipy import integrate, special, stats
+from late import late
 from shipped_models import FLAT, imported
 from torch.fx.experimental.proxy_tensor import make_fx
+
+integrate, special, stats = late("scipy.integrate"), late("scipy.special"), late("scipy.stats")
 
 MODELS = imported(FLAT)
 
@@ -135,13 +137,13 @@ def test_metric_learning_density():
     assert float(value) == pytest.approx(expected, rel=1e-10)
 
 
-PRIORS = {"uniform": stats.uniform(-6, 12), "gaussian": stats.norm(0, 1)}
+PRIORS = {"uniform": lambda: stats.uniform(-6, 12), "gaussian": lambda: stats.norm(0, 1)}
 
 
 def mixture_1d_density(theta, prior):
     """The target of the source's Section 7, by scipy; its SDs are the roots of the variances."""
     mixture = stats.norm(-3, 1).pdf(theta) + stats.norm(3, 2**0.5).pdf(theta)
-    return PRIORS[prior].pdf(theta) * stats.norm(1, 2).pdf(theta) * mixture
+    return PRIORS[prior]().pdf(theta) * stats.norm(1, 2).pdf(theta) * mixture
 
 
 @pytest.mark.parametrize("prior", PRIORS)

@@ -13,7 +13,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
 from pyro_fed.runtime.executors import Faulty
 
-QUIET = {"progress": False, "compile": "off"}
+QUIET = {"progress": False, "compile": "off", "audit": False}
 SILENT = ("raises", "hangs", "dies")
 
 
@@ -192,7 +192,14 @@ def test_a_graph_on_which_nobody_may_be_missing_says_so():
 FAST = {
     "FedEP": pf.FedEP(),
     "FSGLD": pf.FSGLD(
-        batch_size=None, local_steps=20, thin=5, burn_in=100, largest_step=1.0, visit_time=20.0, target_ess=1000
+        batch_size=None,
+        local_steps=20,
+        thin=5,
+        burn_in=100,
+        largest_step=1.0,
+        visit_time=20.0,
+        target_ess=1000,
+        num_chains=10,
     ),
     "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
 }
@@ -245,6 +252,7 @@ def test_row_counts_that_lie_are_bounded_and_mean_nothing_to_ep(lie):
 
 def test_particles_that_have_drawn_together_are_told():
     """Row 24."""
-    record, problem = Record(["0"], figures=[{"spread": 0.3}, {}]), unequal_lines().problem
-    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(record, problem)[0]
-    assert pf.DSVGD().warnings(Record(["0"], figures=[{"spread": 0.8}]), problem) == []
+    problem, right = unequal_lines().problem, {"apart": 0.0, "mean_off": 0.01, "sd_off": 1.01}
+    together, wide = (Record(["0"], figures=[{"spread": width, **right}, {}]) for width in (0.3, 0.8))
+    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(together, problem)[0]
+    assert pf.DSVGD().warnings(wide, problem) == []

@@ -1,5 +1,6 @@
 """The round loop: one answer whatever the executor and thread count, and wrong settings."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms import SMALL, line, unequal_lines
-from contract import EVERY_ALGORITHM, baseline, short_run
+from contract import EVERY_ALGORITHM, baseline, lasting, short_run
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
@@ -26,7 +27,7 @@ def test_executors_agree(factory, federation):
 
 @EVERY_ALGORITHM
 def test_compile_levels_agree(factory, federation):
-    traced = short_run(factory, federation, compile="trace")
+    traced = short_run(factory, functools.partial(lasting, federation), compile="trace")
     np.testing.assert_allclose(values(baseline(factory, federation)), values(traced), rtol=1e-9, atol=1e-9)
 
 

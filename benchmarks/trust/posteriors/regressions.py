@@ -7,8 +7,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
-from sklearn.datasets import load_breast_cancer
-from sklearn.preprocessing import scale
 
 import pyro_fed as pf
 from benchmarks.trust.posterior import Grid, LongRun, Posterior, Quadratic
@@ -159,6 +157,9 @@ def logistic_data(n, d, seed, size=1.0, shift=0.0):
 
 
 def readme():
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.preprocessing import scale
+
     x, y = load_breast_cancer(return_X_y=True)
     return tensors(scale(x)[:, :8], y)
 

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import arviz as az
 import numpy as np
 import pandas as pd
-import torch
-import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging import distances, doubts, metrics
+from pyro_fed.analysis.judging import distances, metrics, moments
 from pyro_fed.analysis.judging.calibration import calibration_errors
-from pyro_fed.analysis.judging.ksd import ksd
+from pyro_fed.analysis.judging.density import against_density, thinned, transformed, unconstrained
+from pyro_fed.analysis.judging.draws import Draws
+from pyro_fed.analysis.judging.inputs import check_inputs
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
+from pyro_fed.analysis.judging.loo import loo
+from pyro_fed.analysis.judging.reference import reference_doubts
 from pyro_fed.analysis.judging.tables import Column, Table
 from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import make_inference_data, unconstrained_draws
+from pyro_fed.results.to_arviz import unconstrained_draws
 
-#: Draws at which scores are taken, evenly spaced.
-DRAWS_FOR_KSD = 400
-#: PSIS needs a tail to fit.
-FEWEST_DRAWS_FOR_LOO = 25
 #: Above, the Hessian costs more than the check is worth.
 LARGEST_DIM_FOR_LAPLACE = 300
 
+#: What a group of columns says of a result: figures by column, and sentences that speak against it.
+Found = tuple[dict[str, Any], list[str]]
+
 #: How to read the tables.
 CLOSENESS = """
-Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below about
-0.2. SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 1
-overconfident. Sliced Wasserstein distance and MMD² are zero for equal distributions. KSD measures the
-distance to the model's own density, without the reference; it is unbiased, so that it may be slightly
-negative. Prior count: how often the result has counted the prior (± one standard error); 1 is right.
+Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below 0.25.
+SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 0.8 the result is too sure of
+itself, above 1.25 not sure enough. Sliced Wasserstein distance and MMD² are zero for equal distributions. KSD measures
+the distance to the model's own density, without the reference; it speaks against a result above its limit, which is
+what chance and small errors explain. It may be slightly negative. Prior count: how often the result has counted
+the prior (± one standard error); 1 is right, and a large ± means that the draws do not tell.
 """
 PREDICTIONS = """
 ELPD: expected log density of a new row for each training row, summed, by PSIS-LOO, with its standard error;
@@ -64,6 +65,7 @@ TABLES = (
             "sliced_wasserstein": Column("sliced Wasserstein", digits(2)),
             "mmd2": Column("MMD²", digits(3)),
             "ksd": Column("KSD", digits(3)),
+            "ksd_limit": Column("its limit", digits(3)),
             "prior_count": Column("prior count", digits(2)),
             "prior_count_se": Column("±", digits(2)),
         },
@@ -107,8 +109,11 @@ def compare(
 ) -> pd.DataFrame:
     """Compare results of the same model and data.
 
+    A result that cannot be measured, because its run has diverged for instance, has a row that says so.
+
     Args:
-        results: InferenceData by name.
+        results: InferenceData by name; of `pyro_fed.run`, read back from a file, the `.result` of an error that stopped
+            a run, or of other libraries with the same variables.
         reference: the name of the one that the others are measured by, such as a long run of NUTS.
         federation: on which they were run; adds KSD, the prior's count and the check of spreads.
         test: arguments of the model for test data, observations included; adds the predictive columns. Needs
@@ -120,76 +125,118 @@ def compare(
         - `mean_error`: largest error of a posterior mean, in reference SDs; `sd_ratio_min`, `sd_ratio_max`:
           smallest and largest SD, over the reference's; `sliced_wasserstein`, `mmd2`: distances to the
           reference, see `pyro_fed.analysis.judging.distances`;
-        - `ksd`: distance to the density itself; `prior_count`, `prior_count_se`: how often the prior counts,
-          see `pyro_fed.analysis.judging.doubts`;
+        - `ksd`: distance to the density itself, `ksd_limit`: above it that speaks against the result, see
+          `pyro_fed.analysis.judging.ksd`; `prior_count`, `prior_count_se`: how often the prior counts, see
+          `pyro_fed.analysis.judging.doubts`;
         - `elpd_loo`, `elpd_loo_se`, `bad_pareto_k`: PSIS-LOO on the training rows, and the rows that make it
           unreliable;
         - `test_log_density` (a row), `accuracy`, `ece` and `mce`, or `rmse`;
         - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN where the data themselves were pooled;
-        - `warnings`: what speaks against the result, one sentence each, separated by "; ".
+        - `warnings`: what speaks against the result, one sentence each, separated by "; "; `sentences` has them apart.
+
+        What cannot be measured is NaN. Against the reference a mean that is 0.25 SDs off and an SD outside 0.8 to 1.25
+        are warned of, where the Monte Carlo errors of both do not explain them (`pyro_fed.analysis.judging.moments`).
 
     Raises:
-        SettingError: an unknown reference, test data without a federation, or nothing to compare.
-        DataError: the results have different parameters.
+        SettingError: not results by name, an unknown reference, test data without a federation, nothing to compare.
+        DataError: the results have different parameters, or others than the federation's model; test data that
+            cannot be used.
 
     Example:
         >>> reference = pf.run(pf.NUTS(), fed)
         >>> table = pf.compare({"NUTS": reference, "FedEP": pf.run(pf.FedEP(), fed)}, "NUTS", federation=fed)
         >>> table[["mean_error", "sd_ratio_min", "bytes_up", "warnings"]]
     """
-    _check(results, reference, federation, test)
-    names = _common_variables(results)
-    truth = distances.stacked(results[reference], names)[0] if reference is not None else None
+    names = check_inputs(results, reference, federation, test)
+    read = {name: _read(idata, names, federation) for name, idata in results.items()}
+    usable = reference is not None and not (read[reference].draws.fault or read[reference].draws.spreadless)
     sds = _laplace(federation)
-    rows = {}
+    rows, said = {}, {}
     for name, idata in results.items():
-        row = _cost(idata) | _loo(idata)
-        found = _recorded(idata)
-        if truth is not None and name != reference:
-            measured = distances.against_reference(distances.stacked(idata, names)[0], truth)
-            found += doubts.reference_warnings(measured)
-            row |= measured
-        if federation is not None:
-            values, said = _density(idata, federation, sds)
+        row, found, draws = _cost(idata), _recorded(idata), read[name].draws
+        if name == reference:
+            found += reference_doubts(idata, draws)
+        found += [text for text in (draws.fault, draws.spreadless) if text]
+        truth = read[reference] if reference is not None and usable and name != reference else None
+        for values, more in _measured(idata, read[name], truth, federation, test, sds):
             row |= values
-            found += said
-        if test is not None:
-            row |= _predictive(idata, federation, test)
-        rows[name] = row | {"warnings": "; ".join(dict.fromkeys(found))}
-    return _ordered(pd.DataFrame.from_dict(rows, orient="index").rename_axis("result"))
+            found += more
+        said[name] = list(dict.fromkeys(found))
+        rows[name] = row | {"warnings": "; ".join(said[name])}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("result")
+    table = table[[name for name in COLUMNS if name in table]]
+    table.attrs["sentences"] = said
+    return table
 
 
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    return table[[name for name in COLUMNS if name in table]]
+def sentences(table: pd.DataFrame) -> dict[str, list[str]]:
+    """What speaks against each result, sentence by sentence.
+
+    Args:
+        table: of `compare`.
+
+    Raises:
+        SettingError: a table that is not of `compare`, or was put together from others.
+
+    Example:
+        >>> sentences(pf.compare({"FedEP": idata}))["FedEP"]
+    """
+    try:
+        return {str(name): table.attrs["sentences"][name] for name in table.index}
+    except KeyError:
+        raise SettingError("expected the table that pf.compare returns, received another one") from None
 
 
-def _check(
-    results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
-) -> None:
-    if not results:
-        raise SettingError("compare needs at least one result, received none")
-    if reference is not None and reference not in results:
-        raise SettingError(f"reference {reference!r} is not among the results {list(results)}")
-    if test is not None and federation is None:
-        raise SettingError("test data need the federation, which holds the model: compare(..., federation=fed)")
+@dataclass(frozen=True)
+class _Read:
+    """A result as it is measured.
+
+    Args:
+        draws: all its variables.
+        inside: sites with a bounded support, on the unconstrained scale; None without any, or a federation.
+    """
+
+    draws: Draws
+    inside: Draws | None
 
 
-def _common_variables(results: Mapping[str, InferenceData]) -> list[str]:
-    each = {name: set(map(str, idata["posterior"].data_vars)) for name, idata in results.items()}
-    common = set.intersection(*each.values())
-    odd = {name: sorted(names ^ common) for name, names in each.items() if names != common}
-    if odd:
-        raise DataError(f"the results have different parameters: {odd} are not in all of them")
-    return sorted(common)
+def _read(idata: InferenceData, names: list[str], federation: Federation | None) -> _Read:
+    draws = Draws.of(idata, names)
+    if federation is None or draws.fault:
+        return _Read(draws, None)
+    inside = transformed(unconstrained(idata, federation.problem, draws.kind), draws)
+    return _Read(draws, None if inside is None or inside.fault else inside)
+
+
+def _measured(
+    idata: InferenceData,
+    read: _Read,
+    truth: _Read | None,
+    federation: Federation | None,
+    test: Any,
+    sds: Tensor | None,
+) -> list[Found]:
+    """Each group of columns, as far as the draws allow it."""
+    if read.draws.fault:
+        return []
+    found = [loo(idata)]
+    if truth is not None:
+        found.append(_closeness(read, truth))
+    if federation is not None and not read.draws.spreadless:
+        found.append(against_density(idata, federation.problem, sds))
+    if federation is not None and test is not None:
+        found.append(_predictive(idata, federation, test))
+    return found
 
 
 def _recorded(idata: InferenceData) -> list[str]:
     """Warnings of the run itself, and none that the run's end has overtaken."""
-    return [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
+    stopped = [f"the run stopped before its end: {idata.attrs['stopped']}"] if "stopped" in idata.attrs else []
+    return stopped + [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
 
 
 def _cost(idata: InferenceData) -> dict[str, Any]:
-    if "federation" not in idata:
+    if "federation" not in idata or not {"bytes_up", "bytes_down", "seconds"} <= set(idata["federation"]):
         return {}
     record = idata["federation"]
     pooled = str(idata.attrs.get("centralized")) == "True"
@@ -198,33 +245,15 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
     return {"rounds": record.sizes["round"], "bytes_up": up, "bytes_down": down, "seconds": seconds}
 
 
-def _loo(idata: InferenceData) -> dict[str, float]:
-    if "log_likelihood" not in idata or idata["posterior"].sizes["draw"] < FEWEST_DRAWS_FOR_LOO:
-        return {}
-    likelihood = idata["log_likelihood"]
-    rows, draws = [], None
-    for value in likelihood.data_vars.values():
-        draws = value.values.reshape(value.shape[0] * value.shape[1], -1)
-        rows.append(draws)
-    total = sum(rows[1:], rows[0]) if len({r.shape for r in rows}) == 1 else np.concatenate(rows, 1)
-    if np.ptp(total, axis=0).max() == 0:
-        return {}  # a single point, repeated: nothing can be left out
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
-        loo: Any = az.loo  # without types
-        found = loo(_as_idata(total), pointwise=True)
-    bad = int((np.asarray(found.pareto_k) > LARGEST_PARETO_K).sum())
-    return {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": bad}
-
-
-def _as_idata(log_likelihood: np.ndarray) -> InferenceData:
-    """What `arviz.loo` needs, of a pointwise log-likelihood (S, N)."""
-    dims = ("chain", "draw", "row")
-    groups = {
-        "posterior": xr.Dataset({"none": (dims[:2], np.zeros((1, len(log_likelihood))))}),
-        "log_likelihood": xr.Dataset({"all": (dims, log_likelihood[None])}),
-    }
-    return make_inference_data(groups, {})
+def _closeness(mine: _Read, truth: _Read) -> Found:
+    """Distances, and moments on the scale of the model; on the unconstrained one where they say nothing there."""
+    values = distances.against_reference(mine.draws.flat, truth.draws.flat)
+    spread = not mine.draws.spreadless
+    said = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)
+    if not said and mine.inside is not None and truth.inside is not None:
+        found = moments.gaps(mine.inside, truth.inside)
+        said = moments.gap_warnings(found, spread=spread, where=" on the unconstrained scale")
+    return values, said
 
 
 def _laplace(federation: Federation | None) -> Tensor | None:
@@ -233,48 +262,17 @@ def _laplace(federation: Federation | None) -> Tensor | None:
     return laplace_sds(federation)
 
 
-def _density(idata: InferenceData, federation: Federation, sds: Tensor | None) -> tuple[dict[str, float], list[str]]:
-    if idata.attrs.get("draws_are") == "point":
-        return {}, ["a point, without any uncertainty"]
-    problem = federation.problem
-    with torch.no_grad():
-        few = thinned(idata, DRAWS_FOR_KSD)
-        draws = unconstrained_draws(few, problem)
-        prior, likelihood = distances.scores(problem, draws)
-    count = doubts.prior_count(draws, prior, likelihood)
-    values = {
-        "ksd": ksd(few, federation, num_draws=DRAWS_FOR_KSD, statistic="U"),
-        "prior_count": count.value,
-        "prior_count_se": count.error,
-    }
-    spread = doubts.spread_warnings(draws, sds) if sds is not None else []
-    return values, doubts.density_warnings(count) + spread
-
-
-def _predictive(idata: InferenceData, federation: Any, test: Any) -> dict[str, float]:
+def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Found:
     problem = federation.problem
     draws = unconstrained_draws(thinned(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
+    lost = int(predictions.log_prob.isnan().any(1).sum())
+    if lost:
+        return {}, [f"the density of the test data is no number at {lost} of {len(draws)} draws"]
     row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
     if predictions.probs is not None:
         row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)
         row |= calibration_errors(predictions.probs, predictions.value)
     if predictions.mean is not None:
         row["rmse"] = metrics.rmse(predictions.mean, predictions.value)
-    return row
-
-
-def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
-    """Fewer draws of a posterior, evenly spaced over the draws of every chain.
-
-    Args:
-        idata: a result.
-        count: draws to keep of all chains together, about; at least two of each chain.
-
-    Returns:
-        The group `posterior` alone.
-    """
-    posterior = idata["posterior"]
-    each = max(2, count // posterior.sizes["chain"])
-    kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
-    return {"posterior": posterior.isel(draw=kept)}
+    return row, []

@@ -12,12 +12,12 @@ With draws x_s and reference draws r_s in D dimensions, m and σ the reference's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 import xarray as xr
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from pyro_fed.density.problem import Problem
@@ -75,11 +75,11 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
         seed: of the random directions.
 
     Returns:
-        `mean_error`, `sd_ratio_min`, `sd_ratio_max`, `sliced_wasserstein` and `mmd2`; columns of the reference that
-        do not vary are left out.
+        `mean_error`, `sd_ratio_min`, `sd_ratio_max`, `sliced_wasserstein` and `mmd2` (NaN of a single draw); columns of
+        the reference that do not vary are left out.
 
     Raises:
-        DataError: the parameters differ in number, or fewer than two draws.
+        DataError: the parameters differ in number, there are no draws, or those of the reference do not vary.
         SettingError: POT is not installed.
 
     Example:
@@ -87,12 +87,12 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
     """
     if draws.shape[1] != reference.shape[1]:
         raise DataError(f"expected {reference.shape[1]} parameters, as the reference has, received {draws.shape[1]}")
-    if min(len(draws), len(reference)) < 2:
-        raise DataError("a comparison needs at least two draws of the result and of the reference")
-    varies = reference.std(0) > 0  # the diagonal of a correlation matrix does not
-    draws, reference = draws[:, varies], reference[:, varies]
+    varies = np.ptp(reference, axis=0) > 0 if len(reference) else np.zeros(0, dtype=bool)
+    if not len(draws) or not varies.any():
+        raise DataError("a comparison needs a draw of the result, and two of the reference that differ")
+    draws, reference = draws[:, varies], reference[:, varies]  # the diagonal of a correlation matrix does not vary
     mean, sd = reference.mean(0), reference.std(0)
-    ratio = draws.std(0) / sd
+    ratio = np.where(np.ptp(draws, axis=0) > 0, draws.std(0), 0.0) / sd
     return {
         "mean_error": float(np.abs((draws.mean(0) - mean) / sd).max()),
         "sd_ratio_min": float(ratio.min()),
@@ -134,15 +134,20 @@ def mmd2(draws: np.ndarray, reference: np.ndarray) -> float:
         reference: (R, D), whose covariance whitens both and whose median distance is the kernel's width.
 
     Returns:
-        MMD², about zero for equal distributions; it may be slightly negative.
+        MMD², about zero for equal distributions; it may be slightly negative. NaN of a single draw, and where most
+        draws of the reference are the same, so that their median distance is no width.
 
     Example:
         >>> mmd2(draws, reference)
     """
     whiten = _whitener(reference)
     x, r = whiten(thin(draws)), whiten(thin(reference))
+    from scipy.spatial.distance import cdist  # takes half a second
+
     between = cdist(r, r)
     width = np.median(between[np.triu_indices(len(r), 1)])
+    if len(x) < 2 or width == 0:
+        return math.nan
 
     def kernel(distance: np.ndarray) -> np.ndarray:
         similar: np.ndarray = np.exp(-0.5 * (distance / width) ** 2)

@@ -7,19 +7,31 @@ on the unconstrained scale, in coordinates that whiten the draws, so that parame
 With the inverse multiquadric kernel a small S means that draws and posterior are close (Gorham & Mackey,
 2017).
 
-Reference: for M independent draws of the posterior itself the V-statistic is about E u(θ, θ) / M, and the
-    U-statistic about zero.
+**When it objects** (`discrepancy`). Independent draws of the posterior have a U-statistic about zero, whose
+distribution is that of Σ_{i≠j} w_i w_j u_ij / (M (M-1)) with random signs w (Chwialkowski, Strathmann & Gretton
+2016); the draws of a chain have signs in common where they depend on each other, so that few independent draws
+object to nothing. Particles are no random draws and have no such distribution:
+as a quadrature they should be better than M independent draws of a Gaussian, whose V-statistic is E u(θ, θ) / M =
+(k(θ, θ) D + tr ∇∇'k(θ, θ)) / M on average. None of this is enough for an objection, as any approximation differs
+from its posterior, and many draws show it. By Stein's identity
+
+    S = E (∇ log p - ∇ log q)(θ)' k(θ, θ') (∇ log p - ∇ log q)(θ'),
+
+of a Gaussian q whose mean is δ away |δ|² E k(θ, θ'): S has to be larger than that, for a δ of `WRONG` SDs in one
+coordinate and `RIGHT` SDs in the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.scores import likelihood_scores, prior_scores
@@ -29,6 +41,62 @@ from pyro_fed.ops.kernel_base import Kernel, Preconditioned
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd as stein_discrepancy
 from pyro_fed.results.to_arviz import unconstrained_draws
+
+#: SDs that the mean of a wrong answer is off, in one coordinate, and that those of a right one may be.
+WRONG, RIGHT = LARGEST_MEAN_ERROR, 0.1
+#: Random signs for the distribution of the discrepancy of draws of the posterior, and how often it may be exceeded.
+RANDOM_SIGNS = 399
+FALSE_ALARMS = 0.005
+
+
+class Discrepancy(NamedTuple):
+    """How far draws are from the density.
+
+    Args:
+        value: S, the U-statistic of draws, the V-statistic of particles.
+        limit: the largest value that does not speak against them.
+        farthest: the coordinate of the flat vector whose mean score, in SDs, is largest.
+    """
+
+    value: float
+    limit: float
+    farthest: int
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it speaks against the draws."""
+        return self.value > self.limit
+
+
+def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Discrepancy:
+    """Squared discrepancy of draws and posterior, and what it may be, see the module's header.
+
+    Args:
+        points: (M, D), unconstrained, which vary in every coordinate.
+        scores: (M, D), of the posterior there.
+        blocks: of `pyro_fed.analysis.judging.draws.blocks`, which draws hang together; None for particles.
+
+    Example:
+        >>> discrepancy(points, scores, np.arange(len(points))).wrong
+    """
+    z, s = whitened(points, scores)
+    kernel, (count, dim) = IMQ(), z.shape
+    matrix = kernel.stein_matrix(z, s, s)
+    similar = kernel.gram(z, z)
+    alike = float((similar.sum() - similar.diagonal().sum()) / (count * (count - 1)))
+    tolerated = (WRONG**2 + (dim - 1) * RIGHT**2) * alike
+    farthest = int((points.double().std(0) * scores.double().mean(0)).abs().argmax())
+    if blocks is None:
+        origin = z[:1]
+        chance = float(kernel.gram(origin, origin) * dim + kernel.trace(origin, origin)) / count
+        return Discrepancy(float(matrix.mean()), tolerated + chance, farthest)
+    apart = matrix - torch.diag(matrix.diagonal())
+    names, index = np.unique(blocks, return_inverse=True)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (RANDOM_SIGNS, len(names)))
+    w = torch.from_numpy(signs)[:, torch.from_numpy(index.reshape(-1))]
+    by_chance = ((w @ apart) * w).sum(1) / (count * (count - 1))
+    limit = max(tolerated, float(by_chance.quantile(1 - FALSE_ALARMS)))
+    return Discrepancy(float(apart.sum()) / (count * (count - 1)), limit, farthest)
 
 
 def ksd(
@@ -96,6 +164,16 @@ def federated_scores(federation: Federation, points: Tensor) -> Tensor:
             rows = tuple(leaf[index[:count]] for leaf in data.rows)
             total += likelihood_scores(federation.problem, points, Batch(rows, points.new_ones(int(count))))
     return total
+
+
+def whitened(points: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
+    """Draws (M, D) and scores there in coordinates in which the draws have mean zero and covariance one."""
+    points = points.double()
+    offsets, factor = points - points.mean(0), _factor(points)
+    if factor.ndim == 1:
+        return offsets / factor, *(score.double() * factor for score in scores)
+    z = torch.linalg.solve_triangular(factor, offsets.T, upper=False).T
+    return z, *(score.double() @ factor for score in scores)
 
 
 def _factor(points: Tensor) -> Tensor:

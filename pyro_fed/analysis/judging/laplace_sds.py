@@ -36,4 +36,7 @@ def laplace_sds(federation: Federation) -> Tensor | None:
         found = final_state(PooledLaplace(), federation)
     except DivergenceError:
         return None
-    return gaussian(found.shared).to_full().moments()[1].diagonal().sqrt() if found.converged else None
+    if not found.converged:
+        return None
+    sds = gaussian(found.shared).to_full().moments()[1].diagonal().sqrt()
+    return sds if bool(sds.isfinite().all()) else None

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
-from pyro_fed.analysis.judging.compare import thinned
+from pyro_fed.analysis.judging.density import thinned
 from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
@@ -42,7 +42,7 @@ def plot_reliability(
         The figure.
 
     Raises:
-        SettingError: the observations are no classes, or torchmetrics is not installed.
+        SettingError: the observations are no classes.
 
     Example:
         >>> pf.plot_reliability({"FedEP": idata}, fed, (x_test, y_test)).savefig("reliability.png")

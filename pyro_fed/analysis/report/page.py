@@ -13,7 +13,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pyro_fed.analysis import plots
-from pyro_fed.analysis.judging.compare import TABLES
+from pyro_fed.analysis.judging.compare import TABLES, sentences
+from pyro_fed.analysis.judging.draws import Draws
+from pyro_fed.analysis.judging.loo import ABOUT_LOO
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
@@ -29,6 +31,15 @@ class Picture(NamedTuple):
     title: str
     draw: Callable[[], Figure]
     note: str
+
+
+class Verdict(NamedTuple):
+    """What is said of a result: why it should not be trusted, and what the figures of its row do not tell."""
+
+    name: str
+    reference: bool
+    doubts: list[str]
+    remarks: list[str]
 
 
 #: How to read the figures.
@@ -89,13 +100,13 @@ def write_report(
         title=title,
         lead=lead,
         reference=reference,
-        warnings={name: [one for one in str(text).split("; ") if one] for name, text in table["warnings"].items()},
+        verdicts=[_verdict(name, said, name == reference) for name, said in sentences(table).items()],
         tables=_tables(table),
         figures=[
             {"title": one.title, "png": _png(one.draw), "note": one.note}
             for one in _pictures(table, results, federation, reference, test)
         ],
-        settings={name: f"{one.attrs['algorithm']}({one.attrs['settings']})" for name, one in results.items()},
+        settings={name: _settings(one) for name, one in results.items()},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
@@ -113,16 +124,43 @@ def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:
 def _pictures(
     table: pd.DataFrame, results: Mapping[str, InferenceData], federation: Federation, reference: str | None, test: Any
 ) -> list[Picture]:
-    found = [
-        Picture("Who holds what", lambda: cast("Figure", plots.plot_partition(federation).figure), WHO),
-        Picture("Posteriors", lambda: plots.plot_comparison(results, reference), POSTERIORS),
-    ]
-    if any("change" in idata["federation"] for idata in results.values()):
-        found.append(Picture("Convergence", lambda: plots.plot_convergence(results), CONVERGENCE))
-    if test is not None and "ece" in table:
+    found = [Picture("Who holds what", lambda: cast("Figure", plots.plot_partition(federation).figure), WHO)]
+    drawable = {name: idata for name, idata in results.items() if not _draws(idata).fault}
+    missing = [name for name in results if name not in drawable]
+    without = f" Left out, as their draws are no numbers: {', '.join(missing)}." if missing else ""
+    centre = next((name for name in (reference, *drawable) if name in drawable and _spread(drawable[name])), None)
+    if centre is not None:
+        title = "Posteriors"
+        found.append(Picture(title, lambda: plots.plot_comparison(drawable, centre), POSTERIORS + without))
+    recorded = {name: idata for name, idata in results.items() if "federation" in idata}
+    if any("change" in idata["federation"] for idata in recorded.values()):
+        found.append(Picture("Convergence", lambda: plots.plot_convergence(recorded), CONVERGENCE))
+    predicting = {name: idata for name, idata in drawable.items() if "ece" in table and table["ece"].notna()[name]}
+    if test is not None and predicting:
         title = "Do probabilities mean what they say?"
-        found.append(Picture(title, lambda: plots.plot_reliability(results, federation, test), RELIABILITY))
+        note = RELIABILITY + without
+        found.append(Picture(title, lambda: plots.plot_reliability(predicting, federation, test), note))
     return found
+
+
+def _draws(idata: InferenceData) -> Draws:
+    return Draws.of(idata, sorted(map(str, idata["posterior"].data_vars)))
+
+
+def _spread(idata: InferenceData) -> bool:
+    return not _draws(idata).spreadless
+
+
+def _verdict(name: str, said: list[str], reference: bool) -> Verdict:
+    remarks = [one for one in said if one.startswith(ABOUT_LOO)]
+    return Verdict(name, reference, [one for one in said if one not in remarks], remarks)
+
+
+def _settings(idata: InferenceData) -> str:
+    """How a result was made; of one that another library has made, its name as far as it says it."""
+    if "algorithm" not in idata.attrs:
+        return f"made by {idata.attrs.get('inference_library', 'another library')}"
+    return f"{idata.attrs['algorithm']}({idata.attrs.get('settings', '')})"
 
 
 def _png(draw: Callable[[], Figure]) -> str:

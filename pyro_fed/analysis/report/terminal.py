@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import arviz as az
 import click
+import numpy as np
 
 from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
 from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Column at which the values of a block begin.
 NAME_WIDTH = 24
@@ -54,24 +57,54 @@ def listing(title: str, entries: Mapping[str, str]) -> str:
     return "\n".join([heading(title), *(lines or ["  (none)"])])
 
 
+def steps_block(steps: pd.DataFrame) -> str:
+    """What was tried one after the other, with its cost and what speaks against it, as a block.
+
+    Args:
+        steps: of `pyro_fed.steps`.
+    """
+    lines = []
+    for row in steps.to_dict("records"):
+        cost = f"{row['rounds']} rounds, {readable_bytes(row['bytes'])}, {readable_seconds(row['seconds'])}"
+        said = row["doubts"] or "nothing speaks against it"
+        lines.append(field(str(row["algorithm"]), f"{cost}{' (chosen)' if row['chosen'] else ''}: {said}"))
+    return "\n".join([heading("What was done"), *lines])
+
+
+def doubts_block(idata: InferenceData) -> str:
+    """What is left to doubt, as a block.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+    """
+    doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
+    return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubts or ["none"])])
+
+
 def posterior_table(idata: InferenceData, max_rows: int) -> str:
     """Mean, SD and 94 % interval of the posterior, one row a scalar.
 
     R-hat and ESS describe Markov chains and are shown for them alone: of particles or independent draws they
-    would say nothing.
+    would say nothing. A point has neither SD nor interval: its table has the values alone (the agents' mean, where each
+    has a point).
 
     Args:
         idata: result of `pyro_fed.run`.
         max_rows: rows to show; what is left out is counted in a last line.
     """
-    kind: Literal["all", "stats"] = "all" if idata.attrs.get("draws_are") == "chains" else "stats"
-    table = az.summary(idata, var_names=list(map(str, idata["posterior"].data_vars)), kind=kind, round_to="none")
+    import arviz as az  # the rest of this module does without
+
+    made = idata.attrs.get("draws_are")
+    kind: Literal["all", "stats"] = "all" if made == "chains" else "stats"
+    alone: dict[str, Any] = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
+    names = list(map(str, idata["posterior"].data_vars))
+    table = az.summary(idata, var_names=names, kind=kind, round_to="none", **alone)
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
     left_out = len(table) - max_rows
     lines = [f"  {line}" for line in text.splitlines()]
     if left_out > 0:
         lines.append(f"  ... and {left_out} more (all of them: --rows {len(table)})")
-    return "\n".join([heading("Posterior"), *lines])
+    return "\n".join([heading("Point, no posterior" if made == "point" else "Posterior"), *lines])
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:

@@ -42,9 +42,11 @@ SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiler:
     """Compiles steps for one problem, at one level, and remembers them by the shapes of their inputs.
+
+    It does not change, but for what it remembers, which `dataclasses.replace` hands on to the next.
 
     Attributes:
         level: "inductor", "trace", "off" or "loop".

@@ -6,9 +6,7 @@ earlier round shares the buffer and knows by its own `kept` how much of it is it
 
 from __future__ import annotations
 
-import arviz as az
 import torch
-import xarray as xr
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
@@ -68,6 +66,9 @@ def _judge(shared: State) -> State:
     moving = draws.var(1).sum(0) > 0
     if not bool(moving.all()):
         return shared
+    import arviz as az  # takes seconds, and clients can do without
+    import xarray as xr
+
     data = xr.Dataset({"draws": (("chain", "draw", "dim"), draws.cpu().numpy())})
     found = {"r_hat": az.rhat(data)["draws"].max(), "ess": az.ess(data)["draws"].min()}
     return shared | {name: torch.tensor(float(value)) for name, value in found.items()} | {"judged": shared["kept"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import arviz as az
 import numpy as np
 import torch
 
@@ -25,6 +24,8 @@ def trajectory_figures(message: State, max_tree_depth: int) -> State:
         message: `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
         max_tree_depth: the deepest tree.
     """
+    import arviz as az  # takes seconds, and clients can do without
+
     figures = {
         "divergences": message["diverging"].sum().double(),
         "deepest_trees": (message["tree_depth"] >= max_tree_depth).double().mean(),

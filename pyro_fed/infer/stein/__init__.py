@@ -4,7 +4,8 @@ In this room:
 
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
     paper/                          the same as published
-    modes, survey, starting_points  where particles start
+    modes, census, survey, starting_points
+                                    where particles start
 """
 
 from pyro_fed.conventions.doors import door

@@ -26,11 +26,17 @@ A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t
 with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
 Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a
-start as standardised points of the Gaussian of `survey`, or at each mode that it finds; and an end, after a pass
-in which every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what N exact
-draws of the posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit of
-a D-dimensional cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical
+start as standardised points of the Gaussian of `survey`, or where it finds the posterior's modes and its mass; and an
+end, after a pass in which every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what
+N exact draws of the posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit
+of a D-dimensional cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical
 prior) the particles would go on drifting outwards while the discrepancy falls.
+
+That says when nothing more is to be won, not that the particles are right: those draws are thought of where the
+particles are, so that bad particles raise the bar, and with too small a step it stops falling at once. A run has
+*converged* only if the scores at the particles also put no mean `MATTERS` standard deviations away and no standard
+deviation more than a factor `SD_MATTERS` off (`ops.stein.moments_off`, in units that no particle can stretch), and the
+discrepancy is no larger than draws have it by chance; else it goes on.
 
 Where the Gaussian phase ends at no maximum (`survey`, "apart"), as with neural networks, nothing above helps:
 a surrogate would be wrong, and a residual is stale once the particles have left its basin. Then the particles
@@ -70,16 +76,22 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.infer.stein.particles import MATTERS, SD_MATTERS, ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
-from pyro_fed.ops.stein import effective_number, ksd_and_noise, spread
+from pyro_fed.ops.stein import effective_number, ksd_and_noise, moments_off, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED = 0.5
+#: Particles that start from a census are draws of the posterior: they take this share of a step, and half of it again
+#: after each pass that leaves their discrepancy no lower.
+SETTLING = 0.25
+#: Draws of the target have a discrepancy above this many times its mean in at most 5 % of cases: it is a weighted sum
+#: of squared normal numbers, of which a single one has the longest tail (Székely & Bakirov 2003), χ² with one degree.
+BY_CHANCE = 3.84
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
@@ -101,7 +113,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
-            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            dimensions), "modes" (points under Laplace approximations at each mode that is
+            found, or draws of a census where the posterior is elsewhere), "prior" (draws of
             the prior), "apart" (the same without surrogates, for densities that have no useful
             mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
             "apart").
@@ -109,9 +122,9 @@ class DSVGD(ParticleAlgorithm, Indicators):
             takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
-        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        noise: the run ends when the KSD is at most this share of that of N exact draws,
         min_fall: or when the KSD of a pass has not fallen by this share
-        patience: for this many passes.
+        patience: for this many passes; in either case only if the scores have nothing against the moments.
         averaged_rounds: particles that started apart are returned at their mean over so many rounds, at least a pass.
 
     Raises:
@@ -209,10 +222,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
         figures = {
             "ksd": torch.nan,
             "noise": torch.nan,
+            "mean_off": torch.nan,
+            "sd_off": torch.nan,
             "modes": seen,
             "apart": float(found["apart"]),
             "pass": 0.0,
             "pass_length": 1.0 / num_clients,
+            "pace": SETTLING if bool(found["census"]) else 1.0,
+            "census": float(found["census"]),
+            "pass_ksd": 0.0,
+            "lowest_ksd": torch.inf,
         }
         shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
         local = {"residual": residual, **as_state(sites)}
@@ -220,7 +239,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Everything but the server's figures."""
-        names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta", "apart")
+        names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta", "apart", "pace")
         return super().download({name: shared[name] for name in names}, clients)
 
     # -- corrected sites ------------------------------------------------------------------------------------
@@ -236,6 +255,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return {
             "mean": shared["mean"],
             "factor": shared["factor"],
+            "pace": shared["pace"].to(problem.dtype),
             "own_weight": 1.0 + apart * (share - 1.0),
             "tilt": (1.0 - apart)[:, None, None] * (shared["residuals"] - local["residual"]),
             "precision": shared["precision"] - local["precision"],
@@ -277,9 +297,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return self.own_scores(problem, white, const, batch) - own
 
     def discrepancy(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> State:
-        """KSD of the particles from a client's target, and that of as many exact draws."""
-        found, noise = ksd_and_noise(white, self.target_scores(problem, white, const, batch), self.kernel)
-        return {"ksd": found, "noise": noise}
+        """KSD of the particles from a client's target, that of as many exact draws, and how far the moments are off."""
+        return judged(white, self.target_scores(problem, white, const, batch), self.kernel)
 
     # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(
@@ -307,7 +326,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _step(self, problem: Problem, carry: Any, inputs: Any, picks: Any) -> tuple[Any, tuple[()]]:
         white, optimiser = carry
         const, rows = inputs
-        return self.move(white, self.target_scores(problem, white, const, batch_of(rows, picks)), optimiser), ()
+        scores = self.target_scores(problem, white, const, batch_of(rows, picks))
+        return self.move(white, scores, optimiser, const["pace"]), ()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and where the particles were on average of late."""
@@ -317,14 +337,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
         whole = (self.averaged_rounds * shared["pass_length"]).clamp_min(1.0)  # passes that are averaged
         share = (shared["pass_length"] / torch.minimum(done, whole)).to(adopted["white"].dtype)
         averaged = torch.lerp(shared["averaged"], adopted["white"], share)
-        return {**shared, **adopted, "averaged": averaged, "pass": done}
+        return paced({**shared, **adopted, "averaged": averaged, "pass": done})
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """KSD, that of draws, spread in the Gaussian's SDs, effective number of particles, move in these SDs, pass."""
+        """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""
         moved = (after["white"] - before["white"]).square().mean().sqrt()
         return {
             "ksd": float(after["ksd"]),
             "ksd_of_draws": float(after["noise"]),
+            "mean_off": float(after["mean_off"]),
+            "sd_off": float(after["sd_off"]),
             "spread": float(spread(after["white"]).mean()),
             "effective_particles": float(effective_number(after["white"])),
             "change": float(moved),
@@ -334,36 +356,93 @@ class DSVGD(ParticleAlgorithm, Indicators):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the KSD is that of exact draws, or that of the last `patience` passes is no lower than before.
+        """Whether the KSD is that of exact draws or no longer falls, and the scores have nothing against the moments.
 
         Particles that started apart have all their rounds: between basins the KSD rises and falls.
         """
         if len(figures) < 2 or figures[-1]["apart"]:
             return False
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
-        if len(figures) % width:
+        last = figures[-width:]
+        if len(figures) % width or not all(at_rest(each) for each in last):
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True
-        if len(figures) <= self.patience * width:
+        if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
             return False
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """Particles that have drawn together."""
-        width = record.latest.get("spread", 1.0)
-        if width >= COLLAPSED or record.latest.get("apart"):
+        """Moments that the scores object to, and too few particles to span the space."""
+        latest = record.latest
+        if not latest or latest["apart"]:
+            return []
+        if latest["spread"] < COLLAPSED:
+            return [
+                f"the particles have drawn together: their spread is {latest['spread']:.2g} times that of the Gaussian "
+                "they started from. Take more particles, or a smaller step_size"
+            ]
+        span = ((self.num_particles - 1) / problem.dim) ** 0.5
+        if span * SD_MATTERS < 1.0:
+            return [
+                f"{self.num_particles} particles span {self.num_particles - 1} of {problem.dim} dimensions, and "
+                f"standard deviations come out about {span:.2f} times what they are: take num_particles > {problem.dim}"
+            ]
+        if at_rest(latest):
             return []
         return [
-            f"the particles have drawn together: their spread is {width:.2g} times that of the Gaussian "
-            "they started from. Take more particles, or a smaller step_size"
+            f"not converged after {len(record.figures)} rounds: the clients' scores at the particles put a mean "
+            f"{latest['mean_off']:.2g} standard deviations away, and a standard deviation a factor "
+            f"{latest['sd_off']:.2g}. " + self.cure(record)
         ]
+
+    def cure(self, record: Record) -> str:
+        """What to do about particles that are not at rest."""
+        if len(record.figures) < self.default_rounds(len(record.client_names)):
+            return "Give them more rounds (num_rounds)"
+        return (
+            "Take the default step_size, kernel and start where they were changed; else more passes (max_passes), more "
+            "particles, or an algorithm that samples: FSGLD or NUTS"
+        )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The particles, (1, N, D); those that started apart at their mean positions of late."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
+
+
+def judged(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
+    """What the scores at whitened particles (N, D) say of them."""
+    found, noise = ksd_and_noise(white, scores, kernel)
+    mean_off, sd_off = moments_off(white, scores)
+    return {"ksd": found, "noise": noise, "mean_off": mean_off, "sd_off": sd_off}
+
+
+def at_rest(figures: dict[str, float]) -> bool:
+    """Whether the scores at the particles have nothing against their means and standard deviations."""
+    return figures["mean_off"] <= MATTERS and figures["sd_off"] <= SD_MATTERS
+
+
+def paced(shared: State) -> State:
+    """With the pace after a round: half of it where particles of a census have ended a pass no nearer than before."""
+    if not bool(shared["census"]):
+        return shared
+    total, done = shared["pass_ksd"] + shared["ksd"], shared["pass"]
+    if float((done - done.round()).abs()) > 0.5 * float(shared["pass_length"]):
+        return {**shared, "pass_ksd": total}
+    nearer = bool(total < shared["lowest_ksd"])
+    return {
+        **shared,
+        "pass_ksd": torch.zeros_like(total),
+        "lowest_ksd": torch.minimum(total, shared["lowest_ksd"]),
+        "pace": shared["pace"] if nearer else 0.5 * shared["pace"],
+    }
+
+
+def unlike_draws(figures: dict[str, float]) -> bool:
+    """Whether the discrepancy is larger than that of draws of the posterior, by more than chance."""
+    return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
 
 
 def own_site(local: State) -> State:

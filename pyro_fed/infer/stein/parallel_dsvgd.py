@@ -31,8 +31,7 @@ from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.density.scores import prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.dsvgd import DSVGD, own_site
-from pyro_fed.ops.stein import ksd_and_noise
+from pyro_fed.infer.stein.dsvgd import DSVGD, judged, own_site, paced
 from pyro_fed.ops.step_sizes import AdaGradState
 
 #: Why a start without surrogates is refused.
@@ -59,7 +58,8 @@ class ParallelDSVGD(DSVGD, ServerWork):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
-            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            dimensions), "modes" (points under Laplace approximations at each mode that is
+            found, or draws of a census where the posterior is elsewhere), "prior" (draws of
             the prior), or "checked"
             ("gaussian", refused in the run where its centre is no maximum).
             "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
@@ -67,9 +67,9 @@ class ParallelDSVGD(DSVGD, ServerWork):
             Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
-        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        noise: the run ends when the KSD is at most this share of that of N exact draws,
         min_fall: or when the KSD of a pass has not fallen by this share
-        patience: for this many passes.
+        patience: for this many passes; in either case only if the scores have nothing against the moments.
         averaged_rounds: of particles that start apart, which this algorithm has not; leave it at its default.
 
     Raises:
@@ -144,19 +144,19 @@ class ParallelDSVGD(DSVGD, ServerWork):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""
-        names = ("mean", "factor", "residuals", "precision", "eta")
+        names = ("mean", "factor", "residuals", "precision", "eta", "pace")
         const = {name: shared[name][None] for name in names}
-        discrepancy = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
+        figures = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
         carry = (shared["white"][None], AdaGradState(shared["history"][None], shared["steps"][None]))
         (white, optimiser), _ = problem.scan(self._server_step, carry, const, (), self.local_steps)
-        return {
+        after = {
             **shared,
             "white": white[0],
             "history": optimiser.history[0],
             "steps": optimiser.steps[0],
-            "ksd": discrepancy["ksd"][0].double(),
-            "noise": discrepancy["noise"][0].double(),
+            **{name: value[0].double() for name, value in figures.items()},
         }
+        return paced(after)
 
     def _server_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
         coordinates = Coordinates(const["mean"], const["factor"])
@@ -164,9 +164,8 @@ class ParallelDSVGD(DSVGD, ServerWork):
         return prior + site_scores(const["precision"], const["eta"], white) + const["residuals"]
 
     def _server_figures(self, problem: Problem, white: Tensor, const: State) -> State:
-        found, noise = ksd_and_noise(white, self._server_scores(problem, white, const), self.kernel)
-        return {"ksd": found, "noise": noise}
+        return judged(white, self._server_scores(problem, white, const), self.kernel)
 
     def _server_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[()]]:
         white, optimiser = carry
-        return self.move(white, self._server_scores(problem, white, const), optimiser), ()
+        return self.move(white, self._server_scores(problem, white, const), optimiser, const["pace"].to(white)), ()

@@ -20,6 +20,9 @@ from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
+#: A mean that is off by more than this many standard deviations matters, and a standard deviation off by this factor.
+MATTERS, SD_MATTERS = 0.25, 1.25
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleAlgorithm(Algorithm):
@@ -119,7 +122,9 @@ class ParticleAlgorithm(Algorithm):
         """AdaGrad's state for C clients, from particles (C, N, D)."""
         return AdaGradState(torch.zeros_like(particles), particles.new_zeros(len(particles)))
 
-    def move(self, particles: Tensor, scores: Tensor, optimiser: AdaGradState) -> tuple[Tensor, AdaGradState]:
-        """One SVGD step, Eq. (8): particles (N, D), scores (N, D)."""
+    def move(
+        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
+    ) -> tuple[Tensor, AdaGradState]:
+        """One SVGD step, Eq. (8): particles (N, D), scores (N, D), and a factor of the step."""
         increment, optimiser = self.optimiser.step(svgd_direction(particles, scores, self.kernel), optimiser)
-        return particles + increment, optimiser
+        return particles + pace * increment, optimiser

@@ -8,7 +8,14 @@ from torch.quasirandom import SobolEngine
 
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import SOBOL_HALF_CELL
+
+#: Points drawn of a weighted sample are moved by this share of the way between two others: coinciding particles would
+#: never part.
+JITTER = 0.1
+#: Sets of draws to choose from.
+SETS = 200
 
 
 def lowest_curvature(points: Tensor, scores: Tensor) -> float:
@@ -52,3 +59,36 @@ def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int
             local = Coordinates.of(FullGaussian(precision, precision @ mode))._replace(mean=mode)
             parts.append(local.model(gaussian_points(number, len(mode), seed).to(mode)))
     return torch.cat(parts)
+
+
+def points_of_census(
+    points: Tensor, weights: Tensor, count: int, generator: torch.Generator
+) -> tuple[Coordinates, Tensor]:
+    """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them.
+
+    A draw is moved a little along the line between two other draws, ter Braak's (2006) jump of differential evolution.
+    Of `SETS` sets of such draws that one is taken whose mean and covariance are nearest to the weighted points'.
+    """
+    mean = weights @ points
+    offset = points - mean
+    scale = (weights @ offset.square()).sqrt()
+    x = offset / scale
+    factor = scale.unsqueeze(1) * torch.linalg.cholesky(torch.einsum("s,sd,se->de", weights, x, x))
+    coordinates = Coordinates(mean, factor)
+    white = coordinates.white(points)
+    eye = torch.eye(points.shape[1], dtype=points.dtype)
+    best, least = white[:count], torch.inf
+    for _ in range(SETS):
+        drawn, one, other = (white[systematic(weights, count, generator)] for _ in range(3))
+        drawn = drawn + JITTER * torch.randn((count, 1), generator=generator, dtype=points.dtype) * (one - other)
+        away = drawn.mean(0).square().sum() + 0.5 * (drawn.T @ drawn / count - eye).square().sum()
+        if float(away) < least:
+            best, least = drawn, float(away)
+    return coordinates, coordinates.model(best)
+
+
+def equal_sites(num_clients: int, coordinates: Coordinates) -> FullGaussian:
+    """An equal share of N(0, I) for each client, in whitened coordinates."""
+    dim = len(coordinates.mean)
+    precision = torch.eye(dim, dtype=coordinates.mean.dtype, device=coordinates.mean.device) / num_clients
+    return FullGaussian(precision.expand(num_clients, -1, -1).clone(), precision.new_zeros(num_clients, dim))

@@ -2,13 +2,16 @@
 
     "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
                  to its `full_dim` parameters, and the Laplace approximation beyond
-    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says
+    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says;
+                 but where `Census` finds that the posterior is elsewhere, draws of its weighted points, whitened by
+                 their moments
     "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
     "apart"      draws of the prior, in units of the prior's SDs and without surrogates: for densities that have no
                  useful mode, as those of neural networks, where every particle finds a basin of its own
     "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more
 
-Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites.
+Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites. After a
+census each client's is an equal share of the Gaussian.
 
 The check: a network is stationary where all weights are zero, which second derivatives do not tell from a maximum
 (those of its ReLUs are zero there, and a Fisher matrix is never negative). All clients send scores at `probe` times
@@ -41,8 +44,16 @@ from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.stein.census import MOST_DIM, Census, census_of
 from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature, mixture_points, unit_coordinates
+from pyro_fed.infer.stein.starting_points import (
+    equal_sites,
+    gaussian_points,
+    lowest_curvature,
+    mixture_points,
+    points_of_census,
+    unit_coordinates,
+)
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
@@ -84,7 +95,7 @@ class Survey(Algorithm, ServerWork):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
         if self.begin == "modes":
-            return self.modes()
+            return self.census() if problem.dim <= MOST_DIM else self.modes()
         if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
             return self.ep()
         return self.laplace()
@@ -96,6 +107,10 @@ class Survey(Algorithm, ServerWork):
     def modes(self) -> Algorithm:
         """The search for modes, each with its Laplace approximation."""
         return Modes(min_curvature=self.min_curvature)
+
+    def census(self) -> Algorithm:
+        """Weighted points, after the search for modes."""
+        return Census(temperature=self.temperature, min_curvature=self.min_curvature)
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the posterior."""
@@ -116,11 +131,18 @@ class Survey(Algorithm, ServerWork):
         draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
         if self.begin == "apart":
             coordinates = unit_coordinates(coordinates, draws)
-        points, shares = self._points(coordinates, draws, start.shared, seed)
+        census = census_of(start.shared) if self.begin == "modes" else None
+        if census is None:
+            points, shares = self._points(coordinates, draws, start.shared, seed)
+        else:
+            coordinates, model_points = points_of_census(*census, self.num_particles, generator)
+            points, shares = coordinates.white(model_points), torch.ones(1, dtype=torch.float64)
+            white = equal_sites(num_clients, coordinates)
         shared = {
             "white": points,
             "draws": draws,
             "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
+            "census": torch.tensor(census is not None),
             "checking": torch.tensor(self.begin == "checked"),
             "scores": torch.zeros_like(points),
             "shares": shares,
@@ -201,6 +223,15 @@ class PooledModes(Modes, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledCensus(Census, Pooled):
+    """The census of the pooled data's posterior."""
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The search for its modes."""
+        return PooledModes(min_curvature=self.min_curvature)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PooledSurvey(Survey, Pooled):
     """The survey of the pooled data."""
 
@@ -215,3 +246,7 @@ class PooledSurvey(Survey, Pooled):
     def modes(self) -> Algorithm:
         """Modes of the pooled data's posterior."""
         return PooledModes(min_curvature=self.min_curvature)
+
+    def census(self) -> Algorithm:
+        """The census of the pooled data's posterior."""
+        return PooledCensus(temperature=self.temperature, min_curvature=self.min_curvature)

@@ -31,7 +31,8 @@ class SVGD(DSVGD, Pooled):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
-            dimensions), "modes" (points under Laplace approximations at each mode that is found), "prior" (draws of
+            dimensions), "modes" (points under Laplace approximations at each mode that is
+            found, or draws of a census where the posterior is elsewhere), "prior" (draws of
             the prior), "apart" (the same without surrogates, for densities that have no useful
             mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
             "apart").
@@ -39,9 +40,9 @@ class SVGD(DSVGD, Pooled):
             takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: rounds at most.
-        noise: the run has converged when the KSD is at most this share of that of N exact draws,
+        noise: the run ends when the KSD is at most this share of that of N exact draws,
         min_fall: or when the KSD of a round has not fallen by this share
-        patience: for this many rounds.
+        patience: for this many rounds; in either case only if the scores have nothing against the moments.
         averaged_rounds: particles that started apart are returned at their mean over so many rounds.
 
     Raises:

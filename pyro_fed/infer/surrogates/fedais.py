@@ -17,6 +17,10 @@ themselves: with a Pareto k above `LARGEST_PARETO_K` a run warns. What a Gaussia
 precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
 rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
+Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them
+(`surrogates.neighbourhoods`), a_s / t is p_0 / q at each, and nothing is annealed. In few dimensions that follows
+any shape, and several modes.
+
 None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation.
 """
 
@@ -30,7 +34,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -38,6 +42,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.surrogates.neighbourhoods import Neighbourhoods
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal
@@ -45,6 +50,8 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
 from pyro_fed.ops.student import Tails
 
+#: Particles, or draws of chains, around which draws are proposed, at most.
+MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
 
@@ -57,7 +64,8 @@ class FedAIS(Algorithm, Advice):
     Args:
         surrogates: where the sites come from: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
-            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors.
+            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
+            or chains, such as `DSVGD()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
         levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
@@ -114,7 +122,9 @@ class FedAIS(Algorithm, Advice):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Proposals and the logarithms of a_s / t(z_s)."""
+        """Proposals and the logarithms of a_s / t(z_s), or of p_0(z_s) / q(z_s)."""
+        if isinstance(self.surrogates, Algorithm) and self.surrogates.draws_are in ("particles", "chains"):
+            return self._around(problem, num_clients, generator, started(start, self))
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
         product = one_each(sites, num_clients).product_over(0)
@@ -123,15 +133,33 @@ class FedAIS(Algorithm, Advice):
         found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
         draws = coordinates.model(found.white).to(problem.dtype)
         asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        return self._states(problem, num_clients, draws, found.log_weights - asked, found.accepted)
+
+    def _around(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
+    ) -> tuple[State, State]:
+        """Proposals around the points that particles or chains left."""
+        assert isinstance(self.surrogates, Algorithm)
+        points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
+        q = Neighbourhoods.around(points[torch.linspace(0, len(points) - 1, min(len(points), MOST_POINTS)).long()])
+        draws = q.sample(self.num_proposals, generator).to(problem.dtype)
+        log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
+        log_weights = log_prior - q.log_prob(draws.double())
+        return self._states(problem, num_clients, draws, log_weights, log_weights.new_ones(()))
+
+    def _states(
+        self, problem: Problem, num_clients: int, draws: Tensor, log_weights: Tensor, accepted: Tensor
+    ) -> tuple[State, State]:
+        """The server's and the clients' states before the round."""
         shared = {
             "draws": draws,
-            "log_weights": found.log_weights - asked,
-            "accepted": found.accepted,
-            "answered": found.accepted.new_zeros(()),
-            "num_clients": found.accepted.new_tensor(float(num_clients)),
-            "proper": found.accepted.new_tensor(float(not problem.layout.improper)),
+            "log_weights": log_weights,
+            "accepted": accepted,
+            "answered": accepted.new_zeros(()),
+            "num_clients": accepted.new_tensor(float(num_clients)),
+            "proper": accepted.new_tensor(float(not problem.layout.improper)),
         }
-        return shared, {"answered": found.accepted.new_zeros(num_clients)}
+        return shared, {"answered": accepted.new_zeros(num_clients)}
 
     def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
         white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Ray(Remote):
         problem, data = self.problem, self.data
         if not self._actors:
             self._launch()
-        if self._loaded is None or self._loaded[0] is not problem or not torch.equal(self._loaded[1][1], data[1]):
+        if self._loaded is None or not _alike(self._loaded[0], problem) or not torch.equal(self._loaded[1][1], data[1]):
             self._load(problem, data)
 
     def worker_of(self, client: int) -> int:
@@ -145,6 +146,14 @@ class Ray(Remote):
                 f"{free:g} CPUs are free now. Ask for fewer, or for a longer startup"
             ) from error
         self._loaded = problem, data
+
+
+def _alike(loaded: Problem, wanted: Problem) -> bool:
+    """Whether a problem is that of the actors but for the rounds ahead, which differ from phase to phase of a run."""
+    before, now = loaded.compiler, wanted.compiler
+    rest = (field.name for field in fields(loaded) if field.name != "compiler")
+    same = all(getattr(loaded, name) is getattr(wanted, name) for name in rest)
+    return same and (before.level, before.auto) == (now.level, now.auto)
 
 
 class _Actor:

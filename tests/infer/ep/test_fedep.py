@@ -1,7 +1,9 @@
 """FedEP and its kin against exact conjugate posteriors, long reference runs, and each other."""
 
 import dataclasses
+import functools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -15,18 +17,30 @@ import pyro_fed as pf
 from models import linear_regression
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-TRAIN = tuple(part.double() for part in linear_regression.load_data()[0])
-MEAN, COVARIANCE = linear_regression.exact_posterior(TRAIN)
-QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False}
+QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "trace"}
+OFF = {"compile": "off"}  #: of runs so short that tracing costs more
+
+
+@functools.cache
+def train():
+    """The rows, in float64."""
+    return tuple(part.double() for part in linear_regression.load_data()[0])
+
+
+@functools.cache
+def exact():
+    """Mean and covariance of the posterior."""
+    mean, covariance = linear_regression.exact_posterior(train())
+    return SimpleNamespace(mean=mean, covariance=covariance)
 
 
 def regression(num_clients, partition=None):
     return pf.Federation(
         linear_regression.model,
-        TRAIN,
+        train(),
         plate="data",
         num_clients=num_clients,
-        partition=partition or pf.partition.SortedBy(TRAIN[0][:, 2]),
+        partition=partition or pf.partition.SortedBy(train()[0][:, 2]),
     )
 
 
@@ -51,7 +65,7 @@ def run_recorded(algorithm, fed, **options):
     algorithm, seen = recorded(algorithm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a run cut short says that it has not converged
-        pf.run(algorithm, fed, **QUIET, **options)
+        pf.run(algorithm, fed, **{**QUIET, **options})
     return seen
 
 
@@ -59,12 +73,12 @@ def run_recorded(algorithm, fed, **options):
 @pytest.mark.parametrize("num_clients", [1, 2, 7, 50])
 def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one(num_clients, client):
     algorithm = pf.FedEP(client=client, damping=1.0, start="prior", tolerance=1e-300)
-    seen = run_recorded(algorithm, regression(num_clients), num_rounds=3)
+    seen = run_recorded(algorithm, regression(num_clients), num_rounds=3, **OFF)
     assert len(seen) == 3
     for after, _ in seen:
         mean, covariance = gaussian(after).moments()
-        torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-8)
-        torch.testing.assert_close(covariance, COVARIANCE, rtol=0, atol=1e-8)
+        torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(covariance, exact().covariance, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -89,17 +103,17 @@ def test_q_is_the_product_of_prior_and_sites_in_every_round(algorithm):
     "algorithm", [pf.FedSEP(), pf.PVI(), pf.BCM(), pf.FedPA(client="laplace")], ids=lambda a: type(a).__name__
 )
 def test_the_kin_of_fedep_are_exact_for_a_conjugate_model(algorithm):
-    after, _ = run_recorded(algorithm, regression(4))[-1]
+    after, _ = run_recorded(algorithm, regression(4), **OFF)[-1]
     mean, covariance = gaussian(after).moments()
-    torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-7)
-    torch.testing.assert_close(covariance, COVARIANCE, rtol=0, atol=1e-7)
+    torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-7)
+    torch.testing.assert_close(covariance, exact().covariance, rtol=0, atol=1e-7)
 
 
 def test_a_diagonal_q_has_the_exact_mean_and_the_mean_field_variances():
     after, _ = run_recorded(pf.FedEP(covariance="diag", tolerance=1e-6), regression(7))[-1]
     mean, variances = gaussian(after).moments()
-    expected = 1 / torch.linalg.inv(COVARIANCE).diagonal()
-    torch.testing.assert_close(mean, MEAN, rtol=0, atol=1e-5)
+    expected = 1 / torch.linalg.inv(exact().covariance).diagonal()
+    torch.testing.assert_close(mean, exact().mean, rtol=0, atol=1e-5)
     torch.testing.assert_close(variances, expected, rtol=1e-6, atol=0)
 
 
@@ -108,8 +122,8 @@ def test_stochastic_inferences_come_near_the_exact_posterior(client):
     """Seeded; the errors measured are below half of these bounds."""
     after, _ = run_recorded(pf.FedEP(client=client), regression(4), num_rounds=8)[-1]
     mean, covariance = gaussian(after).moments()
-    sds = COVARIANCE.diagonal().sqrt()
-    assert float(((mean - MEAN) / sds).abs().max()) < 0.5
+    sds = exact().covariance.diagonal().sqrt()
+    assert float(((mean - exact().mean) / sds).abs().max()) < 0.5
     assert float((covariance.diagonal().sqrt() / sds - 1).abs().max()) < 0.2
 
 
@@ -118,7 +132,7 @@ def test_the_noise_of_a_chain_on_a_gaussian_does_not_reach_the_mean(kind):
     """One client, started at the prior: the samples' own mean would be off by about a tenth of an SD."""
     options = {"client": kind(steps=200), "covariance": "full", "start": "prior", "damping": 1.0}
     after, _ = run_recorded(pf.FedEP(**options), regression(1), num_rounds=1)[-1]
-    assert float(((gaussian(after).mean() - MEAN) / COVARIANCE.diagonal().sqrt()).abs().max()) < 1e-6
+    assert float(((gaussian(after).mean() - exact().mean) / exact().covariance.diagonal().sqrt()).abs().max()) < 1e-6
 
 
 def correlated(num_clients):
@@ -164,7 +178,7 @@ def test_diagonal_steps_that_have_not_settled_are_told_with_their_cause():
 @pytest.mark.parametrize("sort", [False, True], ids=["iid", "sorted"])
 @pytest.mark.parametrize("name", WITHOUT_LOCAL)
 def test_real_posteriors_within_a_tenth_of_an_sd_in_20_rounds(name, sort):
-    idata = pf.run(pf.FedEP(), CASES[name].federation(5, sort), progress=False, num_draws=20_000, log_likelihood=False)
+    idata = pf.run(pf.FedEP(), CASES[name].federation(5, sort), **{**QUIET, **OFF, "num_draws": 20_000})
     error, low, high = CASES[name].error(idata)
     assert idata["federation"].sizes["round"] <= 20
     assert error < 0.1
@@ -174,7 +188,7 @@ def test_real_posteriors_within_a_tenth_of_an_sd_in_20_rounds(name, sort):
 @needs_data
 def test_rank_deficient_shards_of_diamonds():
     fed = CASES["diamonds"].federation(50, sort=True)
-    idata = pf.run(pf.FedEP(), fed, progress=False, num_draws=20_000, log_likelihood=False)
+    idata = pf.run(pf.FedEP(), fed, **{**QUIET, **OFF, "num_draws": 20_000})
     error, low, high = CASES["diamonds"].error(idata)
     assert error < 0.1
     assert 0.9 < low <= high < 1.1
@@ -202,7 +216,7 @@ def awkward_federation():
 def test_one_row_no_rows_and_single_classes_do_not_matter():
     fed = awkward_federation()
     pooled = pf.Federation(logistic, fed.problem.rows, plate="data", num_clients=1)
-    apart, together = (run_recorded(pf.FedEP(tolerance=1e-8), f)[-1][0] for f in (fed, pooled))
+    apart, together = (run_recorded(pf.FedEP(tolerance=1e-8), f, **OFF)[-1][0] for f in (fed, pooled))
     for a, b in zip(gaussian(apart).moments(), gaussian(together).moments(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -218,7 +232,7 @@ def test_guides_name_the_family_and_others_are_refused():
 def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(optimiser):
     algorithm = pf.FedEP(server_optimiser=optimiser, damping=0.2)
     with pytest.warns(UserWarning, match="not the product"):
-        idata = pf.run(algorithm, regression(3), num_rounds=2, **QUIET)
+        idata = pf.run(algorithm, regression(3), num_rounds=2, **{**QUIET, **OFF})
     assert np.isfinite(idata["posterior"]["w"].values).all()
 
 
@@ -227,5 +241,5 @@ def test_fedavg_is_a_point_near_the_mode_of_a_flat_likelihood():
     idata = pf.run(pf.FedAvg(chain_steps=50, step_size=0.05, prior=True), fed, num_rounds=100, **QUIET)
     assert idata["posterior"].attrs["draws_are"] == "point"
     point = torch.tensor(idata["posterior"]["w"].values[0, 0])
-    assert point.shape == MEAN.shape
-    assert float(((point - MEAN) / COVARIANCE.diagonal().sqrt()).abs().max()) < 1.0
+    assert point.shape == exact().mean.shape
+    assert float(((point - exact().mean) / exact().covariance.diagonal().sqrt()).abs().max()) < 1.0

@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 
 F64 = torch.float64
-QUIET = {"progress": False, "num_draws": 100, "log_likelihood": False}
+QUIET = {"progress": False, "num_draws": 100, "log_likelihood": False, "compile": "off"}
 
 
 def parameters(algorithm, fed, **options):

@@ -10,7 +10,7 @@ from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
 from pyro_fed.runtime.messages import encoded_size
 from pyro_fed.runtime.messages.header import Entry
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False}
 pytestmark = pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree")
 
 

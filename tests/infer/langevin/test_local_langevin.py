@@ -16,8 +16,8 @@ MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
 SAMPLERS = pytest.mark.parametrize(
     "algorithm",
     [
-        pf.SGLD(target_ess=400),
-        pf.DSGLD(target_ess=400, local_steps=2, visit_time=0.2, thin=2, burn_in=100),
+        pf.SGLD(target_ess=400, burn_in=100),
+        pf.DSGLD(target_ess=400, local_steps=2, visit_time=0.4, thin=2, burn_in=50),
         pf.FSGLD(target_ess=400, local_steps=8, visit_time=4.0, thin=8, burn_in=16),
         pf.FALD(target_ess=400, visit_time=2.5, burn_in=20),
     ],
@@ -35,7 +35,7 @@ def fed():
 def test_global_and_local_posteriors_of_a_conjugate_hierarchy(algorithm, fed):
     """400 effective draws of mu: a mean's standard error is 0.05 SD and an SD's 3.5 %, ten of each.
 
-    Bounds of five standard errors and, for SDs, 1 % for the errors of the clients' visits: below 1e-4 before fixing the
+    Bounds of five standard errors and, for SDs, 2 % for the errors of the clients' visits: below 1e-4 before fixing the
     seed. The effects, given mu, are exact and independent.
     """
     idata = pf.run(algorithm, fed, num_draws=500, **QUIET)
@@ -52,8 +52,8 @@ def test_global_and_local_posteriors_of_a_conjugate_hierarchy(algorithm, fed):
 def test_executors_agree_and_effects_are_drawn_at_the_end(algorithm, fed):
     """Chains carry mu alone; the clients draw the effects given mu, in the groups' original order."""
     short = replace(algorithm, num_chains=2, local_steps=2, thin=2, burn_in=0, target_ess=None)
-    quiet = QUIET | {"compile": "off"}
-    runs = [pf.run(short, fed, num_rounds=4, executor=name, **quiet) for name in ("vectorised", "sequential")]
+    quiet = QUIET | {"compile": "off", "audit": False}
+    runs = [pf.run(short, fed, num_rounds=3, executor=name, **quiet) for name in ("vectorised", "sequential")]
     for name in SIZES:
         first, second = (run["posterior"][name].values for run in runs)
         np.testing.assert_allclose(first, second, rtol=1e-8, atol=1e-10)

@@ -9,7 +9,7 @@ import torch
 
 import pyro_fed as pf
 
-QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False}
+QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "off"}
 
 
 def flat(x, y):

@@ -70,7 +70,8 @@ def test_memory_of_a_large_graph_is_linear_in_its_links() -> None:
 def test_every_agent_has_the_reference_posterior(name: str, graph: pf.graph.Graph) -> None:
     case = posteriordb.CASES[name]
     fed = case.federation(graph.num_agents, sort=True)
-    idata = pf.run(pf.P2PVI(), fed, graph=graph, num_draws=20_000, log_likelihood=False, progress=False)
+    quiet = {"progress": False, "log_likelihood": False, "compile": "trace"}
+    idata = pf.run(pf.P2PVI(), fed, graph=graph, num_draws=20_000, **quiet)
     means, sds = case.moments()
     for site in means:
         draws = idata["posterior"][site].values

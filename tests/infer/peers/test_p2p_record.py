@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import arviz as az
-import matplotlib
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from conjugate import QUIET, federation
+from late import late
 
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 
-matplotlib.use("Agg")
+az, plt = late("arviz"), late("matplotlib.pyplot")
 
 
 @pytest.fixture(scope="module")

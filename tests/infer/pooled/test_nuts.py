@@ -2,17 +2,19 @@
 
 import warnings
 
-import arviz as az
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data
+from late import late
 from pyro.infer import NUTS as PyroNUTS
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
+
+az = late("arviz")
 
 SHORT = {"num_samples": 400, "warmup_steps": 200, "num_chains": 2}
 
@@ -32,7 +34,7 @@ def federation(**options):
 def result():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the chains have not mixed")  # R-hat of 1.01 asks for longer chains
-        return pf.run(pf.NUTS(**SHORT), federation(), progress=False)
+        return pf.run(pf.NUTS(**SHORT), federation(), progress=False, compile="trace")
 
 
 def test_the_posterior_is_the_exact_one(result):

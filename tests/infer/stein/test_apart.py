@@ -6,14 +6,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from sklearn.datasets import load_diabetes
 
 import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 
 
 def located(x):
@@ -34,6 +33,8 @@ def network(hidden=10):
 
 
 def network_data():
+    from sklearn.datasets import load_diabetes
+
     x, y = load_diabetes(return_X_y=True)
     x, y = (torch.tensor(part, dtype=torch.float32) for part in (x, y))
     return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()

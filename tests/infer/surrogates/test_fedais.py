@@ -12,7 +12,7 @@ from algorithms import line, line_data
 import pyro_fed as pf
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 
 
 def last(idata, name):

@@ -31,7 +31,7 @@ def cluster():
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
 

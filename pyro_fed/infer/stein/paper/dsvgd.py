@@ -21,6 +21,10 @@ Limits: in many dimensions the KDE is dead: each particle sees its own old posit
 neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
 where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
 which distils nothing, is free of that (`benchmarks/papers/mixtures.py`).
+
+A turn's figures have what the client's own likelihood, and its rows' share of the prior, say of the particles it
+received (`ops.stein.linear_identities`). Summed over the clients that is what the posterior says, and a run whose
+particles it puts elsewhere warns.
 """
 
 from __future__ import annotations
@@ -44,14 +48,16 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import likelihood_scores, prior_scores
-from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.infer.stein.particles import MATTERS, SD_MATTERS, ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_score
-from pyro_fed.ops.stein import ksd, spread
+from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 
 #: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0
 #: The KDE is called dead where it is so for more than the rest of the particles.
 ALIVE = 0.5
+#: Figures of every parameter, round and client are kept for at most so many parameters.
+MOST_DIM = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,26 +144,63 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         model: Tensor = problem.vmap(grad(model_part))(particles)
         return model + (1.0 - is_prior) * density - self.site_score(problem, particles, site)
 
-    def figures(self, shared: State, particles: Tensor) -> State:
-        """Effective neighbours in the KDE of q^(i-1) at the new particles, and the particles' spread."""
+    def figures(self, problem: Problem, shared: State, particles: Tensor, data: ClientData) -> State:
+        """Effective neighbours in the KDE of q^(i-1) at the new particles, their spread, the client's identities."""
         neighbours = effective_neighbours(particles, shared["particles"], self.kde_bandwidth)
         alive = (neighbours >= FEWEST_NEIGHBOURS).to(particles.dtype)
-        return {
+        found = {
             "kde_neighbours": neighbours.mean(-1),
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
+        if problem.dim > MOST_DIM:
+            return found
+        share = data.num_rows.to(particles.dtype) / problem.num_rows
+        identities = problem.mapped(self._identities, (0, 0, BATCHES))
+        mean, identity = identities(shared["particles"], share, data.full_batch())
+        return {**found, "mean_identity": mean, "sd_identity": identity}
+
+    def _identities(self, problem: Problem, particles: Tensor, share: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        own = likelihood_scores(problem, particles, batch) / self.temperature
+        return linear_identities(particles, own + share * prior_scores(problem, particles))
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """A kernel density estimate in which particles see themselves alone."""
+        """A kernel density estimate in which particles see themselves alone, or particles that are elsewhere."""
         alive = record.last("kde_alive")
-        if len(alive) == 0 or np.mean(alive) >= ALIVE:
+        if len(alive) > 0 and np.mean(alive) < ALIVE:
+            dead = 1 - float(np.mean(alive))
+            return [
+                f"the KDE of bandwidth {self.kde_bandwidth} is dead: {100 * dead:.0f} % of the particles have fewer "
+                f"than {FEWEST_NEIGHBOURS:g} effective neighbours in it, so q^(i-1) only ties each of them to its old "
+                "place and the prior may be counted more than once; use DSVGD, which has no KDE"
+            ]
+        return self._elsewhere(record, problem)
+
+    def _elsewhere(self, record: Record, problem: Problem) -> list[str]:
+        """What the clients' last figures say of the particles."""
+        seen: dict[int, tuple[Tensor, Tensor]] = {}
+        for past in reversed(record.rounds):
+            if "mean_identity" in past.info:
+                found = [torch.as_tensor(past.info[name]) for name in ("mean_identity", "sd_identity")]
+                for row, client in enumerate(past.clients):
+                    seen.setdefault(client, (found[0][row], found[1][row]))
+        if not seen:
             return []
-        dead = 1 - float(np.mean(alive))
+        name = type(self).__name__
+        missing = len(record.client_names) - len(seen)
+        if missing:
+            return [
+                f"{missing} of {len(record.client_names)} clients never had a turn, and the result lacks their rows: "
+                "give more rounds (num_rounds)"
+            ]
+        mean, share = (torch.stack(parts).sum(0) for parts in zip(*seen.values(), strict=True))
+        mean_off, sd_off = (float(value) for value in largest_off(mean, share))
+        if mean_off <= MATTERS and sd_off <= SD_MATTERS:
+            return []
         return [
-            f"the KDE of bandwidth {self.kde_bandwidth} is dead: {100 * dead:.0f} % of the particles have fewer than "
-            f"{FEWEST_NEIGHBOURS:g} effective neighbours in it, so q^(i-1) only ties each of them to its old place "
-            "and the prior may be counted more than once; compare with a reference before trusting this result"
+            f"{name} as published ends where its kernel density estimates of bandwidth {self.kde_bandwidth} balance, "
+            f"which is not the posterior: the clients' scores at the particles put a mean {mean_off:.2g} standard "
+            f"deviations away, and a standard deviation a factor {sd_off:.2g}. Use DSVGD, which has no KDE"
         ]
 
 
@@ -219,7 +262,7 @@ class PaperDSVGD(SiteParticles):
         carry = (local["site"], self.start_optimiser(local["site"]))
         (site, _), _ = problem.scan(self._distill_step, carry, (shared, local, particles), (), self.distill_steps)
         new_local = {"site": site, "visited": torch.ones_like(local["visited"])}
-        return {"particles": particles}, new_local, self.figures(shared, particles)
+        return {"particles": particles}, new_local, self.figures(problem, shared, particles, data)
 
     def _distill_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         site, optimiser = carry

@@ -17,11 +17,13 @@ from torch.func import grad
 
 from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.stein.particles import MATTERS, SD_MATTERS, ParticleAlgorithm
+from pyro_fed.ops.stein import moments_off
 from pyro_fed.ops.step_sizes import AdaGradState
 
 
@@ -74,13 +76,34 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
         (particles, optimiser), _ = problem.scan(
             self._step, (shared["particles"], optimiser), const, noise, self.local_steps, dims
         )
-        return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}, {}
+        judged = problem.mapped(self._judged, (0, BATCHES))(particles, data.full_batch())
+        figures = {"mean_off": judged[0], "sd_off": judged[1]}
+        return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}, figures
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         particles, optimiser = carry
-        batch = batch_of(const, picks)
+        return self.move(particles, self._scores(problem, particles, batch_of(const, picks)), optimiser), ()
 
+    def _scores(self, problem: Problem, particles: Tensor, batch: Batch) -> Tensor:
         def log_target(z: Tensor) -> Tensor:
             return problem.log_joint(z, batch, self.temperature)
 
-        return self.move(particles, problem.vmap(grad(log_target))(particles), optimiser), ()
+        scores: Tensor = problem.vmap(grad(log_target))(particles)
+        return scores
+
+    def _judged(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return moments_off(particles, self._scores(problem, particles, batch))
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Moments that the scores at the particles object to."""
+        found = [record.last(name) for name in ("mean_off", "sd_off")]
+        if not len(found[0]):
+            return []
+        mean_off, sd_off = (float(value[0]) for value in found)
+        if mean_off <= MATTERS and sd_off <= SD_MATTERS:
+            return []
+        return [
+            f"the particles are not at rest after {len(record.figures)} rounds: the scores at them put a mean "
+            f"{mean_off:.2g} standard deviations away, and a standard deviation a factor {sd_off:.2g}. Give more "
+            "rounds (num_rounds), another step_size, or use SVGD, which whitens the particles' coordinates"
+        ]

@@ -87,7 +87,11 @@ class UDSVGD(SiteParticles):
     ) -> tuple[State, State, State]:
         """Move the global particles and keep both ends of the move."""
         particles = self.move_global(problem, shared, local, data, noise)
-        return {"particles": particles}, _remember(local, shared, particles), self.figures(shared, particles)
+        return (
+            {"particles": particles},
+            _remember(local, shared, particles),
+            self.figures(problem, shared, particles, data),
+        )
 
 
 def _remember(local: State, shared: State, particles: Tensor) -> State:

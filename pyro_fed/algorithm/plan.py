@@ -1,0 +1,70 @@
+"""What may be run besides an algorithm: a plan, several algorithms one after the other until one has no doubts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.conventions.settings_repr import SettingsRepr
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    from pyro_fed.density.problem import Problem
+    from pyro_fed.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(SettingsRepr, ABC):
+    """Algorithms that a run tries in turn, each judged as if it were run alone: the first without doubts answers.
+
+    What one of them starts from and another has been already, such as the sites of `FedEP` for `FedAIS`, is not run
+    again. Where an answer was doubted, a later one without doubts must be confirmed by another, see `confirm`.
+
+    Args:
+        max_rounds: rounds of all stages together; None: as many as they take.
+        max_bytes: bytes that the clients receive and send in all stages together; likewise.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
+            more stages are tried for that. 0: none is needed.
+        mean_error: two answers agree where no mean differs by more than this many SDs,
+        sd_factor: and no SD by more than this factor.
+    """
+
+    max_rounds: int | None = None
+    max_bytes: int | None = None
+    confirm: int = 2
+    mean_error: float = 0.25
+    sd_factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)
+        check_at_least(self, 0, "confirm")
+        check_positive(self, "mean_error")
+        if not self.sd_factor > 1:
+            raise SettingError(f"{type(self).__name__}: sd_factor must be above 1, received {self.sd_factor}")
+
+    @abstractmethod
+    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm]:
+        """What to try, in this order; at least one.
+
+        Args:
+            problem: the model's densities, which say what can be run on them.
+            graph: who talks to whom; None where there is a server.
+        """
+
+
+def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Algorithm]:
+    """The algorithms that are run where a user names this one or this plan, as the graph asks for them.
+
+    Args:
+        named: what a user gave.
+        problem: the model's densities.
+        graph: who talks to whom; None where there is a server.
+    """
+    given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
+    stages = [resolved(one) for one in given]
+    return [one.on_graph(graph) if graph is not None and isinstance(one, OnGraph) else one for one in stages]

@@ -1,0 +1,121 @@
+"""What the model's own density says of a result's draws, on the unconstrained scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_fed.analysis.judging import distances, doubts
+from pyro_fed.analysis.judging.draws import Draws, blocks, labels_of
+from pyro_fed.analysis.judging.ksd import discrepancy
+from pyro_fed.density.problem import Problem
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.to_arviz import unconstrained_draws
+
+#: Draws at which scores are taken, evenly spaced.
+DRAWS_FOR_SCORES = 1000
+
+
+def against_density(idata: InferenceData, problem: Problem, sds: Tensor | None) -> tuple[dict[str, Any], list[str]]:
+    """The discrepancy, the prior's count, and the spread against that of the Laplace approximation.
+
+    Args:
+        idata: a result whose draws are finite and differ.
+        problem: the posterior.
+        sds: (D,), of `laplace_sds`, or None.
+
+    Returns:
+        Figures by column, and what speaks against the result. Without figures where the draws, or the scores there, are
+        no numbers, which a sentence says.
+    """
+    draws = unconstrained(thinned(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", "")))
+    fault = _outside(draws, problem.dtype) or _still(draws)
+    if fault:
+        return {}, [fault]
+    z = torch.from_numpy(draws.flat)
+    with torch.no_grad():
+        prior, likelihood = (part.double() for part in distances.scores(problem, z.to(problem.dtype)))
+    total = prior + likelihood
+    lost = ~total.isfinite()
+    if bool(lost.any()):
+        where = draws.labels[int(lost.any(0).int().argmax())]
+        return {}, [
+            f"the posterior's score is not finite at {int(lost.any(1).sum())} of {len(z)} draws, first in '{where}', "
+            "so that KSD and the prior's count cannot be told: draws so far out that the density is zero there, or a "
+            "model that needs dtype=torch.float64"
+        ]
+    count = doubts.prior_count(z, prior, likelihood)
+    both = np.concatenate([draws.values, total.numpy().reshape(draws.values.shape)], 2)
+    distance = discrepancy(z, total, blocks(both, draws.kind))
+    values = {
+        "ksd": distance.value,
+        "ksd_limit": distance.limit,
+        "prior_count": count.value,
+        "prior_count_se": count.error,
+    }
+    said = doubts.density_warnings(count, distance, draws.labels[distance.farthest])
+    return values, said + (doubts.spread_warnings(z, sds) if sds is not None else [])
+
+
+def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
+    """The values of the model's sites on the unconstrained scale.
+
+    Args:
+        idata: a result that has them.
+        problem: the posterior.
+        kind: as in `Draws`.
+    """
+    with torch.no_grad():
+        flat = unconstrained_draws(idata, problem).double().numpy()
+    posterior = idata["posterior"]
+    labels = [label for name, site in problem.sites.items() for label in labels_of(name, site.unconstrained_shape)]
+    return Draws(flat.reshape(posterior.sizes["chain"], posterior.sizes["draw"], -1), labels, kind)
+
+
+def transformed(draws: Draws, constrained: Draws) -> Draws | None:
+    """Those columns of unconstrained draws that are no columns of the constrained ones too; None where all are."""
+    same = {label: constrained.values[..., i] for i, label in enumerate(constrained.labels)}
+    kept = [
+        i
+        for i, label in enumerate(draws.labels)
+        if label not in same or not np.allclose(same[label], draws.values[..., i], rtol=1e-5)
+    ]
+    return Draws(draws.values[..., kept], [draws.labels[i] for i in kept], draws.kind) if kept else None
+
+
+def _outside(draws: Draws, dtype: torch.dtype) -> str:
+    lost = ~np.isfinite(draws.flat)
+    if not lost.any():
+        return ""
+    where = draws.labels[int(lost.any(0).argmax())]
+    return (
+        f"{lost.any(1).sum()} of {len(lost)} draws lie outside the support of '{where}', or on its edge in "
+        f"{str(dtype).removeprefix('torch.')}, so that KSD and the prior's count cannot be told"
+    )
+
+
+def _still(draws: Draws) -> str:
+    still = np.ptp(draws.flat, axis=0) == 0
+    if not still.any():
+        return ""
+    return f"'{draws.labels[int(still.argmax())]}' is the same in all draws: it has no uncertainty"
+
+
+def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
+    """Fewer draws of a posterior, evenly spaced over the draws of every chain.
+
+    Args:
+        idata: a result.
+        count: draws to keep of all chains together, about; at least two of each chain.
+
+    Returns:
+        The group `posterior` alone.
+    """
+    posterior = idata["posterior"]
+    each = max(2, count // posterior.sizes["chain"])
+    kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
+    return {"posterior": posterior.isel(draw=kept)}

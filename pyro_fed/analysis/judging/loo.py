@@ -1,0 +1,76 @@
+"""Leave-one-out prediction by Pareto smoothed importance sampling, and whether it can be relied on."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from pyro_fed.ops.importance import LARGEST_PARETO_K
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.to_arviz import make_inference_data
+
+#: How a sentence begins that speaks of this estimate alone, not of the posterior.
+ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
+#: PSIS needs a tail to fit.
+FEWEST_DRAWS_FOR_LOO = 25
+#: Rows that cannot be left out matter where what leaving them out costs, by the weights that they have, is more than
+#: this share of the standard error of the sum. A fourth, since such weights see only a part of it.
+SHARE_THAT_MATTERS = 0.25
+
+
+def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
+    """ELPD by PSIS-LOO.
+
+    Args:
+        idata: a result; one without the group `log_likelihood`, with few draws or with a single point has no LOO.
+
+    Returns:
+        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the rows that make it unreliable, and a sentence where there are
+        so many of them that it is.
+    """
+    if "log_likelihood" not in idata:
+        return {}, []
+    terms = [
+        value.values.reshape(-1, int(np.prod(value.shape[2:]))) for value in idata["log_likelihood"].data_vars.values()
+    ]
+    total = sum(terms[1:], terms[0]) if len({one.shape for one in terms}) == 1 else np.concatenate(terms, 1)
+    if len(total) < FEWEST_DRAWS_FOR_LOO:
+        return {}, []
+    lost = ~np.isfinite(total)
+    if lost.any():
+        return {}, [
+            f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {lost.any(1).sum()} "
+            f"of {len(total)} draws, for {lost.any(0).sum()} of {total.shape[1]} rows"
+        ]
+    if np.ptp(total, axis=0).max() == 0:
+        return {}, []  # a single point, repeated: nothing can be left out
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
+        import arviz as az  # takes seconds
+
+        psis: Any = az.loo  # without types
+        found = psis(_as_idata(total), pointwise=True)
+    bad = np.asarray(found.pareto_k) > LARGEST_PARETO_K
+    costs = np.logaddexp.reduce(total, 0) - np.log(len(total)) - np.asarray(found.loo_i)
+    values = {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": int(bad.sum())}
+    if costs[bad].sum() <= SHARE_THAT_MATTERS * values["elpd_loo_se"]:
+        return values, []
+    return values, [
+        f"{ABOUT_LOO} is not reliable: {bad.sum()} of {len(bad)} rows have a Pareto k above "
+        f"{LARGEST_PARETO_K}, as single rows weigh much in the posterior, or there are few draws. This says nothing "
+        "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
+        "at a time"
+    ]
+
+
+def _as_idata(log_likelihood: np.ndarray) -> InferenceData:
+    """What `arviz.loo` needs, of a pointwise log-likelihood (S, N)."""
+    dims = ("chain", "draw", "row")
+    groups = {
+        "posterior": xr.Dataset({"none": (dims[:2], np.zeros((1, len(log_likelihood))))}),
+        "log_likelihood": xr.Dataset({"all": (dims, log_likelihood[None])}),
+    }
+    return make_inference_data(groups, {})

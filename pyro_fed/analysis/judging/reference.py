@@ -1,0 +1,61 @@
+"""Whether a reference is one: what its draws say against it, since all others are measured by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy import special
+
+from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, worth
+from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
+from pyro_fed.results.inference_data import InferenceData
+
+#: Chains whose means differ by as many of their SDs as make a mean wrong have this R-hat, (1 + 0.25²)^½.
+LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
+
+
+def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
+    """What speaks against measuring others by a result.
+
+    Args:
+        idata: the reference.
+        draws: its draws.
+
+    Returns:
+        A sentence, where it has no spread, its chains disagree, its own means are not known well enough to tell a wrong
+        one from a right one, or trajectories diverged.
+    """
+    if draws.fault or draws.spreadless:
+        return ["as it has no usable draws, it is no reference: the others are not measured by it"]
+    found = []
+    chains, each, dim = draws.values.shape
+    markov = draws.kind in ("chains", "")
+    if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
+        import arviz as az  # takes seconds
+
+        rhat: Any = az.rhat  # without types
+        varies = np.ptp(draws.flat, axis=0) > 0
+        moving = xr.Dataset({"z": (("chain", "draw", "i"), draws.values[:, :, varies])})
+        worst = np.nan_to_num(np.asarray(rhat(moving)["z"]), nan=np.inf)  # chains that stand still, apart
+        if worst.max() > LARGEST_RHAT:
+            where = np.array(draws.labels)[varies][int(worst.argmax())]
+            found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
+    effective = worth(draws.values, draws.kind)
+    least = int(effective.argmin())
+    needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / LARGEST_MEAN_ERROR) ** 2
+    if effective[least] < needed:
+        found.append(
+            f"its draws are worth only {effective[least]:.0f} independent ones in '{draws.labels[least]}', so that "
+            f"its own mean is known to {effective[least] ** -0.5:.2g} SDs (at least {needed:.0f} tell a mean that is "
+            f"{LARGEST_MEAN_ERROR} SDs off)"
+        )
+    diverged = int(idata["sample_stats"]["diverging"].sum()) if _has(idata, "sample_stats", "diverging") else 0
+    if diverged:
+        found.append(f"{diverged} of its {chains * each} trajectories diverged")
+    return [f"as a reference it is doubtful: {', and '.join(found)}"] if found else []
+
+
+def _has(idata: InferenceData, group: str, name: str) -> bool:
+    return group in idata and name in idata[group]

@@ -1,0 +1,40 @@
+"""What to do about draws that are not the posterior's, by what made them."""
+
+from __future__ import annotations
+
+from pyro_fed.audit.evidence import Evidence
+
+#: Approximations by the curvature at the mode.
+LAPLACE = ("FedLaplace", "ConsensusLaplace", "LocalLaplace")
+#: Cures by what the draws are.
+CURES = {
+    "independent": "Weigh them by FedAIS, or sample, by FSGLD, DSVGD or NUTS",
+    "agents": "A server's FedAIS weighs its draws; FSGLD, DSVGD and NUTS sample",
+    "particles": "Run more rounds, with more particles or longer steps; FSGLD and NUTS sample without",
+    "chains": "Run more rounds, with shorter steps; FedAIS and NUTS do without a step size",
+}
+
+
+def cure(evidence: Evidence) -> str:
+    """The cure that fits, as a sentence without its full stop.
+
+    Args:
+        evidence: the result.
+    """
+    if "epsilon" in evidence.record.latest:
+        return "Privacy's noise is part of that: a larger epsilon, more rows a client or more clients lessen it"
+    if evidence.record.converged is False:
+        return "It has not converged: run more rounds"
+    if _diagonal(evidence):
+        return "The approximation is diagonal: take covariance='full'"
+    if type(evidence.algorithm).__name__ == "FedAIS":
+        return "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS"
+    if type(evidence.algorithm).__name__ in LAPLACE:
+        return "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
+    return CURES[evidence.algorithm.draws_are]
+
+
+def _diagonal(evidence: Evidence) -> bool:
+    """Whether a Gaussian of more than one parameter has no correlations."""
+    precision = evidence.shared.get("precision")
+    return precision is not None and "eta" in evidence.shared and precision.dim() == evidence.shared["eta"].dim()

@@ -1,0 +1,96 @@
+"""Many short Hamiltonian trajectories at once, in coordinates that whiten the draws that they begin at.
+
+Leapfrog steps of length ε with fresh momenta r ~ N(0, I), and an accept step that makes the target their exact
+stationary distribution, whatever ε and the number of steps n:
+
+    r ← r + ε/2 s(w),   w ← w + ε r,   r ← r + ε/2 s(w);   accept with probability min(1, exp(H - H'))
+
+For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
+began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.target import Target
+
+#: How much the lengths of trajectories differ.
+JITTER = 0.15
+#: Length of a trajectory.
+LENGTH = math.pi / 2
+#: Steps of a trajectory at most; when they are shortened further, so is it.
+MOST_STEPS = 20
+#: Mean acceptance that is wanted, and how far ε is shortened until it is there.
+WANTED, SHORTEST = 0.65, 1 / 32
+
+
+@dataclass
+class Chains:
+    """S chains.
+
+    Args:
+        target: of whom.
+        place: w (S, D).
+        value: log density there (S,).
+        score: its gradient there (S, D).
+        generator: source of randomness.
+        steps: n, while ε is LENGTH / n.
+        shorter: ε in these units.
+        accepted: mean acceptance of the last trajectories.
+
+    Attributes:
+        momentum: those that the last trajectories began with (S, D).
+    """
+
+    target: Target
+    place: Tensor
+    value: Tensor
+    score: Tensor
+    generator: torch.Generator
+    steps: int = 5
+    shorter: float = 1.0
+    accepted: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.momentum = torch.zeros_like(self.place)
+
+    @classmethod
+    def begin(cls, target: Target, place: Tensor, generator: torch.Generator, steps: int) -> Chains:
+        """Chains at w (S, D).
+
+        Args:
+            target: of whom.
+            place: w (S, D).
+            generator: source of randomness.
+            steps: leapfrog steps of a trajectory.
+        """
+        return cls(target, place, *target(place), generator, steps)
+
+    def move(self) -> None:
+        """One trajectory of every chain."""
+        count, dim = self.place.shape
+        options: Any = {"generator": self.generator, "dtype": torch.float64}
+        start = torch.randn(count, dim, **options)
+        jitter = 1 + JITTER * (2 * torch.rand(count, 1, **options) - 1)
+        step = LENGTH / self.steps * self.shorter * jitter
+        w, value, score, r = self.place, self.value, self.score, start
+        for _ in range(min(round(self.steps / self.shorter), MOST_STEPS)):
+            r = r + step / 2 * score
+            w = w + step * r
+            value, score = self.target(w)
+            r = r + step / 2 * score
+        change = value - self.value - (r.square() - start.square()).sum(-1) / 2
+        chance = change.nan_to_num(nan=-torch.inf).exp().clamp(max=1.0)
+        self.accepted = float(chance.mean())
+        yes = torch.rand(count, **options) < chance
+        self.place, self.score = (
+            torch.where(yes[:, None], new, old) for new, old in ((w, self.place), (score, self.score))
+        )
+        self.value = torch.where(yes, value, self.value)
+        self.momentum = start

@@ -1,0 +1,190 @@
+"""Draws of the posterior hold still: short exact chains that begin at them move no mean and no SD.
+
+A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if q = p, and comes nearer to
+E_p[f] with every t if not. From S draws of a result run S chains (`hmc`), and let, for a coordinate, or a number that
+is a function of it, standardised by the result's own mean and SD,
+
+    a    where a chain began             E a = 0, E a² = 1 over all draws of the result
+    b_t  the t-th momentum along it      E b = 0, E b² = 1
+    y    the place, averaged over the later half of the transitions
+
+The regression of y (and of y²) on a, a² - 1 and the averages of b_t and b_t² - 1, whose means are known, has the
+moments of the moved draws as its intercept; what the controls explain is no noise. For a Gaussian posterior that is
+nearly all: half the trajectory's π/2 is the momentum. The slope β on a (γ on a²) says how much the chains remember; the
+intercepts are divided by 1 - β (and 1 - γ), which for a Gaussian is where they end.
+
+    mean error   E[y] / SD[y],      SD ratio   SD[y],       with standard errors from the regressions' residuals.
+
+It needs no density of q, works in any dimension, and takes tails, bananas, wrong steps, collapsed variances and priors
+counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
+narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
+
+What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.hmc import SHORTEST, WANTED, Chains
+from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.target import ENOUGH, Target
+
+#: A mean that is off by more than this many posterior SDs, or an SD by more than this factor, matters.
+MATTERS, SD_MATTERS = 0.25, 1.25
+#: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
+#: run a score.
+CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
+#: Leapfrog steps of a trajectory.
+STEPS = 5
+#: Transitions: before the first judgement, between two, at most.
+FIRST, MORE, MOST = 4, 4, 16
+#: Chance that a result just at the limit, in all coordinates, is called wrong.
+CHANCE = 0.1
+#: Memory of the start above which a chain says too little.
+MOST_MEMORY = 0.7
+#: Standard errors away from right at which an estimate beyond the limit is no chance.
+PLAIN = 4.0
+#: Mean acceptance below which chains are stuck, though their steps are as short as they get.
+STUCK = 0.1
+#: Smallest variance that is told from none.
+LEAST_VARIANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the posterior, as far as the chains have come, against the result's.
+
+    Args:
+        mean: (F,) the posterior's mean less the result's, in the posterior's SDs.
+        mean_error: (F,) its standard error.
+        log_sd: (F,) logarithm of the posterior's SD over the result's.
+        log_sd_error: (F,) its standard error.
+        accepted: mean acceptance of the chains' last trajectories.
+        whole: whether the chains' coordinates whiten the draws in full.
+    """
+
+    mean: Tensor
+    mean_error: Tensor
+    log_sd: Tensor
+    log_sd_error: Tensor
+    accepted: float = 1.0
+    whole: bool = True
+
+    @property
+    def excess(self) -> Tensor:
+        """(2, F) how far beyond what matters the means and SDs are, in units of it: 0 right, 1 at the limit."""
+        return torch.stack([self.mean.abs() / MATTERS, self.log_sd.abs() / math.log(SD_MATTERS)])
+
+    @property
+    def noise(self) -> Tensor:
+        """(2, F) its standard errors."""
+        return torch.stack([self.mean_error / MATTERS, self.log_sd_error / math.log(SD_MATTERS)])
+
+    @property
+    def stuck(self) -> bool:
+        """Whether chains could hardly move."""
+        return self.accepted < STUCK
+
+
+def margin(dim: int) -> float:
+    """Standard errors beyond the limit from which on a result of so many numbers is called wrong."""
+    return NormalDist().inv_cdf(1 - CHANCE / (2 * dim))
+
+
+def judged(found: Moments) -> bool | None:
+    """Whether the result is wrong; None where chance could make it either."""
+    beyond = margin(len(found.mean))
+    if bool((found.excess - beyond * found.noise > 1).any()):
+        return True
+    return False if bool((found.excess + beyond * found.noise < 1).all()) else None
+
+
+def wrong(found: Moments) -> Tensor:
+    """Which means and SDs (2, F) are wrong, once there are no more transitions.
+
+    Those beyond the limit by more than chance; and those beyond it that are away from right by `PLAIN` standard
+    errors.
+    """
+    beyond = margin(len(found.mean))
+    plain = (found.excess > 1) & (found.excess > PLAIN * found.noise)
+    return (found.excess - beyond * found.noise > 1) | plain
+
+
+def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments:
+    """The posterior's moments, from chains that begin at a result's draws.
+
+    Args:
+        target: the posterior, whitened by these draws.
+        quantities: the numbers whose moments are wanted.
+        draws: (S, D), the model's coordinates.
+        generator: source of randomness.
+    """
+    z = draws.double()
+    afford = DENSITIES // max(1, target.problem.evaluations * STEPS)  # trajectories
+    wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
+    at = _starts(len(z), wanted)
+    most = min(max(afford // len(at), FIRST), MOST)
+    white = target.white(z)[at]
+    reported = quantities(z)
+    centre, scale = reported.mean(0), reported.std(0).clamp_min(torch.finfo(z.dtype).tiny)
+    chains = Chains.begin(target, white, generator, STEPS)
+    places: list[Tensor] = []
+    momenta: list[Tensor] = []
+    found: Moments | None = None
+    while found is None or (judged(found) is None and len(places) < most):
+        for _ in range(FIRST if not places else MORE):
+            chains.move()
+            while not places and chains.accepted < WANTED and chains.shorter > SHORTEST:
+                chains.shorter /= 2
+                chains.move()
+            places.append(chains.place)
+            momenta.append(target.along(chains.momentum)[:, quantities.along])
+        later = len(places) // 2
+        values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
+        found = replace(
+            moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:])),
+            accepted=chains.accepted,
+            whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
+        )
+    return found
+
+
+def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
+    """Of the posterior, see the module's header.
+
+    Args:
+        begun: a (S, F).
+        places: y (T, S, F).
+        momenta: b (T, S, F).
+    """
+    ones = torch.ones_like(begun)
+    controls = [ones, begun, begun.square() - 1, momenta.mean(0), momenta.square().mean(0) - 1]
+    x = torch.stack(controls, -1).transpose(0, 1)  # (F, S, 5)
+    inverse = torch.linalg.pinv(x.mT @ x)
+    first, error, memory = _intercept(inverse, x, places.mean(0), 1)
+    square, square_error, kept = _intercept(inverse, x, (places - first).square().mean(0), 2)
+    mean = first / (1 - memory)
+    variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
+    sd = variance.sqrt()
+    return Moments(mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance))
+
+
+def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Intercept, its standard error, and the memory of the start, each (F,): of y (S, F) on x (F, S, 5)."""
+    slope = inverse @ (x.mT @ y.T[..., None])
+    left = y.T - (x @ slope)[..., 0]
+    error = (inverse[:, 0, 0] * left.square().sum(1) / (x.shape[1] - x.shape[2])).sqrt()
+    return slope[:, 0, 0], error, slope[:, start, 0].clamp(0, MOST_MEMORY)
+
+
+def _starts(count: int, wanted: int) -> Tensor:
+    """Which of the draws chains begin at: as many as wanted, evenly spaced, or each of fewer equally often."""
+    if count >= wanted:
+        return torch.linspace(0, count - 1, wanted).long()
+    return torch.arange(count).repeat(-(-wanted // count))

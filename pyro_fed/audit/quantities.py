@@ -1,0 +1,62 @@
+"""The numbers whose means and SDs a result is judged by: every latent, on the unconstrained scale and on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import in_chunks
+
+
+@dataclass(frozen=True)
+class Quantities:
+    """F numbers of a draw: the D of the flat vector, then the values of the sites whose own scale is another one.
+
+    Args:
+        problem: the model.
+        own: names of these sites, in their order.
+        labels: (F,) what each number is called.
+        along: (F,) the entry of the flat vector that moves a number: its own, of a site as long as its part there.
+    """
+
+    problem: Problem
+    own: tuple[str, ...]
+    labels: tuple[str, ...]
+    along: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, z: Tensor) -> Quantities:
+        """Those of a model; scales are told apart at draws z (S, D).
+
+        Args:
+            problem: the model.
+            z: unconstrained.
+        """
+        values = problem.constrain(z[:2], problem.fewest_rows)
+        own = []
+        labels = [problem.name_of(number) for number in range(problem.dim)]
+        along = list(range(problem.dim))
+        for name, site in problem.sites.items():
+            value, part = values[name].reshape(2, -1), slice(site.start, site.start + site.size)
+            if value.shape[1] == site.size and torch.equal(value.to(z.dtype), z[:2, part]):
+                continue
+            own.append(name)
+            labels[part] = [f"{label} (unconstrained)" for label in labels[part]]
+            size = value.shape[1]
+            labels += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+            along += list(range(problem.dim)[part]) if size == site.size else [site.start] * size
+        return cls(problem, tuple(own), tuple(labels), torch.tensor(along))
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """The numbers (S, F) of draws z (S, D), float64."""
+        if not self.own:
+            return z.double()
+        rows = self.problem.fewest_rows
+        pieces = in_chunks(z.to(self.problem.dtype), len(rows[0]) * self.problem.num_nodes)
+        found = [self.problem.constrain(piece, rows) for piece in pieces]
+        return torch.cat(
+            [z, *(torch.cat([part[name] for part in found]).reshape(len(z), -1) for name in self.own)], 1
+        ).double()

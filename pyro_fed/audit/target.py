@@ -1,0 +1,154 @@
+"""The log density that a result should be of, with its score, in coordinates that whiten the result's draws.
+
+    z = m + L w,    m the draws' mean, L L' their covariance
+
+so that a result that is right and Gaussian has the target N(0, I) there. With fewer draws than `ENOUGH` a dimension
+their covariance is drawn towards its diagonal, by D / (S + D), and of more than `LARGEST_FULL` parameters L is
+diagonal: it need not be that of the posterior, for all that is done in these coordinates is exact in any. How many
+steps it takes differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import CHUNK
+
+#: Draws a dimension from which on their covariance is taken as it is.
+ENOUGH = 4
+#: More parameters than this are whitened one by one.
+LARGEST_FULL = 500
+#: Points that are computed together.
+BATCHES = (32, 128)
+#: SDs that are less than this share of the largest are rounding.
+SMALLEST = 1e-10
+
+
+@dataclass
+class Target:
+    """Log density and score of the posterior, in whitened coordinates.
+
+    Args:
+        problem: the posterior of all rows.
+        centre: m (D,), float64.
+        factor: L (D, D), lower triangular, or its diagonal (D,) where that is all; float64.
+        temperature: the likelihood is raised to its inverse, as in generalised Bayes.
+        spent: densities of all rows computed so far.
+    """
+
+    problem: Problem
+    centre: Tensor
+    factor: Tensor
+    temperature: float = 1.0
+    spent: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
+        """That of a result.
+
+        Args:
+            problem: as the run compiled it.
+            draws: (S, D), S at least 2.
+            temperature: of the likelihood.
+        """
+        level = problem.compiler.level
+        compiler = Compiler("trace" if level == "inductor" else level, False, 1, problem.compiler.cache)
+        z = draws.double()
+        return cls(replace(problem, compiler=compiler, progress=False), z.mean(0), _factor(z), temperature)
+
+    @property
+    def scale(self) -> Tensor:
+        """The SDs (D,) of L w for w ~ N(0, I)."""
+        return self.factor if self.factor.dim() == 1 else self.factor.norm(dim=1)
+
+    def along(self, white: Tensor) -> Tensor:
+        """L w in these SDs, (..., S, D), of w (..., S, D)."""
+        return white if self.factor.dim() == 1 else white @ (self.factor / self.scale[:, None]).T
+
+    def model(self, white: Tensor) -> Tensor:
+        """The model's coordinates (S, D) of whitened points (S, D), float64."""
+        return self.centre + self.scale * self.along(white)
+
+    def white(self, z: Tensor) -> Tensor:
+        """The whitened coordinates (S, D) of the model's (S, D)."""
+        away = z.double() - self.centre
+        if self.factor.dim() == 1:
+            return away / self.factor
+        found: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False).T
+        return found
+
+    def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
+        z = self.model(white).to(self.problem.dtype)
+        size = max(1, min(_batch(len(z)), CHUNK // max(1, self.problem.evaluations)))
+        compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0,))
+        found = [self._piece(compiled, piece, size) for piece in z.split(size)]
+        self.spent += len(z)
+        score, value = (torch.cat([pair[i] for pair in found]).double() for i in (0, 1))
+        pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
+        usable = value.isfinite() & score.isfinite().all(-1)
+        return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
+
+    def _piece(self, compiled: Any, piece: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """A piece, made up to the size that is compiled where anything is."""
+        missing = size - len(piece) if self.problem.compiler.level == "trace" else 0
+        whole = torch.cat([piece, piece[-1:].expand(missing, -1)])
+        score, value = compiled(whole[None])
+        return score[0, : len(piece)], value[0, : len(piece)]
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """The log density of all rows, the likelihood's part divided by a temperature.
+
+    Args:
+        temperature: 1 for the posterior.
+    """
+
+    temperature: float
+
+    def score_and_value(self, problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (S, D) and values (S,) at points (S, D).
+
+        Args:
+            problem: the model's densities.
+            points: unconstrained.
+        """
+
+        def log_density(z: Tensor) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, problem.all_rows)
+            return log_prior + pointwise.sum() / self.temperature
+
+        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)
+        return found
+
+
+def _batch(count: int) -> int:
+    """How many points go together, so that few sizes are compiled."""
+    return next((size for size in BATCHES if count <= size), BATCHES[-1])
+
+
+def _factor(z: Tensor) -> Tensor:
+    """A Cholesky factor of the draws' covariance, as the module's header says, or their SDs."""
+    count, dim = z.shape
+    sd = z.std(0)
+    sd = sd.clamp_min(SMALLEST * float(sd.max()) if float(sd.max()) > 0 else 1.0)
+    if dim > LARGEST_FULL:
+        return sd
+    u = (z - z.mean(0)) / sd
+    correlation = u.T @ u / (count - 1)
+    share = 0.0 if count >= ENOUGH * dim else dim / (count + dim)
+    eye = torch.eye(dim, dtype=z.dtype)
+    correlation = (1 - share) * correlation + share * eye
+    factor, info = torch.linalg.cholesky_ex(correlation)
+    if int(info):
+        factor = torch.linalg.cholesky((1 - SMALLEST**0.5) * correlation + SMALLEST**0.5 * eye)
+    scaled: Tensor = sd[:, None] * factor
+    return scaled

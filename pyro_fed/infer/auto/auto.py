@@ -1,0 +1,62 @@
+"""The answer, not the choice: FedEP, and what else its answer's doubts ask for.
+
+    with a server   FedEP → FedAIS of its sites → DSVGD → FedAIS of its particles → FSGLD
+                    FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
+    on a graph      P2PVI → P2PEP
+
+Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
+where an earlier one was doubted another must agree with it (`algorithm.plan`). The order is that of cost, and the kinds
+of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself and its particles are weighed
+by the model, FSGLD is a Markov chain of thousands of rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.problem import Problem
+from pyro_fed.graph import Graph
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.langevin.fsgld import FSGLD
+from pyro_fed.infer.peers.p2p_ep import P2PEP
+from pyro_fed.infer.peers.p2p_vi import P2PVI
+from pyro_fed.infer.stein.dsvgd import DSVGD
+from pyro_fed.infer.surrogates.fedais import FedAIS
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Auto(Plan):
+    """FedEP where it is enough, and else what it takes: it says what it did, what that cost, and what is left to doubt.
+
+    Args:
+        max_rounds: rounds of all stages together; None: as many as they take.
+        max_bytes: bytes that the clients receive and send in all stages together; likewise.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
+            more stages are tried for that. 0: none is needed.
+        mean_error: two answers agree where no mean differs by more than this many SDs,
+        sd_factor: and no SD by more than this factor.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Of none of the papers; those of its stages are theirs. Yao, Vehtari, Simpson & Gelman (2018), *Yes, but did it
+        work?*, judges an approximation before another method is tried, as here.
+
+    Example:
+        >>> idata = pf.run(pf.Auto(), fed)
+        >>> pf.steps(idata)
+    """
+
+    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm]:
+        """What can be run on this model, in the order of what it costs."""
+        if graph is not None:
+            return [P2PVI(), P2PEP()]
+        if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
+            return [FedEP(), FSGLD(), DSVGD()]
+        return [FedEP(), FedAIS(surrogates=FedEP()), DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]

@@ -1,0 +1,234 @@
+"""Where the posterior's mass is: weighted draws of a mixture that learns, round by round.
+
+Laplace's approximation at each mode is not the posterior where that is bent (a banana), a funnel, or has mass far from
+any mode. Particles that start from it are whitened by the wrong covariance, and creep. So half of `num_points` points
+are drawn around the modes and half from a fit to draws of the prior; the clients send their log-likelihoods there, and
+with q = Σ_j n_j t_j, the density of all points drawn so far,
+
+    w_s ∝ p(z_s) / q(z_s)
+
+Where the posterior and the modes' Laplace approximations l share most of their mass, ∫ min(p, l), which is about
+Σ_s min(w_s, l_s / q_s) with both normalised, the latter are what particles start from (`fits`). Else a mixture of
+Student-t's is fitted to the weighted points, the next points are drawn from it, and all are weighed anew, until they
+are worth `worth` equal ones with a tail that can be trusted (Cornuet et al. 2012, *Adaptive multiple importance
+sampling*; Cappé et al. 2008). While few points carry all the weight the fit takes w_s^β, with the largest β that leaves
+them worth `fewest` a dimension.
+
+Values only, no derivatives: a round is one number a point and client.
+
+Letters: z `census_points`, p `census_value` (log), n, m and F of t as in `ops.student_mixtures`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import ServerWork
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.stein.modes import Modes, modes_of
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.ops.student_mixtures import Mixture, fitted
+
+#: More parameters than this are too many for weights.
+MOST_DIM = 12
+
+#: Points that are worth fewer equal ones than this share of `worth` say too little to start from.
+LEAST = 0.25
+#: Points of which a client computes the log-likelihood at once, to bound its memory.
+PIECE = 128
+#: Log-likelihood of points that have none; a sum over clients is finite.
+IMPOSSIBLE = -1e300
+#: Halvings of the interval of β.
+BISECTIONS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census(Algorithm, ServerWork):
+    """Weighted points of the posterior.
+
+    Args:
+        num_points: drawn a round.
+        max_rounds: rounds at most.
+        worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
+        fits: the modes' approximation stands where it shares at least so much of its mass with the posterior.
+        components: J of a fit.
+        fit_steps: of expectation-maximisation.
+        freedom: ν, a whole number.
+        fewest: points a dimension that a fit is to rest on.
+        temperature: the likelihood is raised to 1/temperature.
+        min_curvature: as in `Modes`.
+    """
+
+    draws_are: ClassVar[str] = "particles"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    num_points: int = 1024
+    max_rounds: int = 10
+    worth: float = 200.0
+    fits: float = 0.75
+    components: int = 8
+    fit_steps: int = 10
+    freedom: int = 5
+    fewest: float = 10.0
+    temperature: float = 1.0
+    min_curvature: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_points")
+        check_at_least(self, 1, "max_rounds", "components", "fit_steps", "freedom")
+        check_positive(self, "worth", "fits", "fewest", "temperature", "min_curvature")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """`max_rounds`; it stops when the points are worth enough."""
+        return self.max_rounds
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The search for modes."""
+        return Modes(min_curvature=self.min_curvature)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The first points: of the modes, and of a fit to draws of the prior."""
+        start = started(start, self)
+        half = self.num_points // 2
+        draws = problem.init(half, generator).double()
+        even = torch.full((half,), 1 / half, dtype=torch.float64)
+        modes = modes_as_mixture(start.shared)
+        wide = fitted(draws, even, self.components, self.fit_steps, generator)
+        mixture = wide.shared_out(half)
+        if len(modes.counts):
+            spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
+            mixture = spread.shared_out(self.num_points - half).joined(mixture)
+        seed = torch.randint(2**31, (), generator=generator)
+        shared = start.shared | self._drawn(mixture.wider(self._inflation(problem.dim)).used(), seed)
+        none = draws.new_zeros(0)
+        shared |= {"census_points": draws[:0], "census_value": none, "census_weights": none, "census_seed": seed}
+        figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0}
+        return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
+
+    def _inflation(self, dim: int) -> float:
+        """How much wider than a component proposals are: √2 in one dimension, less in many, where width costs more."""
+        return (1 + dim**-0.5) ** 0.5
+
+    def _drawn(self, mixture: Mixture, seed: Tensor, before: Mixture | None = None) -> State:
+        generator = seeding.torch_generator(int(seed), seeding.SERVER)
+        trial = mixture.draws(self.freedom, generator)
+        every = mixture if before is None else before.joined(mixture)
+        return {"census_trial": trial, **{f"census_{name}": part for name, part in every._asdict().items()}}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The points."""
+        return super().download({"census_trial": shared["census_trial"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """The log-likelihood at the points."""
+        mapped, batch = problem.mapped(_log_lik, (0, BATCHES)), data.full_batch()
+        pieces = shared["census_trial"].to(problem.dtype).split(PIECE, 1)
+        found = torch.cat([mapped(piece, batch) for piece in pieces], 1).double()
+        return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Sum the clients' values."""
+        return {**shared, "census_new": messages["value"].sum(0) / self.temperature}
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """Weigh all points, and draw the next ones."""
+        trial = shared["census_trial"]
+        prior = problem.log_prior(trial.to(problem.dtype)).double()
+        new = prior + shared["census_new"]
+        points = torch.cat([shared["census_points"], trial])
+        value = torch.cat([shared["census_value"], torch.where(new > IMPOSSIBLE / 2, new, -torch.inf)])
+        if not bool(value.isfinite().any()):
+            return shared
+        mixture = census_mixture(shared)
+        log_q = mixture.log_density(points, self.freedom)
+        found = smoothed((value - log_q).clamp_min(IMPOSSIBLE))
+        modes = modes_as_mixture(shared)
+        known = {"census_points": points, "census_value": value, "census_weights": found.weights}
+        figures = {
+            "census_worth": log_q.new_tensor(found.effective),
+            "census_k": log_q.new_tensor(found.pareto_k),
+            "census_fits": log_q.new_tensor(0.0),
+        }
+        if len(modes.counts):
+            expected = torch.softmax(modes.log_density(points, torch.inf) - log_q, 0)
+            figures["census_fits"] = torch.minimum(found.weights, expected).sum()
+        shared = {**shared, **known, **figures}
+        if self._enough(shared):
+            return shared
+        generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(points))
+        flat = flattened(value - log_q, min(self.fewest * problem.dim, 0.5 * len(trial)))
+        fit = fitted(points, flat, self.components, self.fit_steps, generator).shared_out(self.num_points)
+        seed = torch.randint(2**31, (), generator=generator)
+        return {**shared, **self._drawn(fit.wider(self._inflation(problem.dim)).used(), seed, mixture)}
+
+    def _enough(self, shared: State) -> bool:
+        good = shared["census_worth"] >= self.worth and shared["census_k"] <= LARGEST_PARETO_K
+        return bool(good or shared["census_fits"] >= self.fits)
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit."""
+        return {name: float(after[f"census_{name}"]) for name in ("worth", "k", "fits")}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the modes fit, or the points are worth enough."""
+        last = figures[-1]
+        return last["fits"] >= self.fits or (last["worth"] >= self.worth and last["k"] <= LARGEST_PARETO_K)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The points, (1, S, D)."""
+        return shared["census_points"][None]
+
+
+def modes_as_mixture(found: State) -> Mixture:
+    """Laplace's approximation at each mode that `Modes` found; its counts are the shares."""
+    modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
+    return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
+
+
+def census_of(found: State) -> tuple[Tensor, Tensor] | None:
+    """The points (S, D) and their weights (S,), where they say more than the modes; None where they do not."""
+    if "census_points" not in found or bool(found["census_fits"] >= Census.fits):
+        return None
+    if bool(found["census_worth"] < LEAST * Census.worth):
+        return None
+    return found["census_points"], found["census_weights"]
+
+
+def census_mixture(shared: State) -> Mixture:
+    """What all points so far were drawn from."""
+    return Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
+
+
+def flattened(log_weights: Tensor, worth: float) -> Tensor:
+    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones."""
+    low, high = 0.0, 1.0
+    for beta in (1.0, *([None] * BISECTIONS)):
+        middle = 0.5 * (low + high) if beta is None else beta
+        weights = torch.softmax(middle * log_weights, 0)
+        if float(1 / weights.square().sum()) >= worth:
+            if beta is not None:
+                return weights
+            low = middle
+        else:
+            high = middle
+    return torch.softmax(low * log_weights, 0)
+
+
+def _log_lik(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
+    found: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(points)
+    return found

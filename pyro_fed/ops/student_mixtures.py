@@ -1,0 +1,112 @@
+"""Mixtures of multivariate Student-t distributions: their density, draws of them, and fits to weighted points.
+
+    t_j(z) ∝ |F_j|⁻¹ (1 + r²/ν)^(-(ν + D)/2),   r = |F_j⁻¹ (z - m_j)|
+
+Fits are those of Gaussian mixtures by expectation-maximisation; a component of few points has its covariance drawn
+towards its diagonal, by D / (n + D) where its points are worth n (Cappé et al. 2008, *Adaptive importance sampling in
+general mixture classes*, for the use of such fits as proposals).
+
+Letters: m `centres` (J, D), F `factors` (J, D, D) lower triangular, ν `freedom`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.importance import systematic
+
+#: Smallest variance of a component, as a share of the whole's: components that have found one point stay densities.
+SMALLEST = 1e-8
+
+
+class Mixture(NamedTuple):
+    """J components, each with as many points (J,) as were drawn of it, or a share."""
+
+    counts: Tensor
+    centres: Tensor
+    factors: Tensor
+
+    def joined(self, other: Mixture) -> Mixture:
+        """The components of both."""
+        return Mixture(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
+
+    def log_density(self, points: Tensor, freedom: float) -> Tensor:
+        """log Σ_j counts_j t_j at points (S, D): (S,); freedom inf is Gaussian."""
+        dim = points.shape[1]
+        offset = (points - self.centres.unsqueeze(1)).mT  # (J, D, S)
+        squared = torch.linalg.solve_triangular(self.factors, offset, upper=False).square().sum(1)
+        log_det = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        if math.isinf(freedom):
+            value = -0.5 * squared - 0.5 * dim * math.log(2 * math.pi)
+        else:
+            constant = math.lgamma((freedom + dim) / 2) - math.lgamma(freedom / 2)
+            value = constant - 0.5 * dim * math.log(freedom * math.pi)
+            value = value - 0.5 * (freedom + dim) * torch.log1p(squared / freedom)
+        return torch.logsumexp(value + (self.counts.log() - log_det).unsqueeze(1), 0)
+
+    def draws(self, freedom: float, generator: torch.Generator) -> Tensor:
+        """`counts` draws of each component: (Σ counts, D)."""
+        which = torch.repeat_interleave(self.counts.long())
+        shape = (len(which), self.centres.shape[1])
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+        squares = torch.randn((len(which), round(freedom)), generator=generator, dtype=torch.float64).square().mean(1)
+        scaled = normal / squares.sqrt().unsqueeze(1)
+        return self.centres[which] + torch.einsum("sde,se->sd", self.factors[which], scaled)
+
+    def shared_out(self, total: int) -> Mixture:
+        """The same with whole numbers that add up to `total`, in proportion to the counts."""
+        edges = torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0) / self.counts.sum()]) * total
+        return self._replace(counts=edges.round().diff())
+
+    def wider(self, factor: float) -> Mixture:
+        """The same with standard deviations so many times as large."""
+        return self._replace(factors=factor * self.factors)
+
+    def used(self) -> Mixture:
+        """Without the components that have no points."""
+        return Mixture(*(part[self.counts > 0] for part in self))
+
+
+def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: torch.Generator) -> Mixture:
+    """A mixture of `count` Gaussians for weighted points, its counts being shares.
+
+    Args:
+        points: (S, D).
+        weights: (S,), sum one.
+        count: J.
+        steps: of expectation-maximisation.
+        generator: chooses the first centres among the points.
+    """
+    keep = weights > 0
+    points, weights = points[keep], weights[keep]
+    dim = points.shape[1]
+    mean = weights @ points
+    scale = (weights @ (points - mean).square()).sqrt().clamp_min(torch.finfo(points.dtype).tiny)
+    x = (points - mean) / scale
+    centres = x[systematic(weights, count, generator)]
+    whole = torch.einsum("s,sd,se->de", weights, x, x)
+    factors = _factors((whole * count ** (-2 / dim)).expand(count, dim, dim), torch.ones(count, dtype=x.dtype))
+    found = Mixture(torch.full((count,), 1 / count, dtype=x.dtype), centres, factors)
+    for _ in range(steps):
+        each = torch.stack([Mixture(*(p[j : j + 1] for p in found)).log_density(x, math.inf) for j in range(count)])
+        share = weights * torch.softmax(each, 0)  # (J, S)
+        total = share.sum(1).clamp_min(torch.finfo(x.dtype).tiny)
+        worth = total.square() / share.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
+        centres = share @ x / total.unsqueeze(1)
+        offset = x - centres.unsqueeze(1)
+        covariance = torch.einsum("js,jsd,jse->jde", share, offset, offset) / total.reshape(-1, 1, 1)
+        found = Mixture(total / total.sum(), centres, _factors(covariance, worth))
+    return Mixture(found.counts, mean + found.centres * scale, scale.unsqueeze(1) * found.factors)
+
+
+def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
+    """Cholesky factors of covariances (J, D, D) from points that are worth so many (J,)."""
+    dim = covariance.shape[-1]
+    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + SMALLEST)
+    towards = (dim / (worth + dim)).reshape(-1, 1, 1)
+    lower, failed = torch.linalg.cholesky_ex((1 - towards) * covariance + towards * diagonal)
+    return torch.where((failed == 0).reshape(-1, 1, 1), lower, diagonal.sqrt())

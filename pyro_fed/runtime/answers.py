@@ -1,0 +1,131 @@
+"""Answers of several algorithms to one question: whether two agree, whether one is enough, and which is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.problem import Problem
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one stage of a plan found.
+
+    Args:
+        algorithm: the stage.
+        number: its place among the stages.
+        shared: the server's last state.
+        draws: (chain, draw, D), unconstrained.
+        doubts: what speaks against it.
+        figures: of its rounds.
+        until: the round after the last of these.
+        converged: whether it stopped by its own criterion; None where it has none.
+    """
+
+    algorithm: Algorithm
+    number: int
+    shared: State
+    draws: Tensor
+    doubts: list[str]
+    figures: list[dict[str, float]]
+    until: int
+    converged: bool | None
+
+    @property
+    def name(self) -> str:
+        """The algorithm's, with what it starts from where that has been set."""
+        return named(self.algorithm)
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Means and SDs (D,)."""
+        flat = self.draws.flatten(0, 1).double()
+        return flat.mean(0), flat.std(0)
+
+
+def named(algorithm: Algorithm) -> str:
+    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`."""
+    return repr(algorithm).removesuffix("()")
+
+
+def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> str:
+    """Where two answers are farthest apart, as a clause; "" where they agree."""
+    (mean, sd), (other_mean, other_sd) = one.moments, other.moments
+    away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
+    if float(away.max()) > plan.mean_error:
+        at = int(away.argmax())
+        return f"its mean of '{_site_at(problem, at)}' is {float(away[at]):.2g} SDs away from that of {other.name}"
+    if float(factor.max()) > plan.sd_factor:
+        at = int(factor.argmax())
+        return f"its SD of '{_site_at(problem, at)}' is {float(sd[at] / other_sd[at]):.2g} times that of {other.name}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer that is given.
+
+    Args:
+        answer: it.
+        doubts: all that is left to doubt, one sentence each.
+        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it.
+    """
+
+    answer: Answer
+    doubts: list[str]
+    settled: bool
+
+
+def _site_at(problem: Problem, number: int) -> str:
+    """The site that an entry of the flat vector belongs to."""
+    return next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
+
+
+def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
+    """The best of some answers.
+
+    One with fewer doubts goes before one with more, then one with which another agrees, then draws before particles,
+    which have a spacing, then the later one, whose algorithm assumes less. It is settled where it has no doubts and
+    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it.
+
+    Args:
+        plan: what is being tried.
+        problem: the posterior.
+        answers: in the order in which they were found; at least one.
+        tried: how many stages have been, those without an answer too.
+    """
+    apart = {
+        (one.number, other.number): disagreement(plan, problem, one, other)
+        for one in answers
+        for other in answers
+        if one is not other
+    }
+
+    def confirmed(one: Answer) -> bool:
+        return any(number == one.number and not clause for (number, _), clause in apart.items())
+
+    def rank(one: Answer) -> tuple[int, bool, bool, int]:
+        return -len(one.doubts), confirmed(one), one.algorithm.draws_are != "particles", one.number
+
+    best = max(answers, key=rank)
+    others = [one for one in answers if one is not best]
+    against = [
+        f"{best.name} and {one.name} disagree: {clause}"
+        for one in others
+        if not one.doubts and (clause := apart[best.number, one.number])
+    ]
+    if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
+        doubts = best.doubts + against
+        return Choice(best, doubts, settled=not doubts)
+    names = ", ".join(one.name for one in others)
+    why = f"{names} differ from it, and were doubted themselves" if names else "there is none"
+    enough = tried >= plan.confirm + 1 + min(one.number for one in answers if not one.doubts)
+    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough)

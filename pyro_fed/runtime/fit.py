@@ -1,0 +1,44 @@
+"""fit(): the posterior of a federation, by whatever it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro_fed.federation.federation import Federation
+from pyro_fed.infer.auto.auto import Auto
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.run import run
+
+
+def fit(
+    federation: Federation, *, max_rounds: int | None = None, max_bytes: int | None = None, **options: Any
+) -> InferenceData:
+    """The posterior of a federation, and reasons to trust it or not: `run` with `Auto`.
+
+    It starts with `FedEP`; where the checks of its answer object, it weighs draws by `FedAIS`, and where that is not
+    enough, it samples, until an answer has no doubts and one that it should agree with does. A posterior that is
+    near a Gaussian is done after the first.
+
+    Args:
+        federation: the model and its clients.
+        max_rounds: rounds of communication, of all that is tried together; None: as many as it takes.
+        max_bytes: bytes that the clients receive and send, likewise.
+        **options: arguments of `pyro_fed.run`, such as `seed`, `graph` and `executor`; not `num_rounds`, `schedule`,
+            `combination`, `start` and `checkpoint`, which belong to one algorithm.
+
+    Returns:
+        InferenceData as `run` returns it. `attrs["chosen"]` names the algorithm whose answer it is, `attrs["doubts"]`
+        says what is left to doubt, and `pyro_fed.steps` tells what was tried and what each step cost.
+
+    Raises:
+        SettingError: an option out of its range, or one that belongs to a single algorithm.
+        ModelError: the posterior is improper.
+        DivergenceError: nothing that was tried stayed finite.
+        QuorumError: too few clients replied.
+
+    Example:
+        >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
+        >>> idata = pf.fit(fed)
+        >>> pf.steps(idata)
+    """
+    return run(Auto(max_rounds=max_rounds, max_bytes=max_bytes), federation, **options)

@@ -1,0 +1,167 @@
+"""A plan: algorithms one after the other, each judged as if it were alone, until one has no doubts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.errors import DivergenceError, PyroFedError, QuorumError, SettingError
+from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.answers import Answer, Choice, choose, named
+from pyro_fed.runtime.finish import Finish, say
+from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
+
+#: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
+NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
+
+
+@dataclass
+class Step:
+    """What a stage did, as the result tells it.
+
+    Attributes:
+        algorithm: its name.
+        rounds: of its own and of what it started from, unless an earlier stage had those.
+        bytes: that the clients received and sent in them.
+        seconds: on the clock, its judgement included.
+        doubts: what speaks against its answer.
+        end: why it has none: an error, or the budget; "" where it has one.
+        chosen: whether its answer is the result.
+    """
+
+    algorithm: str
+    rounds: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    doubts: list[str] | None = None
+    end: str = ""
+    chosen: bool = False
+
+
+def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> InferenceData:
+    """Try the stages of a plan in turn.
+
+    Args:
+        plan: whose they are.
+        stages: its algorithms, as they are run on this problem.
+        finish: the end of a run of the first of them.
+
+    Returns:
+        The chosen answer, with the record of all stages, and what each did and cost in `attrs["steps"]`.
+
+    Raises:
+        PyroFedError: the first stage refused its input, or too few clients replied to it; or no stage has an answer:
+            the first one's error. SettingError where the budget is too small for one round.
+    """
+    record, budget, problem = finish.context.record, finish.context.budget, finish.context.problem
+    trial = _Trial(finish)
+    choice: Choice | None = None
+    for number, stage in enumerate(stages):
+        trial.run(number, stage)
+        choice = choose(plan, problem, trial.answers, number + 1) if trial.answers else None
+        if (choice and choice.settled) or record.interrupted or budget.ended or trial.deserted:
+            break
+    if choice is None:
+        raise trial.errors[0]
+    if not record.rounds and budget.ended:
+        raise SettingError(
+            f"{type(plan).__name__}: {budget.ended} is less than the first round of {trial.steps[0].algorithm} takes: "
+            "raise it"
+        )
+    if not choice.settled and budget.ended:
+        untried = ", ".join(named(stage) for stage in stages[len(trial.steps) :])
+        more = f"; {untried} were not tried" if untried else ""
+        choice.doubts.append(f"the budget ended the search, {budget.ended}{more}")
+    return _result(plan, choice, trial, finish)
+
+
+class _Trial:
+    """The stages so far: what each did, and their answers.
+
+    Attributes:
+        deserted: whether too few clients replied to a stage, and so would to the next.
+    """
+
+    def __init__(self, finish: Finish) -> None:
+        self.finish = finish
+        self.steps: list[Step] = []
+        self.answers: list[Answer] = []
+        self.errors: list[Exception] = []
+        self.deserted = False
+        self._finished: Finished = []
+        self._failed: list[Algorithm] = []
+
+    def run(self, number: int, stage: Algorithm) -> None:
+        """One stage, or why it gives no answer."""
+        record = self.finish.context.record
+        began, before, step = time.perf_counter(), len(record.rounds), Step(named(stage))
+        self.steps.append(step)
+        if again := [part for part in chain_of(stage, self.finish.context.problem) if part in self._failed]:
+            step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
+            return
+        try:
+            answer = self._answer(number, stage)
+        except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
+            if not self.steps[:-1] and not isinstance(error, NUMERICAL):
+                raise
+            kind = "" if isinstance(error, PyroFedError) else f"{type(error).__name__}: "
+            step.end = kind + " ".join(str(error).split())
+            self.errors.append(error)
+            self._failed.append(getattr(error, "algorithm", None) or stage)
+            self.deserted = isinstance(error, QuorumError)
+        else:
+            step.doubts = answer.doubts if answer else None
+            step.end = "" if answer else self._cut()
+            self.answers += [answer] if answer else []
+        step.rounds = len(record.rounds) - before
+        step.bytes = sum(one.bytes for one in record.rounds[before:])
+        step.seconds = time.perf_counter() - began
+
+    def _answer(self, number: int, stage: Algorithm) -> Answer | None:
+        """What the stage found; None where it was cut short and an earlier answer stands."""
+        context = self.finish.context
+        record = context.record
+        record.doubts = []
+        shared = run_phases(stage, context, stage.default_rounds(context.federation.num_clients), None, self._finished)
+        cut = self._cut()
+        if cut and self.answers:
+            return None
+        finish = replace(self.finish, algorithm=stage)
+        draws = finish.drawn(shared)
+        finish.judge(shared, draws)
+        doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
+        return Answer(stage, number, shared, draws, doubts, list(record.figures), len(record.rounds), record.converged)
+
+    def _cut(self) -> str:
+        """What ended the stage before its time."""
+        context = self.finish.context
+        if context.record.interrupted:
+            return "interrupted"
+        return f"ended by the budget, {context.budget.ended}" if context.budget.ended else ""
+
+
+def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> InferenceData:
+    """The chosen answer as InferenceData, with what all stages did."""
+    record, answer = finish.context.record, choice.answer
+    record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
+    record.notes += record.failed()
+    record.doubts = choice.doubts
+    say(record.said())
+    trial.steps[answer.number].chosen = True
+    found = replace(finish, algorithm=answer.algorithm).result(answer.shared, answer.draws)
+    more = {
+        "algorithm": type(plan).__name__,
+        "settings": repr(whole(plan)),
+        "chosen": answer.name,
+        "steps": json.dumps([asdict(step) for step in trial.steps]),
+    }
+    found.attrs.update(more)
+    found["posterior"].attrs.update(more)
+    return found

@@ -1,0 +1,42 @@
+"""The page of a comparison with results that are broken, foreign, or doubted in several ways."""
+
+import re
+
+import numpy as np
+import pytest
+from algorithms import line, line_data
+from test_compare import draws_of, exact, result
+
+import pyro_fed as pf
+from pyro_fed.analysis.judging.loo import ABOUT_LOO
+from pyro_fed.analysis.report.page import write_report
+from pyro_fed.errors import SettingError
+
+
+@pytest.mark.usefixtures("close_figures")
+def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
+    fed = pf.Federation(line, line_data(), plate="data", num_clients=3)
+    draws = draws_of(*exact())
+    results = {
+        "truth": result(draws, algorithm="NUTS", settings="{}"),
+        "broken": result(np.full_like(draws, np.nan)),
+        "point": result(draws[:1], draws_are="point"),
+        "doubted": result(draws, warnings="the KDE is dead; so are others\nhalf of it"),
+        "remarked": result(draws, warnings=f"{ABOUT_LOO} is not reliable"),
+    }
+    table = pf.compare(results, "truth", federation=fed)
+    write_report(tmp_path / "page.html", table, results, fed, title="Five", reference="truth")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    verdicts = " ".join(page[page.index('id="warnings"') : page.index("How close")].split())
+    assert '<strong>truth</strong> (the reference): <span class="good">nothing speaks against it</span>' in verdicts
+    assert '<strong>broken</strong>: <span class="bad">the draws are not finite: 1000 of 1000' in verdicts
+    assert "<li>the KDE is dead; so are others</li><li>half of it</li>" in verdicts
+    remarked = verdicts[verdicts.index("remarked") :]
+    assert "nothing speaks against its posterior" in remarked
+    assert 'class="note">its ELPD' in remarked
+    assert "Left out, as their draws are no numbers: broken." in page
+    assert len(re.findall("data:image/png", page)) == 2
+    assert "NUTS({})" in page
+    assert "made by another library" in page
+    with pytest.raises(SettingError, match=r"table that pf\.compare returns"):
+        write_report(tmp_path / "other.html", table.reset_index(), results, fed, title="Other")

@@ -1,0 +1,74 @@
+"""Modes that draws miss: of posteriors whose modes, and their shares of the mass, are known."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_fed.audit.modes import missed
+from tests.helpers.evidence import evidence_of
+
+#: Where a mode of `square` is, and its SD: 1 / (2 PLACE sqrt(rows)).
+PLACE, SD = 2.0, 0.025
+
+
+def square(y):
+    """Normal(t², 1): t and -t are one."""
+    t = pyro.sample("t", dist.Normal(y.new_tensor(0.0), 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(t * t, 1.0), obs=y)
+
+
+def mixture(y):
+    """Two components whose order the model does not know."""
+    m = pyro.sample("m", dist.Normal(y.new_zeros(2), 5.0).to_event(1))
+    even = dist.Categorical(y.new_tensor([0.5, 0.5]))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.MixtureSameFamily(even, dist.Normal(m, y.new_ones(2))), obs=y)
+
+
+def faint(y):
+    """N(0, 1), and N(9, 1) with exp(-8) of its mass: 0.03 %, which moves no mean by what matters."""
+    t = pyro.sample("t", dist.Normal(y.new_tensor(0.0), 100.0))
+    pyro.factor("shape", torch.logsumexp(torch.stack([-t.square() / 2, -(t - 9).square() / 2 - 8]), 0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * t, 1.0), obs=y)
+
+
+def robust(y):
+    """One mode, of two correlated parameters, in long tails."""
+    t = pyro.sample("t", dist.Normal(y.new_zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.StudentT(y.new_tensor(4.0), t.sum(), 1.0), obs=y)
+
+
+def normal(count=500, dim=1):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+SQUARES = (torch.full((100,), PLACE**2, dtype=torch.float64),)
+
+
+def test_a_mode_without_draws_is_found_with_its_share():
+    (said,) = missed(evidence_of(square, SQUARES, PLACE + SD * normal()))
+    assert "another mode, with about 50 %" in said and "'t' is -2" in said
+
+
+def test_modes_that_all_have_draws_are_not_missed():
+    draws = PLACE + SD * normal()
+    assert missed(evidence_of(square, SQUARES, torch.cat([draws, -draws]))) == []
+
+
+@pytest.mark.parametrize("model", [faint, robust])
+def test_a_mode_with_too_little_mass_to_matter_is_none(model):
+    dim = 1 + (model is robust)
+    assert missed(evidence_of(model, (torch.zeros(20, dtype=torch.float64),), normal(dim=dim))) == []
+
+
+def test_modes_by_relabelling_are_said_to_be_that():
+    place = torch.tensor([-3.0, 3.0], dtype=torch.float64)
+    draws = place + 0.14 * normal(dim=2)
+    data = (place.repeat(50) + normal(100)[:, 0],)
+    (said,) = missed(evidence_of(mixture, data, draws))
+    assert "differ by the order of their components alone" in said
+    assert missed(evidence_of(mixture, data, torch.cat([draws, draws.flip(1)]))) == []

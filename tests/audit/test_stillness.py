@@ -1,0 +1,162 @@
+"""Draws of a posterior hold still, and others are told how they are wrong; posteriors have known means and SDs."""
+
+import math
+import re
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.audit.stillness import stillness
+from tests.helpers.evidence import evidence_of
+
+CORRELATION = 0.9
+DIM = 3
+
+
+def conjugate(y):
+    """With two rows of ones the posterior of a is N(2/3, 1/3)."""
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def correlated(y):
+    """The rows say nothing: the posterior is the prior, of `DIM` correlated parameters."""
+    b = pyro.sample("b", dist.MultivariateNormal(torch.zeros(DIM, dtype=y.dtype), shares(DIM)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * b.sum(), 1.0), obs=y)
+
+
+def long_tailed(y):
+    """Student's t with 5 degrees of freedom: an SD of sqrt(5/3)."""
+    a = pyro.sample("a", dist.StudentT(y.new_tensor(5.0), 0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * a, 1.0), obs=y)
+
+
+def positive(y):
+    """A gamma distribution, which on the logarithm is not Gaussian: mean 4, SD 2."""
+    s = pyro.sample("s", dist.Gamma(y.new_tensor(4.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * s, 1.0), obs=y)
+
+
+def funnel(y):
+    """Neal's: the width of x is exp(v / 2)."""
+    v = pyro.sample("v", dist.Normal(y.new_tensor(0.0), 3.0))
+    x = pyro.sample("x", dist.Normal(y.new_zeros(4), (v / 2).exp()).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * x.sum(), 1.0), obs=y)
+
+
+def shares(dim):
+    return torch.full((dim, dim), CORRELATION, dtype=torch.float64).fill_diagonal_(1.0)
+
+
+def ones():
+    return (torch.ones(2, dtype=torch.float64),)
+
+
+def normal(count=1000, dim=1, seed=0):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("shift", "width", "said"),
+    [
+        (0.0, 1.0, None),
+        (0.15, 1.0, None),
+        (0.0, 0.9, None),
+        (0.4, 1.0, r"the mean of 'a' by 0\.(3[5-9]|4[0-5])"),
+        (0.0, 0.7, r"the SD of 'a' to 1\.[345]\d ± 0\.0\d times"),
+        (0.0, 1.5, r"the SD of 'a' to 0\.6\d ± 0\.0\d times"),
+        (10.0, 1.0, "the mean of 'a' by more than 3 SDs"),
+        (0.0, 0.1, "the SD of 'a' to more than 3 times"),
+        (0.0, 20.0, "the SD of 'a' to less than a third"),
+    ],
+)
+@pytest.mark.parametrize("count", [40, 1000])
+def test_an_answer_is_told_how_it_is_wrong(shift, width, said, count):
+    """At quantiles, so that no chance is in the draws."""
+    u = dist.Normal(0.0, 1.0).icdf((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+    draws = 2 / 3 + (u / u.std() * width + shift) * math.sqrt(1 / 3)
+    found = stillness(evidence_of(conjugate, ones(), draws[:, None], pf.DSVGD()))
+    assert len(found) == (said is not None)
+    assert all(re.search(said, note) for note in found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_right_draws_are_not_doubted(seed):
+    right = normal(dim=DIM, seed=seed) @ torch.linalg.cholesky(shares(DIM)).T
+    assert stillness(evidence_of(correlated, ones(), right, seed=seed)) == []
+    gamma = normal(dim=8, seed=seed).square().sum(1, keepdim=True) / 2
+    assert stillness(evidence_of(positive, ones(), gamma.log(), seed=seed)) == []
+    tails = normal(seed=seed) / normal(dim=5, seed=seed + 10).square().mean(1, keepdim=True).sqrt()
+    assert stillness(evidence_of(long_tailed, ones(), tails, seed=seed)) == []
+
+
+def test_lost_correlations_are_found_and_a_full_covariance_is_advised():
+    """Of the best diagonal Gaussian each SD is that of a parameter given the others."""
+    precision = shares(DIM).inverse().diagonal()
+    evidence = evidence_of(correlated, ones(), normal(dim=DIM) / precision.sqrt())
+    (said,) = stillness(evidence)
+    assert re.search(r"the SD of 'b\[\d\]' to", said) and "covariance='full'" not in said
+    evidence.shared.update(precision=precision, eta=torch.zeros(DIM))
+    assert "covariance='full'" in stillness(evidence)[0]
+
+
+def test_tails_that_a_gaussian_lacks_are_found():
+    """Importance ratios of the Gaussian's own draws do not see them."""
+    (said,) = stillness(evidence_of(long_tailed, ones(), 0.55 * math.sqrt(5 / 3) * normal()))
+    assert "the SD of 'a' to 1." in said
+
+
+def test_a_site_is_judged_on_its_own_scale_too():
+    """A log-normal with the moments of log s has 1.1 times the SD of s; with 1.2 times the SD of log s, 1.5 times."""
+    four = torch.tensor(4.0, dtype=torch.float64)
+    mean, sd = torch.special.digamma(four), torch.special.polygamma(1, four).sqrt()
+    assert stillness(evidence_of(positive, ones(), mean + sd * normal(4000))) == []
+    (said,) = stillness(evidence_of(positive, ones(), mean + 1.2 * sd * normal(4000)))
+    assert "the SD of 's' to 0." in said
+
+
+def test_draws_in_a_funnel_of_another_width_are_doubted():
+    (said,) = stillness(evidence_of(funnel, ones(), torch.cat([-12 + normal(), normal(dim=4, seed=1)], 1)))
+    assert "not the posterior's" in said
+
+
+def test_a_likelihood_to_a_power_is_judged_as_that():
+    """With temperature 2 the two rows count as one: N(1/2, 1/2)."""
+    draws = 0.5 + math.sqrt(0.5) * normal()
+    assert stillness(evidence_of(conjugate, ones(), draws, pf.DSVGD(temperature=2.0))) == []
+    assert len(stillness(evidence_of(conjugate, ones(), draws, pf.DSVGD()))) == 1
+
+
+def test_draws_that_are_no_numbers_and_points_are_not_judged():
+    assert stillness(evidence_of(conjugate, ones(), normal() * torch.nan)) == []
+    assert stillness(evidence_of(conjugate, ones(), normal(), pf.FedAvg())) == []
+
+
+def many_means(group, y):
+    """Neyman & Scott (1948): with r rows a group the mode of log s is log(r / (r - 1)) / 2 too low."""
+    s = pyro.sample("s", dist.LogNormal(0.0, 3.0))
+    m = pyro.sample("m", dist.Normal(0.0, 100.0).expand([10]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(m[group], s), obs=y)
+
+
+def test_a_mode_that_is_off_is_said_by_the_run_and_the_expected_newton_step_is_not():
+    group = torch.arange(10).repeat_interleave(8)
+    fed = pf.Federation(many_means, (group, group + normal(80)[:, 0]), plate="data", num_clients=3)
+    with pytest.warns(UserWarning, match="the mean of 's.*FedEP matches moments"):
+        found = pf.run(pf.FedLaplace(), fed, progress=False)
+    assert "the mean of 's" in pf.compare({"mode": found})["warnings"]["mode"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        judged = pf.run(pf.FedEP(), fed, progress=False)
+    alone = pf.run(pf.FedEP(), fed, progress=False, audit=False)
+    assert (judged.posterior["s"].values == alone.posterior["s"].values).all()

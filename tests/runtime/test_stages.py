@@ -1,0 +1,213 @@
+"""A plan: what it takes over, when it stops, which answer it gives, and what it tells of the others."""
+
+import json
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from algorithms import unequal_lines
+from short_runs import QUIET, values
+
+import pyro_fed as pf
+from pyro_fed.algorithm.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(Plan):
+    """The algorithms that it is given."""
+
+    tried: tuple[object, ...] = ()
+
+    def stages(self, problem, graph):
+        return self.tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubtful(pf.FedEP):
+    """FedEP that doubts itself, and may be wrong by some SDs."""
+
+    wrong_by: float = 0.0
+
+    def warnings(self, record, problem):
+        return ["it is doubtful"]
+
+    def sample(self, shared, num_draws, generator):
+        draws = super().sample(shared, num_draws, generator)
+        return draws + self.wrong_by * draws.std(1, keepdim=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverging(pf.FedLaplace):
+    """Its first message is not a number."""
+
+    def local_step(self, problem, shared, local, data, noise):
+        message, local, info = super().local_step(problem, shared, local, data, noise)
+        return {name: value * torch.nan for name, value in message.items()}, local, info
+
+
+def tried(*stages, federation=None, **settings):
+    """The result of a plan of these stages, and its steps."""
+    options = {"audit": False, **QUIET}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        idata = pf.run(Listed(tried=stages, **settings), federation or unequal_lines(), **options)
+    return idata, json.loads(idata.attrs["steps"])
+
+
+def test_an_answer_without_doubts_ends_it_and_is_that_of_the_algorithm_alone():
+    idata, steps = tried(pf.FedEP(), pf.FedAIS())
+    alone = pf.run(pf.FedEP(), unequal_lines(), audit=False, **QUIET)
+    np.testing.assert_array_equal(values(idata), values(alone))
+    np.testing.assert_array_equal(idata.federation["change"].values, alone.federation["change"].values)
+    assert [(step["algorithm"], step["rounds"], step["chosen"]) for step in steps] == [
+        ("FedEP", alone.federation.sizes["round"], True)
+    ]
+    assert (idata.attrs["algorithm"], idata.attrs["chosen"], idata.attrs["doubts"]) == ("Listed", "FedEP", "")
+
+
+def test_what_has_been_run_is_not_run_again():
+    first = Doubtful(wrong_by=9.0)
+    idata, steps = tried(first, pf.FedAIS(surrogates=first), confirm=0)
+    phases = list(idata.federation["phase"].values)
+    assert phases.count("FedAIS") == steps[1]["rounds"] == 1
+    assert phases.count("Doubtful") + phases.count("FedLaplace") == steps[0]["rounds"]
+    assert steps[0]["doubts"] == ["it is doubtful"] and steps[1]["chosen"]
+    sent = float(idata.federation["bytes_up"].sum() + idata.federation["bytes_down"].sum())
+    assert sum(step["bytes"] for step in steps) == sent
+
+
+def test_a_later_answer_needs_one_that_agrees():
+    idata, steps = tried(Doubtful(wrong_by=9.0), pf.FedLaplace(), pf.FedEP())
+    assert [step["algorithm"] for step in steps] == ["Doubtful(wrong_by=9.0)", "FedLaplace", "FedEP"]
+    assert idata.attrs["doubts"] == ""
+    alone, _ = tried(Doubtful(wrong_by=9.0), pf.FedLaplace())
+    assert (
+        "no second answer confirms that of FedLaplace: Doubtful(wrong_by=9.0) differ from it" in alone.attrs["doubts"]
+    )
+
+
+def test_so_many_stages_are_tried_for_a_second_answer():
+    wrong = [Doubtful(wrong_by=by) for by in (9.0, 8.0, 7.0, 6.0)]
+    _, steps = tried(wrong[0], pf.FedLaplace(), *wrong[1:], confirm=2)
+    assert len(steps) == 4 and steps[1]["chosen"]
+
+
+def test_a_doubted_answer_that_agrees_confirms():
+    idata, steps = tried(Doubtful(wrong_by=0.1), pf.FedLaplace(), pf.FedEP())
+    assert [step["algorithm"] for step in steps] == ["Doubtful(wrong_by=0.1)", "FedLaplace"]
+    assert idata.attrs["doubts"] == ""
+
+
+def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
+    idata, steps = tried(Doubtful(wrong_by=9.0), Doubtful(wrong_by=0.0), Doubtful(wrong_by=0.1), Doubtful(wrong_by=5.0))
+    assert [step["chosen"] for step in steps] == [False, False, True, False]
+    assert idata.attrs["doubts"].startswith("it is doubtful")
+
+
+def test_two_answers_without_doubts_that_disagree_are_told():
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(Doubtful):
+        def warnings(self, record, problem):
+            return []
+
+    idata, _ = tried(Doubtful(wrong_by=9.0), Wrong(wrong_by=3.0), pf.FedLaplace())
+    assert "FedLaplace and Wrong(wrong_by=3.0) disagree: its mean of 'w' is 3" in idata.attrs["doubts"]
+
+
+def test_figures_stand_at_the_rounds_of_the_chosen_stage():
+    idata, steps = tried(Doubtful(wrong_by=0.0), Doubtful(wrong_by=5.0), pf.FedLaplace(), Doubtful(wrong_by=6.0))
+    chosen = next(step for step in steps if step["chosen"])
+    assert chosen["algorithm"] == "FedLaplace"
+    has = ~np.isnan(idata.federation["change"].values)
+    phases = idata.federation["phase"].values
+    assert set(phases[has]) == {"FedLaplace"} and has.sum() == chosen["rounds"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stage_that_diverges_is_told_and_the_next_one_goes_on(first):
+    stages = (Diverging(), pf.FedEP()) if first else (Doubtful(wrong_by=9.0), Diverging(), pf.FedEP())
+    _, steps = tried(*stages, confirm=0)
+    failed = steps[0 if first else 1]
+    assert "left the finite numbers" in failed["end"] and failed["doubts"] is None
+    assert [step["chosen"] for step in steps][-1]
+
+
+def test_a_stage_that_starts_from_what_failed_is_not_tried():
+    _, steps = tried(Diverging(), pf.FedAIS(surrogates=Diverging()), pf.FedEP(), confirm=0)
+    assert steps[1]["end"] == "not tried: it starts from Diverging, which failed"
+    assert steps[1]["rounds"] == 0 and steps[2]["chosen"]
+
+
+def test_where_nothing_stays_finite_the_first_error_is_raised():
+    with pytest.raises(pf.DivergenceError, match="left the finite numbers"):
+        tried(Diverging(), Diverging(tolerance=0.1))
+
+
+def test_input_that_the_first_stage_refuses_is_an_error():
+    with pytest.raises(pf.SettingError, match="surrogates for 3 clients"):
+        tried(pf.FedAIS(surrogates=pf.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
+
+
+@pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 2500}])
+def test_a_budget_ends_the_first_stage_and_says_so(limit):
+    idata, steps = tried(pf.FedEP(), pf.FedAIS(), **limit)
+    told = next(f"{name}={value}" for name, value in limit.items())
+    assert f"the run of FedEP was ended by the budget, {told}" in idata.attrs["doubts"]
+    assert "FedAIS were not tried" in idata.attrs["doubts"]
+    assert [step["algorithm"] for step in steps] == ["FedEP"]
+    assert steps[0]["rounds"] <= limit.get("max_rounds", 99) and steps[0]["bytes"] <= limit.get("max_bytes", 10**9)
+
+
+def test_a_later_stage_that_the_budget_cuts_gives_no_answer():
+    whole = tried(Doubtful(), pf.FedLaplace(), confirm=0)[1]
+    limit = whole[0]["rounds"] + 1
+    idata, steps = tried(Doubtful(), pf.FedLaplace(), pf.FedEP(), max_rounds=limit)
+    assert idata.federation.sizes["round"] == limit
+    assert steps[0]["chosen"] and steps[1]["end"] == f"ended by the budget, max_rounds={limit}"
+    assert idata.attrs["doubts"].endswith(f"the budget ended the search, max_rounds={limit}; FedEP were not tried")
+
+
+def test_the_first_messages_of_a_stage_count_before_they_are_sent():
+    first = Doubtful(wrong_by=9.0)
+    spent = tried(first, confirm=0)[1][0]["bytes"]
+    _, steps = tried(first, pf.FedAIS(surrogates=first), confirm=0, max_bytes=spent + 10_000)
+    assert steps[1]["rounds"] == 0 and steps[1]["end"].startswith("ended by the budget")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_rounds": 5}, "Auto does not take num_rounds=: .*Auto\\(max_rounds=...\\)"),
+        ({"schedule": pf.schedule.RoundRobin()}, "schedule=: each of its stages has its own"),
+        ({"combination": pf.combination.Median()}, "combination="),
+        ({"start": "before"}, "start="),
+        ({"checkpoint": "here"}, "checkpoint=: only a single algorithm can be resumed"),
+    ],
+)
+def test_what_belongs_to_one_algorithm_is_refused(options, told):
+    with pytest.raises(pf.SettingError, match=told):
+        pf.run(pf.Auto(), unequal_lines(), **QUIET, **options)
+
+
+@pytest.mark.parametrize("settings", [{"max_rounds": 0}, {"max_bytes": -1}, {"mean_error": 0.0}, {"sd_factor": 1.0}])
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(pf.SettingError, match=next(iter(settings))):
+        pf.Auto(**settings)
+
+
+def test_ctrl_c_in_a_later_stage_keeps_the_earlier_answer():
+    @dataclass(frozen=True, kw_only=True)
+    class Interrupted(pf.FedLaplace):
+        def monitor(self, before, after):
+            raise KeyboardInterrupt
+
+    idata, steps = tried(Doubtful(wrong_by=9.0), Interrupted(), pf.FedEP())
+    assert (steps[1]["end"], steps[0]["chosen"], len(steps)) == ("interrupted", True, 2)
+    assert idata.attrs["interrupted"] == "True"
+
+
+def test_a_budget_of_less_than_a_round_is_refused():
+    with pytest.raises(pf.SettingError, match="max_bytes=100 is less than the first round of FedEP takes"):
+        tried(pf.FedEP(), max_bytes=100)
