@@ -47,7 +47,7 @@ class LongRun:
     """
 
     model: Callable[..., Any] | None = None
-    draws: int = 2000
+    draws: int = 1000
     accept: float = 0.8
 
 

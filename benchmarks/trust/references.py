@@ -154,7 +154,7 @@ def by_long_run(posterior: Posterior, how: LongRun) -> dict[str, Any]:
     """NUTS with four long chains."""
     args = posterior.data()
     fed = posterior.federation(how.model, dtype=torch.float64)
-    algorithm = pf.NUTS(num_samples=how.draws, warmup_steps=1000, target_accept_prob=how.accept)
+    algorithm = pf.NUTS(num_samples=how.draws, warmup_steps=500, target_accept_prob=how.accept)
     idata = pf.run(algorithm, fed, seed=1, progress=False, log_likelihood=False, audit=False)
     found = {}
     for name, site in coordinates(posterior.model, args).items():

@@ -59,6 +59,7 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "FedLaplace": pf.FedLaplace,
     "DSVGD": pf.DSVGD,
     "FSGLD": pf.FSGLD,
+    "Auto": pf.Auto,
     "NUTS": pf.NUTS,
 }
 

@@ -83,11 +83,14 @@ class Algorithm(SettingsRepr, ABC):
         additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
             the rows, and the clients keep nothing that follows from their own: the messages could be added up by
             secure aggregation, or be replaced by a robust mean.
+        may_be_infinite: entries of the server's state in which an infinity or a NaN means "not known yet"; in any other
+            that was finite it ends the run.
     """
 
     draws_are: ClassVar[str] = "independent"
     needs_all: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:

@@ -6,12 +6,33 @@ from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes import missed
+from pyro_fed.audit.precision import precision
+from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
 
 #: From the evidence to sentences; none where there is nothing to say.
 Check = Callable[[Evidence], list[str]]
 
-CHECKS: tuple[Check, ...] = (stillness, missed)
+
+def draws(evidence: Evidence) -> list[str]:
+    """Draws that are not the posterior's, by one cause: modes that they miss, or else what chains find.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence, or none.
+    """
+    still = stillness(evidence)
+    if evidence.moments is not None and evidence.moments.stuck:
+        return still  # what is far from the posterior says nothing of its modes
+    return missed(evidence) or still
+
+
+#: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not
+#: made: they would see what follows from it, and advise another algorithm against it.
+FIRST: tuple[Check, ...] = (splitting, precision)
+CHECKS: tuple[Check, ...] = (draws,)
 
 
 def audit(evidence: Evidence) -> list[str]:
@@ -23,4 +44,5 @@ def audit(evidence: Evidence) -> list[str]:
     Returns:
         One sentence a reason; none where nothing speaks against the result.
     """
-    return [sentence for check in CHECKS for sentence in check(evidence)]
+    causes = [sentence for check in FIRST for sentence in check(evidence)]
+    return causes or [sentence for check in CHECKS for sentence in check(evidence)]

@@ -25,8 +25,8 @@ from pyro_fed.density.rows.batches import CHUNK
 ENOUGH = 4
 #: More parameters than this are whitened one by one.
 LARGEST_FULL = 500
-#: Points that are computed together.
-BATCHES = (32, 128)
+#: Points that are computed together, at most, and made up to: each further size would have to be traced.
+BATCH = 64
 #: SDs that are less than this share of the largest are rounding.
 SMALLEST = 1e-10
 
@@ -87,7 +87,7 @@ class Target:
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
         z = self.model(white).to(self.problem.dtype)
-        size = max(1, min(_batch(len(z)), CHUNK // max(1, self.problem.evaluations)))
+        size = max(1, min(BATCH, CHUNK // max(1, self.problem.evaluations)))
         compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0,))
         found = [self._piece(compiled, piece, size) for piece in z.split(size)]
         self.spent += len(z)
@@ -128,11 +128,6 @@ class Tempered:
 
         found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)
         return found
-
-
-def _batch(count: int) -> int:
-    """How many points go together, so that few sizes are compiled."""
-    return next((size for size in BATCHES if count <= size), BATCHES[-1])
 
 
 def _factor(z: Tensor) -> Tensor:

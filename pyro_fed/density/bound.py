@@ -7,7 +7,8 @@ makes the `Problem`, which has a bound model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.running.handlers import Execution, FillLatents, Source, conventions, run_model
-from pyro_fed.density.running.trace_sites import is_imputed
+from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
+from pyro_fed.density.running.torch_modes import InDouble
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class BoundModel:
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
         constants: values of `pyro.param` statements, each kept as the first run that meets it finds it.
+        in_double: whether what the model would compute in float32 is computed in float64.
     """
 
     model: Callable[..., Any]
@@ -38,6 +40,21 @@ class BoundModel:
     num_rows: int
     dtype: torch.dtype
     constants: dict[str, Tensor] = field(default_factory=dict)
+    in_double: bool = False
+
+    def doubled(self) -> BoundModel:
+        """The same model computed in float64, with these data."""
+        constants = {
+            name: value.to(torch.promote_types(value.dtype, torch.float64)) if value.is_floating_point() else value
+            for name, value in self.constants.items()
+        }
+        return replace(
+            self,
+            arguments=self.arguments.to(torch.float64),
+            dtype=torch.float64,
+            constants=constants,
+            in_double=True,
+        )
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -79,29 +96,19 @@ class BoundModel:
         filler = FillLatents(
             source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None, nested
         )
-        return run_model(
-            self.model,
-            args,
-            kwargs,
-            filler,
-            indices=indices,
-            dtype=self.dtype,
-            densities=densities,
-            validate=validate,
-            first_enum_dim=enumerate_at,
-            members=self.arguments.members(rows),
-        )
-
-    def with_densities(self, execution: Execution) -> Execution:
-        """The same run with its sites' log densities, for one that was made without.
-
-        Args:
-            execution: a run of this model.
-        """
-        plates = execution.filler.plates
-        with conventions(self.dtype, validate=False):
-            execution.trace.compute_log_prob(lambda _, site: not is_imputed(site, plates))
-        return execution
+        with InDouble() if self.in_double else nullcontext():
+            return run_model(
+                self.model,
+                args,
+                kwargs,
+                filler,
+                indices=indices,
+                dtype=self.dtype,
+                densities=densities,
+                validate=validate,
+                first_enum_dim=enumerate_at,
+                members=self.arguments.members(rows),
+            )
 
 
 class RowDensities(Protocol):
@@ -134,6 +141,9 @@ class RowDensities(Protocol):
     @property
     def looped(self) -> bool:
         """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
+
+    def doubled(self) -> RowDensities:
+        """The same model computed in float64."""
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or what does its work for this model."""

@@ -1,7 +1,8 @@
 """From a model and its arguments to its `Problem`: the only place that checks a model, and that decides how it is run.
 
-What a plain model costs is two runs: the first one on all rows, validated, which lists the sites, and one on parts of
-the rows, mapped, which shows that the likelihood factorises and that the model can be mapped.
+What a plain model costs is three runs: the first one on all rows, validated, which lists the sites, and one on all rows
+and one on pairs of them, mapped and in float64, which show that the likelihood factorises and that the model can be
+mapped. In another dtype there is a fourth, on two rows, in that dtype.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def build(
     bound.constants.update(seen.execution.filler.constants)
     layout = describe(bound, seen)
     problem = _mapped(
-        Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: check_splits(candidate, seen)
+        Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: _try(candidate, seen)
     )
     if problem.local_dim:
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
@@ -98,6 +99,13 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
         if fitted != problem.quadrature:
             found = replace(found, quadrature=fitted, compiler=Compiler(problem.compiler.level))
     return found
+
+
+def _try(problem: Problem, seen: FirstRun) -> None:
+    """Refuse a model that does not split, as far as float64 tells; and try the mapping in the problem's own dtype."""
+    check_splits(problem, seen)
+    if problem.dtype != torch.float64 and not problem.local_dim:
+        mapping.run_trial(problem)
 
 
 def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:

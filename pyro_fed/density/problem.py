@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.shapes import another_size
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import Quadrature
@@ -196,6 +197,8 @@ class Problem:
             if msg["name"] in self.layout.local:
                 return self.layout.local[msg["name"]].of_rows(block)
             site = self.sites[msg["name"]]
+            if tuple(msg["fn"].shape()) != site.shape:
+                raise another_size(msg["name"], site.shape, tuple(msg["fn"].shape()))
             return z[site.start : site.start + site.size].reshape(site.unconstrained_shape)
 
         return source
@@ -244,6 +247,10 @@ class Problem:
     def looped(self) -> bool:
         """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
         return self.compiler.level == "loop"
+
+    def doubled(self) -> Problem:
+        """The same densities computed in float64, and not compiled."""
+        return replace(self, bound=self.bound.doubled(), compiler=Compiler("loop" if self.looped else "off"))
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a loop where the model cannot be vectorised.

@@ -27,6 +27,7 @@ from pyro_fed.federation.data_checks import check_finite, check_labels
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
 from pyro_fed.federation.pooling import first_look, pool_clients
+from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import choose_shards
 
 
@@ -46,7 +47,8 @@ class Federation:
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
             is the plate's size. The others are shared by all clients.
         seed: seed of the partition.
-        dtype: floating dtype of the computation; by default the data's.
+        dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
+            be too little for their columns.
         dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
         coords: coordinate values: `{"feature": names}`.
         quadrature: how latent sites inside the plate are integrated out at the clients.
@@ -82,12 +84,13 @@ class Federation:
         quadrature: Quadrature | None = None,
     ) -> None:
         arguments = flatten(model, args, kwargs)
-        dtype = _floating(dtype, arguments)
+        given, dtype = dtype, _floating(dtype, arguments)
         sizes, seen = first_look(model, arguments, plate, rows, dtype)
         if rows:
             arguments = group_arguments(arguments, plate, sizes, rows, shard)
         else:
             arguments = choose_shards(arguments, sizes[plate], shard)
+        dtype = wide_enough(arguments, dtype) if given is None else dtype
         if num_clients is not None and num_clients < 1:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
@@ -128,7 +131,7 @@ class Federation:
             kwargs: keyword arguments shared by all clients.
             shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is
                 the plate's size at the first client that has rows.
-            dtype: floating dtype of the computation; by default the data's.
+            dtype: floating dtype of the computation; by default as for `Federation`.
             dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
             coords: coordinate values: `{"feature": names}`.
             quadrature: how latent sites inside the plate are integrated out at the clients.
@@ -150,10 +153,12 @@ class Federation:
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
+        given, dtype = dtype, _floating(dtype, arguments)
+        dtype = wide_enough(arguments, dtype) if given is None else dtype
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         self._bind(
-            *(model, arguments, plate, arguments.num_rows or 0, index, _floating(dtype, arguments)),
+            *(model, arguments, plate, arguments.num_rows or 0, index, dtype),
             names=names,
             local_numbering=True,
             dims=dims,

@@ -24,6 +24,7 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
@@ -117,7 +118,8 @@ class _Site:
         if name not in self.federations:
             module = load_model(self.model)
             rows = self.load_rows(module, context.node_config)
-            federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE)
+            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
+            federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE, dtype=dtype)
             _check(federation)
             self.federations[name] = federation
         return self.federations[name]

@@ -14,6 +14,10 @@ from torch import Tensor
 
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
+#: Parts of a sample of weighted draws that are compared.
+PARTS = 8
+#: A smaller Pareto shape is that of an exponential tail.
+SMALL_SHAPE = 1e-6
 #: SD of log weights that is rounding: they are equal.
 EQUAL = 1e-6
 
@@ -44,11 +48,65 @@ def smoothed(log_weights: Tensor) -> Smoothed:
 
 
 def log_mean(log_weights: Tensor) -> tuple[float, float]:
-    """Logarithm of the mean of the raw weights (S,), and its standard error by the delta method."""
+    """Logarithm of the mean of the raw weights (S,), and its standard error.
+
+    Weights with a long tail have a sample whose largest ones are missing more often than not, and whose variance is
+    too small for the same reason. So two errors are added in squares: the sample's by the delta method, and what the
+    generalised Pareto distribution of the largest weights holds beyond the one expected once in S draws,
+
+        1/S (w' + σ'/(1 - k)),    w' its quantile at 1 - 1/S, σ' = σ + k (w' - u) there, u the threshold,
+
+    which is infinite from k = 1 on, where these weights have no mean.
+    """
     log_weights = log_weights.double()
     value = torch.logsumexp(log_weights, 0) - math.log(len(log_weights))
     relative = (log_weights - value).exp()
-    return float(value), float(relative.std() / len(relative) ** 0.5)
+    sampled = float(relative.std() / len(relative) ** 0.5)
+    return float(value), math.hypot(sampled, _unseen(relative, smoothed(log_weights).pareto_k))
+
+
+def _unseen(weights: Tensor, k: float) -> float:
+    """The mean of weights (S,) that lies beyond the largest expected of S draws, by a Pareto tail of shape k."""
+    count = len(weights)
+    tail = math.ceil(min(0.2 * count, 3 * count**0.5))  # Vehtari et al. (2024), Section 3.1
+    if not math.isfinite(k) or count <= tail:
+        return 0.0
+    if k >= 1:
+        return math.inf
+    ordered = weights.sort().values
+    threshold = ordered[-tail - 1]
+    median = float((ordered[-tail:] - threshold).median())
+    scale = median * k / (2**k - 1) if abs(k) > SMALL_SHAPE else median / math.log(2)
+    excess = scale * (tail**k - 1) / k if abs(k) > SMALL_SHAPE else scale * math.log(tail)
+    return (float(threshold) + excess + max(scale + k * excess, 0.0) / (1 - k)) / count
+
+
+def weighted_errors(draws: Tensor, log_weights: Tensor) -> tuple[float, float]:
+    """Errors of the weighted mean and SD of the worst parameter: in SDs, and as a logarithm.
+
+    Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`PARTS` is the standard error,
+    long tails included; where weights have not settled, those of a part are off from the whole's in one direction,
+    and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2 errors.
+
+    Args:
+        draws: (S, D).
+        log_weights: (S,), of raw weights.
+    """
+    size = len(draws) // PARTS
+    z = draws[: size * PARTS].double().unflatten(0, (size, PARTS))
+    parts = [_moments(z[:, i], log_weights[: size * PARTS].unflatten(0, (size, PARTS))[:, i]) for i in range(PARTS)]
+    mean, sd = _moments(draws.double(), log_weights)
+    means = (torch.stack([part[0] for part in parts]) - mean) / sd
+    sds = (torch.stack([part[1] for part in parts]) / sd).log()
+    errors = [float((x.mean(0).abs() + 2 * x.std(0) / PARTS**0.5).max()) for x in (means, sds)]
+    return errors[0], errors[1]
+
+
+def _moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted means and SDs, (D,)."""
+    weights = smoothed(log_weights).weights
+    mean = weights @ draws
+    return mean, (weights @ (draws - mean).square()).sqrt()
 
 
 def systematic(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:

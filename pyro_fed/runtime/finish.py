@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import DrawStats
@@ -13,6 +14,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence
 from pyro_fed.audit import audit as audited
 from pyro_fed.conventions import seeding
+from pyro_fed.errors import DivergenceError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import to_inference_data
@@ -54,14 +56,22 @@ class Finish:
         Raises:
             KeyboardInterrupt: the run was interrupted before there was a distribution.
             ImproperGaussianError: there is none.
+            DivergenceError: its draws are not finite.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
-            return self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
+            draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
         except ImproperGaussianError as error:
             if self.context.record.interrupted:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise
+        if not bool(torch.isfinite(draws).all()):
+            raise DivergenceError(
+                f"{type(self.algorithm).__name__}: the draws of the last state are not finite: it is no distribution, "
+                "or one far beyond the range of its numbers. Take smaller steps, give parameters of very different "
+                "scales a common one, or use dtype=torch.float64"
+            )
+        return draws
 
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""

@@ -13,7 +13,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network
-from pyro_fed.runtime.replies import gather, hidden
+from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -48,6 +48,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
+    refuse_divergence(algorithm, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     context.executor.settle(found.slots, told)
     info = {} if hidden(context) else as_figures(found.info | figures)

@@ -155,6 +155,37 @@ def _diverged(
     return error
 
 
+def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int) -> None:
+    """Refuse a server's state with an entry that was finite and is so no more.
+
+    Entries that begin as infinities, and those that the algorithm names as `may_be_infinite`, hold what is not known
+    yet.
+
+    Args:
+        algorithm: what runs.
+        before: the server's state before the round, which the error keeps.
+        after: its state now.
+        round: the round's number.
+
+    Raises:
+        DivergenceError: names the entry.
+    """
+    for name, value in after.items():
+        if name in algorithm.may_be_infinite or not value.is_floating_point() or bool(torch.isfinite(value).all()):
+            continue
+        if name in before and not bool(torch.isfinite(before[name]).all()):
+            continue
+        error = DivergenceError(
+            f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
+            "client's reply was finite: the step was too long, or a density overflowed. Take a smaller step, give "
+            "parameters of very different scales a common one, or use dtype=torch.float64. The last finite state is "
+            "kept in this error's `result`",
+            round=round,
+        )
+        error.algorithm, error.state = algorithm, before
+        raise error
+
+
 def _check_quorum(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> None:
     replied, asked = len(found.slots), len(work.clients)
     need = asked if algorithm.needs_all else min(context.min_clients or 0, asked)

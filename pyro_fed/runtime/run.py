@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError, StoppedError
+from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.results.inference_data import InferenceData
@@ -154,8 +155,9 @@ def run(
             shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
             if error.state is not None and error.result is None:
-                error.result = replace(finish, algorithm=error.algorithm)(error.state)
-                error.result.attrs["stopped"] = str(error)
+                with suppress(DivergenceError):  # a state that was never a distribution has no draws
+                    error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                    error.result.attrs["stopped"] = str(error)
             raise
         finally:
             context.executor.close()

@@ -53,7 +53,7 @@ def run(algorithm, fed, rounds):
     return pf.run(algorithm, fed, num_rounds=rounds, progress=False, log_likelihood=False)
 
 
-@pytest.mark.filterwarnings("ignore:.*R-hat", "ignore:only .* effective draws")
+@pytest.mark.filterwarnings("ignore:.*R-hat", "ignore:only .* effective draws", "ignore:these draws are not")
 def test_dsgld_with_a_thousand_local_updates_is_flagged_and_right_results_are_not():
     """DSGLD ends near a client's own posterior, tens of SDs away."""
     x = shards(2, ROWS, 6.0)

@@ -164,7 +164,7 @@ def imputed_and_used(x, y, seen):
             forgotten_obs,
             r"plate 'data' holds no observed site \(it holds the latent sites \['y'\]\): put the likelihood",
         ),
-        (one_latent_a_row, "every latent must take their sizes from them or be independent of them"),
+        (one_latent_a_row, r"latent site 'b' has shape \(13,\) with all rows and \(2,\) with some .* into the plate"),
     ],
 )
 def test_what_does_not_split_is_refused(model, message):

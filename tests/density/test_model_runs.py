@@ -72,12 +72,13 @@ def counted(model):
 @pytest.mark.parametrize(
     ("model", "args", "times"),
     [
-        (linear, (X, Y), 2),  # all rows, validated; parts of them, mapped
-        (groups, (X, Y, GROUP), 2),  # other plates, no latents inside the partitioned one
-        (mixture, (Y,), 3),  # and the whole with discrete latents summed out, which the first run does not do
-        (imputing, (X, Y), 3),  # and with another value for the imputed entries
-        (branching, (X, Y), 9),  # and, as `vmap` fails in both forms, 3 parts at 2 points one by one
-        (narrow, (X, Y), 4),  # the first run at zero instead, and so the whole near it, without validation
+        (linear, (X.double(), Y.double()), 3),  # all rows, validated; all rows and pairs of them, mapped, in float64
+        (linear, (X, Y), 4),  # and two rows in float32, mapped
+        (groups, (X, Y, GROUP), 4),  # other plates, no latents inside the partitioned one
+        (mixture, (Y,), 4),  # discrete latents are summed out
+        (imputing, (X, Y), 5),  # and with another value for the imputed entries
+        (branching, (X, Y), 21),  # and, as `vmap` fails in both forms, all rows and 6 pairs at 2 points one by one
+        (narrow, (X, Y), 5),  # the first run at zero instead
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -91,7 +92,7 @@ def test_a_federation_of_data_that_lie_apart():
     """One run more: the first client's alone says which arguments are split by rows."""
     model = counted(linear)
     pf.Federation.from_clients(model, [(X[:10], Y[:10]), (X[10:], Y[10:])], plate="data")
-    assert model.times == 3
+    assert model.times == 5
 
 
 def test_build_without_a_run_made_before_is_the_same():

@@ -17,7 +17,7 @@ def rows():
 
 def test_every_fault_names_tests_that_exist():
     found = rows()
-    assert sorted(found) == list(range(1, 49))
+    assert set(range(1, 49)) <= set(found)
     for number, tests in found.items():
         assert tests, f"row {number} names no test"
         for file, name in tests:

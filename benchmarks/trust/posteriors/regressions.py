@@ -321,7 +321,7 @@ REGRESSIONS = (
         "scale",
         logistic_regression.model,
         lambda: logistic_regression.load_data()[0],
-        LongRun(draws=1000),
+        LongRun(draws=500),
         clients=10,
         partition=by_mix,
     ),

@@ -50,11 +50,11 @@ def lagged(x):
 
 
 def trend(x):
-    return torch.arange(len(x), dtype=x.dtype) / 20.0
+    return torch.arange(len(x), dtype=x.dtype) / 100.0
 
 
 def running(x):
-    return x.cumsum(0) / 10.0
+    return x.cumsum(0) / 100.0
 
 
 def noisy(x):
@@ -62,10 +62,10 @@ def noisy(x):
 
 
 def lines(dtype, seed=80):
-    """Rows whose covariate has a mean far from zero, and grows."""
+    """Rows whose covariate has a mean far from zero, and grows: enough of them that a few say little."""
     rng = np.random.default_rng(seed)
-    x = np.linspace(1.0, 5.0, 40) + 0.3 * rng.normal(size=40)
-    return tensors(x, 0.5 + 1.0 * x + rng.normal(size=40), dtype=dtype)
+    x = np.linspace(1.0, 5.0, 300) + 0.3 * rng.normal(size=300)
+    return tensors(x, 0.5 + 1.0 * x + rng.normal(size=300), dtype=dtype)
 
 
 def sorted_by_x(x, *_):
@@ -164,10 +164,10 @@ def weighted_by_size(y):
         pyro.sample("y", dist.Normal(mu, 8.0 / len(y) ** 0.5), obs=y)
 
 
-def of_rows(name, transform, dtype=torch.float32, loop=False):
+def of_rows(name, transform, dtype=torch.float32):
     box = {"a": (-20.0, 20.0), "b": (-20.0, 20.0)}
     return Posterior(
-        name, "does not split", line(transform), partial(lines, dtype), Grid(box, loop=loop), partition=sorted_by_x
+        name, "does not split", line(transform), partial(lines, dtype), Grid(box, points=401), partition=sorted_by_x
     )
 
 

@@ -40,12 +40,14 @@ class Moments(NamedTuple):
     @property
     def mean_error(self) -> np.ndarray:
         """Standard errors of the means."""
-        return self.sd / np.sqrt(self.worth)
+        error: np.ndarray = self.sd / np.sqrt(self.worth)
+        return error
 
     @property
     def log_sd_error(self) -> np.ndarray:
         """Standard errors of the logarithms of the SDs."""
-        return np.sqrt(np.maximum(self.kurtosis - 1, 0) / (4 * self.worth_of_sd))
+        error: np.ndarray = np.sqrt(np.maximum(self.kurtosis - 1, 0) / (4 * self.worth_of_sd))
+        return error
 
 
 class Gaps(NamedTuple):

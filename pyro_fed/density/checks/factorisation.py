@@ -1,35 +1,50 @@
 """Whether a model's likelihood can be split over the partitioned plate: numerical checks in place of trust.
 
 Each row's log-likelihood must be the same whichever rows stand beside it, and what is outside the plate must not depend
-on the rows. Some rows are taken out, put in a random order, and cut into three overlapping parts of half of them; the
-model is run on all parts at two points in one mapped run, which is also the trial of that mapping. Latents inside the
-plate go with their rows.
+on the rows. The model is run on its rows, and again on pairs of them: two rows are as far from all of them as one gets,
+in what their means, extremes, ranks, places, number and groups are, so that what depends on any of these shows. The
+pairs hold the rows with the smallest and the largest value of each column, and others at random.
 
-At the first point the parts are compared with the model's first run, on all rows: other neighbours, another order and
-another number of rows. At the second the third part is compared with the first two, which hold its rows in halves.
+All that is computed in float64 whatever the problem's dtype, since in float32 rounding hides what a neighbour changes;
+at several points, near zero and where the prior has its mass, since some effects are not everywhere; and with the
+likelihood's gradient. Differences as small as a change of the inputs in their last places makes are rounding.
 
-A second run of the whole is needed only where the first one does not have these densities: with discrete latents, which
-it does not sum out, and where Pyro's validation refused its point. Models with imputed entries are run once more, with
-another value for them.
+Models with imputed entries are run once more, with another value for them. What fails is looked into by `blame`, so
+that the message has a line and a cause.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.first_run import SPREAD, FirstRun
+from pyro_fed.density.checks.blame import blame, line_of
+from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
+from pyro_fed.density.checks.points import local_points, points
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.errors import ModelError, PyroFedError
 
-#: Rows used for the checks.
-CHECK_ROWS = 64
-#: Relative difference that the checks take for rounding, per floating dtype.
-CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
+#: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
+REFERENCE_ROWS = 2048
+#: Rows that are looked at in pairs, and in how many columns the extreme ones are among them.
+PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
+#: With fewer rows each is beside itself: two pairs of four rows may have all in common with the four.
+FEWEST_TO_PAIR = 6
+#: Where the model has to be run pair by pair, there are so many rows, and so many points.
+LOOPED_ROWS, LOOPED_POINTS = 12, 2
+#: Most numbers in the gradients of all pairs.
+GRADIENT_ENTRIES = 2_000_000
+#: Relative difference, in float64, that is taken for rounding without a further look.
+TOLERANCE = 1e-8
+#: Inputs are changed by this many units in the last place to see what rounding does, and what it does is multiplied
+#: by this much, since sums in another order round in other places.
+LAST_PLACES, MARGIN = 4, 16
 
 Terms = dict[str, Tensor]
 #: What every row that does not factorise is told.
@@ -39,21 +54,35 @@ _CURE = (
 )
 
 
-class _Picked(NamedTuple):
-    """The rows that are looked at, and where: `at` (n,) row numbers, z (2, D) and local (2, n, d) two points."""
+class _Sample(NamedTuple):
+    """Where the model is looked at.
+
+    Attributes:
+        at: (n,) row numbers.
+        rows: row tensors of these.
+        all_together: the same as the model takes them at once.
+        pairs: (R, 2) places in `at`.
+        weight: (R, 2) of each row in the gradient.
+        z: (P, D) points.
+        local: (P, n, d) latents of the rows there.
+    """
 
     at: Tensor
-    rows: tuple[Tensor, ...]
+    rows: tuple[Any, ...]
+    all_together: tuple[Any, ...]
+    pairs: Tensor
+    weight: Tensor
     z: Tensor
     local: Tensor
 
 
-class _Seen(NamedTuple):
-    """What a run on `together` rows says of the picked ones: densities outside the plate (), and inside it (n,)."""
+class _Run(NamedTuple):
+    """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D)."""
 
     outside: Terms
     inside: Terms
-    together: int
+    slope: Tensor
+    size: Tensor
 
 
 def check_splits(problem: RowDensities, seen: FirstRun) -> None:
@@ -68,147 +97,300 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         Exception: what the model raises where it cannot be mapped in this way.
     """
     try:
-        picked = _pick(problem, seen)
-        whole = _whole(problem, seen, picked)
-        order = _parts(len(picked.at))
-        outside, inside = _run_parts(problem, picked, order)
-        _check_outside(problem, whole, outside, order.shape[1])
-        _check_rows(problem, picked, whole, inside, order)
-        _check_neighbours(problem, picked, inside, order)
-        _check_imputed(problem, seen, picked, whole)
+        with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
+            judged = problem.doubled()
+            sample = _sample(judged, seen)
+            whole, apart = _together(judged, sample), _apart(judged, sample)
+            _compare(judged, sample, whole, apart)
+            _compare_with_all(judged, seen, sample, apart)
+            _check_imputed(judged, seen, sample, whole)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
 
 
-def _pick(problem: RowDensities, seen: FirstRun) -> _Picked:
-    """Some rows; the first point is that of the model's first run, as far as that is any."""
-    bound, layout = problem.bound, problem.layout
-    generator = torch.Generator().manual_seed(0)
-    at = torch.randperm(bound.num_rows, generator=generator)[:CHECK_ROWS].sort().values
-    z = SPREAD * torch.randn(2, problem.dim, generator=generator, dtype=bound.dtype)
-    local = SPREAD * torch.randn(2, len(at), problem.local_dim, generator=generator, dtype=bound.dtype)
-    if seen.spread:
-        z[0] = torch.cat([seen.point[name].flatten() for name in layout.latents])
-        local[0] = torch.cat([local[0, :, :0], *(s.by_rows(seen.point[n])[at] for n, s in layout.local.items())], -1)
-    return _Picked(at, tuple(leaf[at] for leaf in problem.rows), z, local)
-
-
-def _parts(count: int) -> Tensor:
-    """Places of three parts' rows (3, m), m half of `count`: two parts that hold all, and one of halves of these."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
-    half = (count + 1) // 2
-    return torch.stack([order[:half], order[count - half :], order[::2]])
-
-
-def _whole(problem: RowDensities, seen: FirstRun, picked: _Picked) -> _Seen:
-    """All rows at once, from the first run; else the picked ones."""
-    if not seen.spread or problem.layout.discrete:
-        outside, inside = problem.log_terms(picked.z[0], picked.rows, picked.local[0])
-        return _Seen(outside, inside, len(picked.at))
+# -- rows and points --------------------------------------------------------------------------------------------
+def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     bound = problem.bound
-    outside, inside = problem.terms_of(bound.with_densities(seen.execution), bound.all_rows)
-    return _Seen(outside, {name: terms[picked.at] for name, terms in inside.items()}, bound.num_rows)
+    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:REFERENCE_ROWS].sort().values
+    rows = tuple(leaf[at] for leaf in problem.rows)
+    number = LOOPED_POINTS if problem.looped else None
+    pairs = _pairs(problem, rows)
+    weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return _Sample(
+        at,
+        rows,
+        bound.all_rows if len(at) == bound.num_rows else rows,
+        pairs,
+        weight,
+        points(problem, seen)[:number],
+        local_points(problem, seen, at)[:number],
+    )
 
 
-def _run_parts(problem: RowDensities, picked: _Picked, order: Tensor) -> tuple[Terms, Terms]:
-    """Densities of the parts at both points: outside the plate (3, 2), inside it (3, 2, m)."""
-    rows = tuple(leaf[order] for leaf in picked.rows)
-    at_points = problem.vmap(problem.log_terms, (0, None, 0))
-    over_parts = problem.vmap(lambda part, local: at_points(picked.z, part, local), (0, 0))
+def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
+    """Places (R, 2): the rows with extreme values and others at random, each once; few rows each beside itself.
+
+    Two rows are taken one by one, (2, 1), so that it shows what depends on their number.
+    """
+    count = len(rows[0])
+    if count < FEWEST_TO_PAIR:
+        return torch.arange(count).unsqueeze(-1).expand(-1, 1 if count == 2 else 2)
+    most = LOOPED_ROWS if problem.looped else min(PAIRED_ROWS, GRADIENT_ENTRIES // max(1, problem.dim) // 3)
+    most = max(most, FEWEST_TO_PAIR)
+    at_random = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+    chosen = list(dict.fromkeys([*_extremes(rows)[: most // 2], *at_random]))[: min(most, count) // 2 * 2]
+    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(3))
+    return torch.tensor(chosen)[order].reshape(-1, 2)
+
+
+def _extremes(rows: tuple[Any, ...]) -> list[int]:
+    """Places of the smallest and the largest value in each of some columns; whole numbers first: they may be sizes."""
+    columns: list[Tensor] = []
+    leaves = [leaf for leaf in rows if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex()]
+    for leaf in sorted(leaves, key=lambda leaf: leaf.is_floating_point()):
+        columns += leaf.reshape(len(leaf), -1).T[: EXTREME_COLUMNS - len(columns)].double()
+    return [int(place) for column in columns for place in (column.argmin(), column.argmax())]
+
+
+# -- running the model ------------------------------------------------------------------------------------------
+def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, weight: Tensor, share: float) -> Any:
+    """Gradient (D,) of the weighted sum of the rows' terms and a share of what is outside; and all terms."""
+
+    def total(point: Tensor) -> tuple[Tensor, tuple[Terms, Terms]]:
+        outside, inside = problem.log_terms(point, rows, local)
+        prior = sum(outside.values(), point.new_zeros(()))
+        return sum(((weight * terms).sum() for terms in inside.values()), share * prior), (outside, inside)
+
+    return grad(total, has_aux=True)(z)
+
+
+def _together(problem: RowDensities, sample: _Sample) -> _Run:
+    """All rows of the sample at once, weighted as in the pairs."""
+    pairs, weight = sample.pairs, sample.weight
+    each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())
+
+    def at_point(z: Tensor, local: Tensor) -> Any:
+        return _run(problem, z, sample.all_together, local, each, 1.0)
+
+    slope, (outside, inside) = problem.vmap(at_point)(sample.z, sample.local)
+    return _Run(
+        {name: value.expand(len(pairs), -1) for name, value in outside.items()},
+        {name: terms[:, pairs].movedim(1, 0) for name, terms in inside.items()},
+        slope,
+        slope.abs(),
+    )
+
+
+def _apart(problem: RowDensities, sample: _Sample) -> _Run:
+    """Every pair by itself."""
+    pairs, share = sample.pairs, 1.0 / len(sample.pairs)
+
+    def pair(rows: tuple[Any, ...], local: Tensor, weight: Tensor) -> Any:
+        return problem.vmap(lambda z, own: _run(problem, z, rows, own, weight, share))(sample.z, local)
+
     try:
-        outside, inside = over_parts(rows, picked.local[:, order].movedim(1, 0))
-    except PyroFedError:
-        raise
+        slope, (outside, inside) = problem.vmap(pair)(
+            tuple(leaf[pairs] for leaf in sample.rows), sample.local[:, pairs].movedim(1, 0), sample.weight
+        )
+    except PyroFedError as error:  # Pyro adds a drawing of the trace so far
+        raise type(error)(str(error).split("\nTrace Shapes:")[0]) from error
     except (RuntimeError, IndexError, ValueError) as error:
         if not problem.looped:
             raise
-        bound = problem.bound
-        raise ModelError(
-            f"the model runs on all {bound.num_rows} rows but not on some of them: the arguments split by rows are "
-            f"{[name for name, _, _ in bound.arguments.columns]}, and plate '{bound.plate}' and every latent must "
-            "take their sizes from them or be independent of them. Say which arguments are split with shard=(...). "
-            f"{_nested_cure(problem)}The model said: {str(error).splitlines()[0]}"
-        ) from error
-    return outside, inside
+        raise _not_on_some(problem, error) from error
+    return _Run(outside, inside, slope.sum(0), slope.abs().sum(0))
 
 
-def _check_outside(problem: RowDensities, whole: _Seen, parts: Terms, few: int) -> None:
-    plate = problem.bound.plate
-    for name, value in whole.outside.items():
-        known = parts.get(name)
-        if known is not None and _close(known[:, 0], value) and _close(known[1:, 1], known[:1, 1]):
-            continue
-        figures = f"{float(value):.6g} with {whole.together} rows"
-        if known is None:
-            figures += f", none with {few}"
-        elif not _close(known[:, 0], value):
-            figures += f", {float(_furthest(known[:, 0], value)):.6g} with {few}"
-        else:
-            low, high = float(known[:, 1].min()), float(known[:, 1].max())
-            figures = f"{low:.6g} with {few} rows, {high:.6g} with {few} others"
-        if name and name not in problem.layout.latents:
-            raise ModelError(
-                f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
-                f"({figures}): it cannot be split over the clients. Move it inside `with pyro.plate('{plate}', ...)`, "
-                "or say with shard=(...) which arguments are split by rows"
-            )
-        what = f"the prior of site '{name}'" if name else "the support of a latent site"
-        raise ModelError(
-            f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). Compute summaries of the "
-            "data once, before the model, and pass them as shared arguments; or exclude an argument that is not "
-            "split by rows with shard=(...)"
-        )
+def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
+    bound = problem.bound
+    return ModelError(
+        f"the model runs on all {bound.num_rows} rows but not on some of them: the arguments split by rows are "
+        f"{[name for name, _, _ in bound.arguments.columns]}, and plate '{bound.plate}' and every latent must "
+        "take their sizes from them or be independent of them. Say which arguments are split with shard=(...); a "
+        "number that is read from the rows' values, such as int(group.max()) + 1, is another one at each client: "
+        f"compute it before the model and pass it as an argument. {_nested_cure(problem)}The model "
+        f"said{line_of(error)}: {str(error).splitlines()[0]}"
+    )
 
 
-def _check_rows(problem: RowDensities, picked: _Picked, whole: _Seen, parts: Terms, order: Tensor) -> None:
-    """Each row among all others against itself in a part, at the first point."""
-    half = order.shape[1]
-    for name, terms in whole.inside.items():
-        if name not in parts:
-            raise _not_split(problem, name, int(picked.at[0]), float(terms[0]), f"{whole.together} rows")
-        expected, found = terms[order], parts[name][:, 0]
-        if not _close(found, expected):
-            part, place = divmod(int((found - expected).abs().nan_to_num(torch.inf).argmax()), half)
-            figures = f"{whole.together} rows and {float(found[part, place]):.6g} beside {half} in another order"
-            row = int(picked.at[order[part, place]])
-            raise _not_split(problem, name, row, float(expected[part, place]), figures)
+# -- comparing --------------------------------------------------------------------------------------------------
+def _compare(problem: RowDensities, sample: _Sample, whole: _Run, apart: _Run) -> None:
+    """Refuse what differs between the rows together and in pairs by more than rounding."""
+    for name in whole.outside:
+        if name not in apart.outside or bool(_off(whole.outside[name], apart.outside[name]).any()):
+            _look_again(problem, sample, "outside", name, whole, apart)
+    for name in whole.inside:
+        if name not in apart.inside or bool(_off(whole.inside[name], apart.inside[name]).any()):
+            _look_again(problem, sample, "inside", name, whole, apart)
+    if bool(_steep(whole, apart).any()):
+        _look_again(problem, sample, "slope", "", whole, apart)
 
 
-def _check_neighbours(problem: RowDensities, picked: _Picked, parts: Terms, order: Tensor) -> None:
-    """The third part's rows against themselves in the first two, at the second point."""
-    half = order.shape[1]
-    for name, terms in parts.items():
-        both = terms.new_zeros(len(picked.at)).index_copy(0, order[0], terms[0, 1]).index_copy(0, order[1], terms[1, 1])
-        expected, found = both[order[2]], terms[2, 1]
-        if not _close(found, expected):
-            place = int((found - expected).abs().nan_to_num(torch.inf).argmax())
-            figures = f"{half} rows and {float(found[place]):.6g} beside {half} others"
-            raise _not_split(problem, name, int(picked.at[order[2, place]]), float(expected[place]), figures)
+def _steep(whole: _Run, apart: _Run) -> Tensor:
+    """Where the gradients differ, as far as they are finite: a row that is not in a pair may have none."""
+    finite = whole.slope.isfinite() & apart.slope.isfinite()
+    return finite & _off(whole.slope, apart.slope, whole.size + apart.size)
 
 
-def _check_imputed(problem: RowDensities, seen: FirstRun, picked: _Picked, whole: _Seen) -> None:
+def _off(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
+    """Where two values differ."""
+    scale = torch.maximum(a.abs(), b.abs()) if size is None else size
+    same = (a == b) | (a.isnan() & b.isnan())
+    return ~(((a - b).abs() <= TOLERANCE * (1 + scale)) | same)
+
+
+def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
+    """Refuse the model for a difference, unless that is rounding."""
+    expected, found = _of(whole, kind, name), _of(apart, kind, name)
+    if found is None or expected is None:
+        raise _refusal(problem, sample, kind, name, expected, None, None)
+    again = _of(_apart(problem, sample), kind, name)
+    if again is None or bool(_off(again, found).any()):
+        raise _random(problem, sample, kind, name, found, again)
+    off = _steep(whole, apart) if kind == "slope" else _off(expected, found)
+    moved = _moved(sample)
+    rounding = torch.zeros_like(expected)
+    for run, value in ((_together, expected), (_apart, found)):
+        other = _of(run(problem, moved), kind, name)
+        rounding = rounding + (torch.inf if other is None else (other - value).abs().nan_to_num(torch.inf))
+    off &= ~((found - expected).abs() <= MARGIN * rounding)
+    if bool(off.any()):
+        raise _refusal(problem, sample, kind, name, expected, found, off)
+
+
+def _of(run: _Run, kind: str, name: str) -> Tensor | None:
+    return run.slope if kind == "slope" else getattr(run, kind).get(name)
+
+
+def _moved(sample: _Sample) -> _Sample:
+    """The same with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
+    nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
+
+    def moved(rows: Any) -> Any:
+        return pytree.tree_map(lambda leaf: leaf * nudge if leaf.is_floating_point() else leaf, rows)
+
+    return sample._replace(
+        rows=moved(sample.rows),
+        all_together=moved(sample.all_together),
+        z=sample.z * nudge,
+        local=sample.local * nudge,
+    )
+
+
+def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, apart: _Run) -> None:
+    """The pairs with all rows at once, at the first point, where these are more than the sample."""
+    bound = problem.bound
+    if len(sample.at) == bound.num_rows:
+        return
+    local = local_points(problem, seen, torch.arange(bound.num_rows))[0]
+    local[sample.at] = sample.local[0]
+    outside, inside = problem.log_terms(sample.z[0], bound.all_rows, local)
+    at = sample.at[sample.pairs]
+    first = _Run(
+        {name: value[:, :1] for name, value in apart.outside.items()},
+        {name: terms[:, :1] for name, terms in apart.inside.items()},
+        apart.slope[:1],
+        apart.size[:1],
+    )
+    everything = _Run(
+        {name: value.expand(len(at), 1) for name, value in outside.items()},
+        {name: terms[at].unsqueeze(1) for name, terms in inside.items()},
+        first.slope,
+        first.size,
+    )
+    for kind in ("outside", "inside"):
+        for name, value in getattr(everything, kind).items():
+            found = _of(first, kind, name)
+            if found is None or bool(_off(value, found).any()):
+                off = None if found is None else _off(value, found)
+                raise _refusal(problem, sample._replace(z=sample.z[:1]), kind, name, value, found, off, bound.num_rows)
+
+
+def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole: _Run) -> None:
     """Imputed entries are used nowhere else: another value for them changes nothing."""
     trace, plates = seen.execution.trace, seen.execution.filler.plates
     if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
         return
-    _, imputed = problem.log_terms(picked.z[0], picked.rows, picked.local[0], placeholder=1.0)
-    for name, terms in whole.inside.items():
-        if not _close(imputed[name], terms):
+    _, imputed = problem.log_terms(sample.z[0], sample.all_together, sample.local[0], placeholder=1.0)
+    for name, terms in imputed.items():
+        if bool(_off(terms[sample.pairs], whole.inside[name][:, 0]).any()):
             raise ModelError(
                 f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
                 "they are latents inside the plate: mask the likelihood instead, or impute outside the model"
             )
 
 
-def _not_split(problem: RowDensities, name: str, row: int, value: float, figures: str) -> ModelError:
-    if name:
-        site = f"{'latent' if name in problem.layout.local else 'observed'} site '{name}'"
-    else:
-        site = "the support of a latent site"
+# -- what to say ------------------------------------------------------------------------------------------------
+def _random(
+    problem: RowDensities, sample: _Sample, kind: str, name: str, before: Tensor, after: Tensor | None
+) -> ModelError:
+    found = blame(problem, sample.z[-1], sample.rows, sample.local[-1], sample.pairs[0], name, kind, again=True)
+    figures = ""
+    if after is not None:
+        worst = (after - before).abs().nan_to_num(torch.inf).argmax()
+        figures = f" ({float(before.flatten()[worst]):.6g}, then {float(after.flatten()[worst]):.6g})"
     return ModelError(
-        f"{site} in plate '{problem.bound.plate}' does not factorise over rows: row {row} has log density "
-        f"{value:.6g} beside {figures}. {_CURE}"
+        f"{_site(problem, kind, name)} in a model that draws random numbers: run twice with the same values, it has "
+        f"another log density{figures}, so that there is no posterior. {found.where}Give what is random a "
+        "`pyro.sample` of its own, draw it once before the model and pass it as an argument, or switch it off (a "
+        "module's `.eval()`, against dropout)"
     )
+
+
+def _refusal(
+    problem: RowDensities,
+    sample: _Sample,
+    kind: str,
+    name: str,
+    expected: Tensor | None,
+    found: Tensor | None,
+    off: Tensor | None,
+    together: int | None = None,
+) -> ModelError:
+    """What to say of a difference: the worst one of those that are `off`."""
+    plate, together = problem.bound.plate, len(sample.at) if together is None else together
+    if found is None or expected is None or off is None:
+        figures, place, point, pair = "none", 0, 0, 0
+        mine = torch.nan if expected is None else float(expected.flatten()[0])
+    else:
+        apart = torch.where(off, (found - expected).abs().nan_to_num(torch.inf), -1.0)
+        index = [int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)]
+        mine, other = float(expected[tuple(index)]), float(found[tuple(index)])
+        pair, point, place = [*index, 0][:3] if kind != "slope" else (0, index[0], 0)
+        figures = f"{other:.6g}"
+    cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
+    if kind == "outside":
+        figures = f"{mine:.6g} with {together} rows, {figures} with {sample.pairs.shape[1]}"
+        if name and name not in problem.layout.latents:
+            return ModelError(
+                f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
+                f"({figures}): it cannot be split over the clients. {cause.where}Move it inside "
+                f"`with pyro.plate('{plate}', ...)`, or say with shard=(...) which arguments are split by rows"
+            )
+        what = f"the prior of site '{name}'" if name else "the support of a latent site"
+        return ModelError(
+            f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {cause.where}Compute "
+            "summaries of the data once, before the model, and pass them as shared arguments; or exclude an argument "
+            "that is not split by rows with shard=(...)"
+        )
+    if kind == "slope":
+        return ModelError(
+            f"plate '{plate}' does not factorise over rows: the gradient of its log density is {mine:.6g} with "
+            f"{together} rows and {figures} in pairs of them, though the densities agree. {cause.where}{_CURE}"
+        )
+    row = int(sample.at[sample.pairs[pair, place]])
+    beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
+    return ModelError(
+        f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
+        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{_CURE}"
+    )
+
+
+def _site(problem: RowDensities, kind: str, name: str) -> str:
+    if not name:
+        return "the support of a latent site"
+    latent = name in problem.layout.latents or name in problem.layout.local
+    return f"{'latent' if latent else 'observed'} site '{name}'"
 
 
 def _nested_cure(problem: RowDensities) -> str:
@@ -217,14 +399,3 @@ def _nested_cure(problem: RowDensities) -> str:
         return ""
     plate = problem.bound.plate
     return f"A row of {nested} may belong to one element of '{plate}' alone, by the argument that rows= names. "
-
-
-def _furthest(found: Tensor, expected: Tensor) -> Tensor:
-    return found[(found - expected).abs().nan_to_num(torch.inf).argmax()]
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = CHECK_TOLERANCE[torch.promote_types(a.dtype, torch.float32)]
-    scale = 1 + torch.maximum(a.abs(), b.abs())
-    same = (a == b) | (a.isnan() & b.isnan())
-    return bool(((a - b).abs() <= tolerance * scale).logical_or(same).all())

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.errors import PyroFedError
 
 T = TypeVar("T")
 
@@ -47,6 +48,8 @@ def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
     for mapping in faster:
         try:
             return attempt(mapping)
+        except PyroFedError:  # a verdict, and not that of the mapping
+            raise
         except (*FAILURES, IndexError):
             continue
     return attempt(last)

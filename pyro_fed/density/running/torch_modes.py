@@ -40,6 +40,29 @@ class Writable(TorchFunctionMode):
         return made + self.zero.to(made.dtype) if func in MAKERS and made.is_floating_point() else made
 
 
+class InDouble(TorchFunctionMode):
+    """Computes in float64 what would be computed in float32: constants, parameters of modules, `x.float()`.
+
+    A model may have tensors in float32 whatever its arguments are; mixed with others they would round, or raise.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        options = {name: _doubled(value) for name, value in (kwargs or {}).items()}
+        return _doubled(func(*map(_doubled, args), **options))
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype is torch.float32 else value
+    if value is torch.float32:
+        return torch.float64
+    return type(value)(map(_doubled, value)) if type(value) in (list, tuple) else value
+
+
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
     """`torch.linalg.cholesky`, but NaN for a matrix without a factor, so that the point that led there has no density.
 

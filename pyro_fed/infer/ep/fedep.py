@@ -42,7 +42,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
-from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
 from pyro_fed.infer.ep.site_updates import (
@@ -62,10 +62,13 @@ from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     as_state,
+    batched,
     flat_site,
     gaussian,
     joined,
     kept_where,
+    site_of,
+    unbatched,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
@@ -136,6 +139,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
 
     #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
+    may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
     num_guide_draws: int = GuidedFedEP.num_guide_draws
@@ -314,8 +318,12 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
             **as_state(flat_site(problem, structure), "prior_delta_"),
             "num_clients": torch.tensor(num_clients),
             "fractions": one.expand(num_clients).clone(),
+            "prior_value": torch.zeros_like(one),
+            "reset": torch.zeros_like(one),
+            "cut": torch.zeros_like(one),
             **as_state(flat_site(problem, structure), "added_"),
             **self.step_control.before(q),
+            **ascent.nothing_best(q),
         }
         if self.server_optimiser is not None:
             shared |= prefixed(OPTIM, self._optimiser("server").init(as_state(q), self._rate))
@@ -341,8 +349,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""
-        delta = self.prior_site(problem, gaussian(shared)).quotient(gaussian(shared, "prior_"))
-        return {**shared, **as_state(delta, "prior_delta_")}
+        q = batched(gaussian(shared))
+        moments = self.derivatives(problem).of_prior(problem, self.points(q))
+        delta = unbatched(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
+        return {**shared, **as_state(delta, "prior_delta_"), "prior_value": moments.value[0]}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q alone."""
@@ -381,7 +391,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
         found = self.inference.infer(problem, self._numerics(problem), Received(q, cavity), data, noise)
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
-        return {**as_state(delta), "usable": usable}, {**local, **as_state(delta, "delta_")}, info
+        message = {**as_state(delta), "usable": usable}
+        if self.climbs:
+            message["value"] = torch.where(usable, found.info["expected_log_lik"], 0.0).nan_to_num()
+        return message, {**local, **as_state(delta, "delta_")}, info
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes beyond what q and the other clients' changes allow."""
@@ -392,14 +405,24 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
         """Algorithm 3, with fractions that keep q a distribution."""
         q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
         damping, move = self.fraction_for(len(weights)), deltas.product_over(0)
+        everyone = len(weights) == int(shared["num_clients"])
+        known: State = {}
+        if self.climbs and everyone:
+            value = self._value(shared, messages)
+            back = ascent.way_back(shared, value, self.step_control.fall)
+            if back is not None:
+                return self._gone_back(shared, *back)
+            known = ascent.kept(shared, value, move, self.step_control.fall) if bool(value.isfinite()) else {}
         if self.server_optimiser is None:
             newton = isinstance(self.client, Newton)
             share, state = self.step_control.held_back(shared, move, len(weights)) if newton else (1.0, {})
+            if known:
+                most = ascent.within(q, move, share, float(known["radius"]))
+                share, known["cut"] = most, q.eta.new_tensor(float(most < share))
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
-            everyone = len(weights) == int(shared["num_clients"])
             whole = single and everyone and bool((fractions == damping).all())
-            state |= self.step_control.added(shared, move, whole, damping)
+            state |= known | self.step_control.added(shared, move, whole, damping)
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
             steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
@@ -407,13 +430,55 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
             fractions = q.eta.new_full((len(deltas.eta),), damping if kept > 0 else 0.0)
         prior = gaussian(shared, "prior_").product(type(q)(steps.precision[0], steps.eta[0]))
         taken = fractions[1:] * messages["usable"]
-        return {**shared, **state, **as_state(new), **as_state(prior, "prior_"), "fractions": taken}
+        return {
+            **shared,
+            "cut": torch.zeros_like(shared["cut"]),
+            **state,
+            **as_state(new),
+            **as_state(prior, "prior_"),
+            "fractions": taken,
+            "reset": torch.zeros_like(shared["reset"]),
+        }
+
+    @property
+    def climbs(self) -> bool:
+        """Whether the clients say what the bound is made of: where it is known which q their expectations are under."""
+        newton = isinstance(self.client, Newton) and self.client.steps == 1
+        optimised = self.server_optimiser is not None or self.client_optimiser is not None
+        return newton and not optimised and not self.additive
+
+    def _value(self, shared: State, messages: State) -> Tensor:
+        """The evidence's lower bound at q, NaN where an expectation or a derivative was not finite, ()."""
+        prior = gaussian(shared, "prior_delta_")
+        sound = messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all()
+        value = ascent.bound(gaussian(shared), shared["prior_value"] + messages["value"].sum())
+        return torch.where(sound, value, torch.nan)
+
+    def _gone_back(self, shared: State, new: Gaussian, known: State) -> State:
+        """The state at a q in place of one that was no good: all sites become its equal shares, as before any round.
+
+        What they had at that q says nothing, and a change from there could not be told from a dishonest one.
+        """
+        q, still = gaussian(shared), gaussian(shared, "prior_")
+        nothing = as_state(type(q)(torch.zeros_like(still.precision), torch.zeros_like(still.eta)), "prior_delta_")
+        return {
+            **shared,
+            **known,
+            **nothing,
+            **as_state(new),
+            **self.step_control.nothing_known(q),
+            **as_state(new.quotient(still), "added_"),
+            "reset": torch.ones_like(shared["reset"]),
+            "prior_value": torch.zeros_like(shared["prior_value"]),
+            "fractions": q.eta.new_zeros(int(shared["num_clients"])),
+        }
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fractions taken of the clients' messages, and their shares of what was added to q."""
         fractions, share = after["fractions"], gaussian(after, "added_").power(1.0 / len(clients))
         shares = {name: part.expand(len(clients), *part.shape) for name, part in as_state(share, "share_").items()}
-        return {"fraction": fractions, **shares}, {"fraction": fractions}
+        told = {"fraction": fractions, "reset": after["reset"].expand(len(clients)), **shares}
+        return told, {"fraction": fractions}
 
     def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
@@ -423,16 +488,18 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
             steps = delta.power(told["fraction"])
         else:
             steps, state = client_steps(self._optimiser("client"), self._rate, local, delta)
-        return {**as_state(gaussian(local).product(steps).product(gaussian(told, "share_"))), **state}
+        site = gaussian(local).power(1 - told["reset"])
+        return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **state}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Besides `change`: the smallest fraction taken, sites skipped, and the share of clients at work."""
+        """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work."""
         fractions = after["fractions"]
         share = len(fractions) / int(after["num_clients"])
         return {
             **super().monitor(before, after),
             "fraction": float(fractions.min()),
             "skipped": float((fractions == 0).sum()),
+            "cut": float(after["cut"]),
             "share": share,
         }
 
@@ -445,7 +512,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates):
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
-        notes = site_warnings(record) + unsettled_warnings(record, newton=isinstance(self.client, Newton))
+        newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
+        notes = site_warnings(record, newton) + unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if self.server_optimiser is not None or self.client_optimiser is not None:
             notes.append(
                 "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "

@@ -76,16 +76,24 @@ def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
     """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
     Args:
-        figures: of all rounds: `change`, `fraction`, and `share`, that of the clients at work.
+        figures: of all rounds: `change`, `fraction`, `share`, that of the clients at work, and where the algorithm
+            shortens its steps `cut`, whether it did.
         tolerance: largest change of a q that rests.
     """
     window = math.ceil(1 / figures[-1]["share"])
     recent = figures[-window:]
-    return len(recent) == window and all(f["change"] < tolerance and f["fraction"] > 0 for f in recent)
+    return len(recent) == window and all(
+        f["change"] < tolerance and f["fraction"] > 0 and not f.get("cut") for f in recent
+    )
 
 
-def site_warnings(record: Record) -> list[str]:
-    """Clients whose last message could not be used, by name."""
+def site_warnings(record: Record, newton: bool) -> list[str]:
+    """Clients whose last message could not be used, by name.
+
+    Args:
+        record: of the run.
+        newton: whether the clients took expected Newton steps.
+    """
     usable, fraction = record.last("usable"), record.last("fraction")
     clients = next((r.clients for r in reversed(record.rounds) if "usable" in r.info), [])
     skipped = [
@@ -95,29 +103,48 @@ def site_warnings(record: Record) -> list[str]:
     ]
     if not skipped:
         return []
+    if newton and usable.all() and len(skipped) == len(clients):
+        return [
+            "the last round's step was taken back: the evidence's lower bound fell, or a likelihood was not finite "
+            "where it led; q is a shorter step that no round has tried. Raise num_rounds, or start at start='laplace'"
+        ]
+    cure = "Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")
     return [
         f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
         "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
-        "those of an earlier round. Give the model a proper prior, pool small clients, or use client='newton'"
+        f"those of an earlier round. {cure}"
     ]
 
 
-def unsettled_warnings(record: Record, newton: bool) -> list[str]:
+def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str]:
     """Whether q still moved by more than `UNSETTLED` in its last round, with the cure.
 
     Args:
         record: of the run.
         newton: whether its steps were expected Newton steps.
+        diagonal: whether the precision of q was.
     """
-    change = record.latest.get("change", 0.0)
+    latest = record.latest
+    change = latest.get("change", 0.0)
     if change <= UNSETTLED or len(record.figures) <= 1:
         return []
-    cure = "lower damping, or take more steps or samples a round"
-    if newton:
+    if "epsilon" in latest:
+        cure = (
+            "the noise of differential privacy moves it: lower damping, take a smaller noise_multiplier, or more "
+            "clients a round"
+        )
+    elif newton and diagonal:
         cure = (
             "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower "
             "damping, or take covariance='full', or client='ngvi'"
         )
+    elif newton:
+        cure = (
+            "raise num_rounds; where it goes on moving, no Gaussian is near this posterior: sample it, by FSGLD, DSVGD "
+            "or NUTS"
+        )
+    else:
+        cure = "lower damping, or take more steps or samples a round"
     return [f"q moved by {change:.3g} SDs in the last round: it has not settled; {cure}"]
 
 

@@ -9,8 +9,9 @@ however many points its expectations have. So the diagonal steps of a part of th
     δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no further than q itself reaches, where its expectations were taken;
     δ is halved for good where ‖r‖_{P'⁻¹} > `growth` times the shortest so far, and beyond `reach` √D
 
-with P the precision before and P' after the step. Near the solution neither is felt. A full precision is Newton's and
-needs neither.
+with P the precision before and P' after the step. Near the solution neither is felt. A full precision is Newton's, but
+from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small: it is held to the
+first rule, by halves.
 
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
 fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
@@ -19,6 +20,7 @@ fewer rounds than holding back takes, up to a few hundred parameters; where it d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -29,6 +31,8 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
+#: So often a fraction is halved in search of one within reach.
+HALVINGS = 40
 #: Rounds that the acceleration remembers and its longest step where none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
@@ -46,7 +50,9 @@ class StepControl(Settings):
         longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
         growth: the acceleration starts again where a step is this many times longer than one it remembers; diagonal
             steps of a part of the clients are halved there.
-        reach: no diagonal step of a part of the clients goes beyond this many times √D SDs of q.
+        reach: no step of a part of the clients goes beyond this many times √D SDs of q.
+        fall: a step of all clients that loses more than this of the evidence's lower bound, in nats, is taken back, as
+            is one to where a likelihood or its derivatives are not finite; expectations at few points err by less.
 
     References:
         Walker & Ni (2011), Anderson acceleration for fixed-point iterations.
@@ -55,15 +61,21 @@ class StepControl(Settings):
         >>> pf.run(pf.FedEP(covariance="diag", step_control=pf.StepControl(reach=0.5)), fed)
     """
 
+    #: Entries of the server's state that are NaN or infinite where nothing is remembered.
+    unknown: ClassVar[frozenset[str]] = frozenset(
+        {"shortest", *(f"{kind}_{part}" for kind in ("points", "moves") for part in ("precision", "eta"))}
+    )
+
     memory: int | None = None
     longest_step: float | None = None
     growth: float = 2.0
     reach: float = 1.0
+    fall: float = 1.0
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "memory", allow_none=True)
         check_positive(self, "longest_step", allow_none=True)
-        check_positive(self, "growth", "reach")
+        check_positive(self, "growth", "reach", "fall")
 
     def acceleration(self, q: Gaussian) -> tuple[int, float]:
         """Rounds that the acceleration remembers, and its longest step."""
@@ -73,9 +85,10 @@ class StepControl(Settings):
     def before(self, q: Gaussian) -> State:
         """What is remembered before the first round: an empty history, and that nothing was held back."""
         never = {"caution": q.eta.new_ones(()), "shortest": q.eta.new_full((), torch.inf)}
-        return {**self._nothing_known(q), **never}
+        return {**self.nothing_known(q), **never}
 
-    def _nothing_known(self, q: Gaussian) -> State:
+    def nothing_known(self, q: Gaussian) -> State:
+        """An empty history."""
         rounds = self.acceleration(q)[0]
         past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
         return {**as_state(past, "points_"), **as_state(past, "moves_")}
@@ -90,10 +103,11 @@ class StepControl(Settings):
         """
         q = gaussian(shared)
         known = {name: shared[name] for name in ("caution", "shortest")}
-        after = q.precision + move.precision
-        diagonal = not q.dense and bool((after > 0).all())
-        if not diagonal or clients == int(shared["num_clients"]):
+        if clients == int(shared["num_clients"]):
             return 1.0, known
+        after = q.precision + move.precision
+        if q.dense or not bool((after > 0).all()):
+            return self._within_reach(q, move), known
         score = move.score(q.mean())
         length, reach = (score.square() / after).sum().sqrt(), self.reach * q.dim**0.5
         far = (length > self.growth * shared["shortest"]) & (length > reach)
@@ -101,6 +115,16 @@ class StepControl(Settings):
         known["shortest"] = torch.where(far, length, torch.minimum(length, shared["shortest"]))
         step = ((score / after).square() * q.precision).sum().sqrt()
         return float(known["caution"] * (reach / step).clamp_max(1.0)), known
+
+    def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
+        """The largest fraction 1, 1/2, ... of a change that moves the mean no further than q reaches."""
+        mean, fraction = q.mean(), 1.0
+        for _ in range(HALVINGS):
+            step = q.product(move.power(fraction)).mean() - mean
+            if bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.reach**2 * q.dim):
+                break
+            fraction /= 2
+        return fraction
 
     def added(self, shared: State, move: Gaussian, whole: bool, damping: float) -> State:
         """What acceleration adds to q, and its history.
@@ -113,7 +137,7 @@ class StepControl(Settings):
         """
         q = gaussian(shared)
         if not whole:
-            return {**nothing_added(q), **self._nothing_known(q)}
+            return {**nothing_added(q), **self.nothing_known(q)}
         points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
         further = acceleration(points, moves, damping, self.growth, self.acceleration(q)[1])
         return {**as_state(further, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}

@@ -88,6 +88,9 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset(
+        {"value", "decrement", "direction", "prior_value", "prior_precision", "prior_eta"}
+    )
 
     tolerance: float = 1e-4
     start: Literal["zeros", "prior"] = "zeros"

@@ -17,6 +17,8 @@ from pyro_fed.ops.gaussian import Gaussian
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
 #: log scale.
 ESCAPING = 100.0
+#: Where the curvature is not positive definite a shorter Newton step than this, in SDs of |H|, is at a saddle.
+SADDLE = 1.0
 #: What is said of such a mode.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
@@ -38,6 +40,9 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     metric, indefinite = absolute(q, min_curvature)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
+    if bool(indefinite & (decrement < SADDLE)):
+        down = _outward(q, q.score(point), min_curvature)
+        direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
     return {
         **shared,
         "point": point,
@@ -48,6 +53,27 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
         "indefinite": indefinite.double(),
         **as_state(q),
     }
+
+
+def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
+    """The way off a saddle: along the most negative curvature, one SD of |H| long, uphill where there is a slope.
+
+    Zero where no scaled curvature is below -`floor`: a flat direction is no way off.
+    """
+    matrix = q.precision if q.dense else q.precision.diag_embed()
+    scale = matrix.diagonal().abs().sqrt()
+    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(floor))
+    if q.dense:
+        values, vectors = torch.linalg.eigh((matrix / scale.unsqueeze(-1) / scale).nan_to_num())
+        value, vector = values[0], vectors[:, 0]
+    else:
+        vector = (q.precision < 0).to(scale)
+        value, vector = -vector.amax(), vector / vector.sum().clamp_min(1).sqrt()
+    if not bool(value < -floor):
+        return torch.zeros_like(score)
+    away = vector / scale / value.abs().sqrt()
+    signs = torch.where(score == 0, 1.0, score.sign()) if not q.dense else torch.where(away @ score < 0, -1.0, 1.0)
+    return signs * away
 
 
 def _fall(shared: State, q: Gaussian, point: Tensor) -> Tensor:

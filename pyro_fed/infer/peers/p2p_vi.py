@@ -284,12 +284,27 @@ class P2PVI(PeerGaussian):
         return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """Rows that no round has reached."""
+        """Another target than the posterior, and rows that no round has reached."""
+        notes = [*self._other_target(record), *super().warnings(record, problem)]
         left = record.last("rows_left")
         if left.sum() == 0:
-            return super().warnings(record, problem)
+            return notes
         more = -(-int(left.max()) // int(self.batch_size or 1))
         return [
-            *super().warnings(record, problem),
+            *notes,
             f"{int(left.sum())} rows were never used: run at least {more} more rounds, or larger batches",
+        ]
+
+    def _other_target(self, record: Record) -> list[str]:
+        """What the published weighting ends at in place of the posterior."""
+        if self.weighting == "exact":
+            return []
+        agents = len(record.client_names)
+        counted = (len(record.figures) if self.batch_size is None else 1) / agents
+        how = "again in every round" if self.batch_size is None else "once"
+        drawn = "; and a mean drawn at random stands for the prior's" if self.start == "draw" else ""
+        return [
+            "weighting='paper' does not end at the posterior: an agent's likelihood enters with its centrality, about "
+            f"1/{agents}, {how}, so that a row counts about {counted:.2g} times in place of once{drawn}. It is the "
+            "published recursion; use weighting='exact' for the posterior"
         ]

@@ -21,6 +21,7 @@ Letters: z `census_points`, p `census_value` (log), n, m and F of t as in `ops.s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -120,7 +121,7 @@ class Census(Algorithm, ServerWork):
 
     def _inflation(self, dim: int) -> float:
         """How much wider than a component proposals are: √2 in one dimension, less in many, where width costs more."""
-        return (1 + dim**-0.5) ** 0.5
+        return math.sqrt(1 + dim**-0.5)
 
     def _drawn(self, mixture: Mixture, seed: Tensor, before: Mixture | None = None) -> State:
         generator = seeding.torch_generator(int(seed), seeding.SERVER)

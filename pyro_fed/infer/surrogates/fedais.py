@@ -13,9 +13,9 @@ and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted o
     E w = ∫ p_0 Π_k p_k = p(y)                                                  the evidence, for Bayes factors.
 
 Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
-themselves: with a Pareto k above `LARGEST_PARETO_K` a run warns. What a Gaussian cannot follow is mostly the prior (a
-precision that is shared by many weights), so that step 1 does most of the work without a message; likelihoods of many
-rows are near their sites. Weights cannot see a mode that the sites do not reach.
+themselves: a run warns where parts of the draws disagree about a mean or an SD by what matters. What a Gaussian cannot
+follow is mostly the prior (a precision that is shared by many weights), so that step 1 does most of the work without a
+message; likelihoods of many rows are near their sites. Weights cannot see a mode that the sites do not reach.
 
 Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them
 (`surrogates.neighbourhoods`), a_s / t is p_0 / q at each, and nothing is annealed. In few dimensions that follows
@@ -26,6 +26,7 @@ None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,9 +48,11 @@ from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_ph
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed, systematic
+from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.student import Tails
 
+#: Draws that a part of them must have for its own weights to be smoothed.
+FEWEST_A_PART = 50
 #: Particles, or draws of chains, around which draws are proposed, at most.
 MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
@@ -67,13 +70,16 @@ class FedAIS(Algorithm, Advice):
             up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
             or chains, such as `DSVGD()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
-        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian.
+        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian. Where the
+            product fits, log weights get a variance of (D / (ν + D))² / 2 from it, less than 1/2 in any dimension.
         levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
         flat: this much, an SD over draws.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
         trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
             of S; where they hardly differ, k is the shape of nothing.
+        largest_error: a mean or an SD that is off by more than this, in SDs, as parts of the draws show, is warned of;
+            k alone is not: it may be the tail of what no mean depends on.
         min_effective: fewer effective draws than this are warned of.
 
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
@@ -95,18 +101,19 @@ class FedAIS(Algorithm, Advice):
 
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
-    freedom: float | None = 40.0
+    freedom: float | None = 5.0
     levels: int = 32
     flat: float = 0.01
     leapfrog_steps: int = 8
     step_size: float = 0.25
     trusted_share: float = 0.95
+    largest_error: float = 0.25
     min_effective: int = 400
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
-        check_positive(self, "flat", "step_size")
+        check_positive(self, "flat", "step_size", "largest_error")
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
@@ -206,6 +213,8 @@ class FedAIS(Algorithm, Advice):
             return work
         found = smoothed(after["log_weights"])
         figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        if self.num_proposals >= PARTS * FEWEST_A_PART:
+            figures["mean_error"], figures["sd_error"] = weighted_errors(after["draws"], after["log_weights"])
         if bool(after["proper"]):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
         return figures | work
@@ -220,10 +229,13 @@ class FedAIS(Algorithm, Advice):
         if answered < 1:
             return [f"{100 * answered:.0f} % of the clients have answered: the result lacks the others' likelihoods"]
         k, effective = latest["pareto_k"], latest["effective_draws"]
-        if k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals:
+        error = max(latest.get(name, math.inf) for name in ("mean_error", "sd_error"))
+        long_tail = k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals
+        if error > self.largest_error and (long_tail or effective >= self.min_effective):
+            size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
             return [
-                f"the sites do not fit: the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K} the result is not "
-                "to be trusted. Give other surrogates, or sample by FSGLD, DSVGD or NUTS"
+                f"the sites do not fit: the weights' Pareto k is {k:.2f}{size} as parts of the draws show. Raise "
+                "num_proposals, give other surrogates, or sample by FSGLD, DSVGD or NUTS"
             ]
         if effective < self.min_effective:
             return [f"the weights are worth {effective:.0f} draws: raise num_proposals"]

@@ -1,0 +1,255 @@
+"""Why a model does not split: the line of it where rows first meet, and the argument through which they do.
+
+The model is run twice, on all rows and on a few of them, and every result of a torch function that is called from the
+model's own lines is kept. Of the rows that both runs have, the first result that differs, or that has no axis of rows
+and differs, is where the rows have met: `x.mean(0)`, `torch.arange(len(x))`. Which argument it is follows from runs in
+which that argument's other rows have other values.
+
+All this is done for models that are refused, to say more of them; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, TracebackType
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.running.handlers import run_model
+
+#: Code that is not the user's.
+_FOREIGN = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
+)
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+#: Relative difference of two results that is rounding.
+ROUNDING = 1e-9
+#: Results that are kept, at most.
+MOST_RESULTS = 100_000
+#: Longest line that is quoted.
+LONGEST = 80
+
+Line = tuple[str, int]
+
+
+class Suspect(NamedTuple):
+    """What is known of the cause.
+
+    Attributes:
+        line: file and number, None where no line of the model's own shows it.
+        arguments: names of arguments through which other rows come in.
+        statement: file and number of the site's `pyro.sample`.
+    """
+
+    line: Line | None
+    arguments: tuple[str, ...]
+    statement: Line | None
+
+    @property
+    def where(self) -> str:
+        """A sentence and a space, or nothing."""
+        through = ", ".join(f"'{name}'" for name in self.arguments)
+        through = f" through other rows' {through}" if through else ""
+        if self.line is not None:
+            return f"The likely cause{through} is {quoted(self.line)}. "
+        if self.statement is not None:
+            return f"The site's statement{', reached' + through + ',' if through else ''} is {quoted(self.statement)}. "
+        return ""
+
+
+def quoted(line: Line) -> str:
+    """The line and where it is: `x - x.mean(0)` (model.py:12).
+
+    Args:
+        line: file and number.
+    """
+    text = linecache.getline(*line).split("  #")[0].strip()
+    place = f"{os.path.basename(line[0])}:{line[1]}"
+    return f"`{text[:LONGEST]}` ({place})" if text else place
+
+
+def line_of(error: BaseException) -> str:
+    """Where in the model an error was raised, after a space; nothing where that is not in the model.
+
+    Args:
+        error: raised by a run of the model.
+    """
+    trace: TracebackType | None = error.__traceback__
+    inside, found = False, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        inside = inside or code is run_model.__code__
+        if inside and _is_users(code):
+            found = code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return f" at {quoted(found)}" if found else ""
+
+
+def blame(
+    problem: RowDensities,
+    z: Tensor,
+    rows: tuple[Any, ...],
+    local: Tensor,
+    few: Tensor,
+    name: str,
+    kind: str,
+    place: int = 0,
+    again: bool = False,
+) -> Suspect:
+    """Look for the cause of a difference.
+
+    Args:
+        problem: the model's densities.
+        z: (D,) a point where there is one.
+        rows: row tensors, each (n, ...).
+        local: (n, d) latents of the rows.
+        few: (m,) places of some of the rows, which differ from themselves among all.
+        name: of the site that differs.
+        kind: "inside" or "outside" the plate.
+        place: which of the few differs.
+        again: compare a run with its repetition, for what is random.
+    """
+    everything = torch.arange(len(rows[0]))
+    first = _recorded(problem, z, rows, local, everything)
+    other = _recorded(problem, z, rows, local, everything if again else few)
+    if first is None or other is None:
+        return Suspect(None, (), None)
+    at = (everything, everything) if again else (few[place : place + 1], torch.tensor([place]))
+    counts = (len(everything), len(everything) if again else len(few))
+    line = next(
+        (
+            one.line
+            for one, two in zip(first.results, other.results, strict=False)
+            if one.function is two.function and _differ(one.value, two.value, at, counts)
+        ),
+        None,
+    )
+    target = int(few[place])
+    arguments = () if again else _arguments(problem, z, rows, local, target, name, kind)
+    return Suspect(line, arguments, first.statements.get(name))
+
+
+class _Result(NamedTuple):
+    function: Any
+    line: Line
+    value: Any
+
+
+class _Recording(TorchFunctionMode):
+    """Keeps what torch functions return that the model's own lines call, and where each site is sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[_Result] = []
+        self.statements: dict[str, Line] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        line = _line()
+        if line is not None and len(self.results) < MOST_RESULTS:
+            self.results.append(_Result(func, line, _kept(value)))
+        return value
+
+
+class _Statements(Messenger):
+    """Notes the line of each `pyro.sample`."""
+
+    def __init__(self, statements: dict[str, Line]) -> None:
+        super().__init__()
+        self.statements = statements
+
+    def _pyro_sample(self, msg: Any) -> None:
+        line = _line()
+        if line is not None:
+            self.statements[msg["name"]] = line
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return tuple(_kept(part) for part in value) if isinstance(value, (list, tuple)) else None
+
+
+def _line() -> Line | None:
+    """The innermost line of the model itself that is running; None outside the model's run."""
+    frame: Any = sys._getframe(1)
+    found: Line | None = None
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if found is None and _is_users(frame.f_code):
+            found = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return found if frame is not None else None
+
+
+def _is_users(code: CodeType) -> bool:
+    path = code.co_filename
+    if path.startswith(_FOREIGN):
+        return False
+    return not path.startswith(_STANDARD) or "site-packages" in path
+
+
+def _recorded(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, at: Tensor) -> _Recording | None:
+    recording = _Recording()
+    try:
+        with recording, _Statements(recording.statements):
+            problem.log_terms(z, tuple(leaf[at] for leaf in rows), local[at])
+    except (RuntimeError, ValueError, IndexError, TypeError):  # it was run mapped before, and may not be without
+        return None
+    return recording
+
+
+def _differ(one: Any, two: Any, at: tuple[Tensor, Tensor], counts: tuple[int, int]) -> bool:
+    """Whether two results differ in the rows that both have."""
+    if isinstance(one, tuple) and isinstance(two, tuple):
+        return any(_differ(a, b, at, counts) for a, b in zip(one, two, strict=False))
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor) or one.dim() != two.dim():
+        return False
+    axes = [axis for axis in range(one.dim()) if one.shape[axis] == counts[0] and two.shape[axis] == counts[1]]
+    if axes:
+        one, two = one.index_select(axes[0], at[0]), two.index_select(axes[0], at[1])
+    if one.shape != two.shape:
+        return not (len(axes) or one.numel() == 0)
+    same = (one == two) | (one.isnan() & two.isnan()) if one.is_floating_point() else one == two
+    if one.is_floating_point():
+        same |= (one - two).abs() <= ROUNDING * (1 + torch.maximum(one.abs(), two.abs()))
+    return not bool(same.all())
+
+
+def _arguments(
+    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, target: int, name: str, kind: str
+) -> tuple[str, ...]:
+    """Names of the arguments whose values in other rows change this row's density, or that outside the plate."""
+    names = [label for label, nested, _ in problem.bound.arguments.columns if nested is None]
+    first = 1 if problem.bound.arguments.nested_plates else 0  # the groups' numbers stand before the arguments
+
+    def density(of: tuple[Any, ...]) -> Tensor | None:
+        try:
+            outside, inside = problem.log_terms(z, of, local)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return None
+        terms = inside.get(name) if kind == "inside" else outside.get(name)
+        return None if terms is None else terms[target] if kind == "inside" else terms
+
+    before, found = density(rows), []
+    others = torch.arange(len(rows[0]))
+    resampled = torch.randint(len(others), others.shape, generator=torch.Generator().manual_seed(4))
+    index = torch.where(others == target, others, resampled)
+    for i, label in enumerate(names, first):
+        changed = density(tuple(leaf[index] if j == i else leaf for j, leaf in enumerate(rows)))
+        if before is None or changed is None:
+            continue
+        if not bool((before - changed).abs() <= ROUNDING * (1 + before.abs())) and not bool(before == changed):
+            found.append(label)
+    return tuple(found)

@@ -1,0 +1,69 @@
+"""Where a model is looked at: near zero, and where its prior has its mass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.first_run import SPREAD, FirstRun
+from pyro_fed.density.layout import Site
+from pyro_fed.density.running.trace_sites import unconstraining
+
+#: Half the width of the interval for latents whose prior cannot be drawn from, and for those of rows.
+RADIUS = 2.0
+#: No further from zero: a heavy tail's draw overflows, and says nothing.
+FARTHEST = 50.0
+#: Spread of the second point where the prior is wider.
+MIDDLE = 1.0
+
+
+def points(problem: RowDensities, seen: FirstRun) -> Tensor:
+    """Three unconstrained points (3, D), float64: near zero, within one of it, and a draw of the priors.
+
+    The priors are those of the first run: a prior whose parameters are latents is met where these are near zero.
+
+    Args:
+        problem: the model's densities.
+        seen: the model's first run; where it was spread, the first point is its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
+    if seen.spread:
+        near = torch.cat([near[:0], *(seen.point[name].flatten().double() for name in problem.sites)])
+    middle, far = (
+        torch.cat([near[:0], *(_draw(seen, site, generator) for site in problem.sites.values())]) for _ in range(2)
+    )
+    return torch.stack([near, middle.clamp(-MIDDLE, MIDDLE), far.clamp(-FARTHEST, FARTHEST)])
+
+
+def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
+    """A draw of a site's prior, unconstrained and flat; uniform where it cannot be drawn from."""
+    msg = seen.execution.trace.nodes[site.name]
+    uniform = RADIUS * (2 * torch.rand(site.size, generator=generator, dtype=torch.float64) - 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        try:
+            drawn = unconstraining(msg).inv(msg["fn"].sample()).flatten().double()
+        except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
+            return uniform
+    return torch.where(drawn.isfinite(), drawn, uniform)
+
+
+def local_points(problem: RowDensities, seen: FirstRun, at: Tensor) -> Tensor:
+    """Unconstrained latents of some rows at these points (3, n, d), float64.
+
+    Args:
+        problem: the model's densities.
+        seen: the model's first run.
+        at: (n,) row numbers.
+    """
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
+    drawn[0] *= SPREAD
+    if seen.spread:
+        own: list[Any] = [site.by_rows(seen.point[name])[at] for name, site in problem.layout.local.items()]
+        drawn[0] = torch.cat([drawn[0, :, :0], *own], -1)
+    return drawn

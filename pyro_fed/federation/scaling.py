@@ -1,0 +1,70 @@
+"""Columns that float32 cannot take: a year beside a rate, an offset a thousand times its spread.
+
+The information about a regression's weights is X'X, with a column of ones for the level. Once its columns have unit
+length, κ² is its condition number, and a relative rounding error of eps in its entries is one of eps·κ² in its smallest
+eigenvalue: the precision of the direction that the data know least. What is dependent up to the data's own rounding is
+exactly dependent, such as the columns of a factor's levels: nothing is known there but by the prior, and rounding adds
+nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.rows.arguments import Arguments
+
+#: Relative error of the smallest precision that is let pass in float32; an SD has half of it.
+LARGEST_ERROR = 0.05
+#: Rows and columns that are looked at.
+MOST_ROWS, MOST_COLUMNS = 4096, 256
+#: Singular values below this many units of rounding, relative to the largest, are zero.
+DEPENDENT = 32
+
+
+def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
+    """float64 in place of float32 where the columns need it, with a warning that names them.
+
+    Args:
+        arguments: with the row-sharded leaves marked.
+        dtype: that of the data.
+    """
+    if dtype != torch.float32:
+        return dtype
+    for name, _, leaf in arguments.columns:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dim() not in (1, 2):
+            continue
+        error, column = _error(leaf)
+        if error > LARGEST_ERROR:
+            of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
+            warnings.warn(
+                f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
+                f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
+                "say dtype=torch.float32 to have it all the same",
+                UserWarning,
+                stacklevel=3,
+            )
+            return torch.float64
+    return dtype
+
+
+def _error(leaf: Tensor) -> tuple[float, int]:
+    """eps·κ² of the columns and a constant, and the column that has most of the direction that is known least."""
+    eps = torch.finfo(torch.float32).eps
+    step = -(-len(leaf) // MOST_ROWS)
+    columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()
+    if not bool(columns.isfinite().all()) or len(columns) <= columns.shape[1] + 1:
+        return 0.0, 0
+    varying = (columns != columns[0]).any(0)
+    kept = varying.nonzero().flatten()
+    if not len(kept):
+        return 0.0, 0
+    design = torch.cat([columns[:, kept], columns.new_ones(len(columns), 1)], 1)
+    design = design / design.norm(dim=0)
+    _, values, directions = torch.linalg.svd(design, full_matrices=False)
+    told = values > DEPENDENT * eps * values[0]
+    last = int(told.nonzero().max())
+    condition = float(values[0] / values[last])
+    return eps * condition**2, int(kept[int(directions[last, :-1].abs().argmax())])

@@ -1,0 +1,109 @@
+"""FedEP's steps by what they gain: expected Newton steps that climb the evidence's lower bound, or are taken back.
+
+    L(q) = Σ_k E_q[log p_k] + E_q[log p_0] + H(q)          at the same points as the scores and Hessians of the round
+
+Newton's step for the Gaussian is the natural gradient of L. Its length is right near the optimum; far from it an
+expected Hessian that is indefinite, or nearly so, makes the next mean some thousand SDs away, where likelihoods
+overflow. So where all clients are at work, and L is therefore known, the server goes back to the best q that it had
+
+    where L or a derivative is not finite at the new one, or L has fallen by more than `fall`,
+
+and takes the same change of natural parameters to a smaller fraction, one that moves no mean and no log SD by more
+than a radius: a quarter of what was tried, and twice as much again with every step that is kept. A small enough
+fraction of a natural gradient gains. Before there is any best q (a start at which likelihoods overflow) its SDs are
+halved instead.
+
+Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
+from the prior. No easy run takes a step back.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, largest_move, moments_of
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Entries of the server's state that are infinite where nothing is known, or have no bound.
+UNKNOWN = frozenset({"best_value", "radius", "prior_value"})
+#: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
+SHRINK, GROW = 0.25, 2.0
+#: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
+FIRST_RADIUS = 2.0
+#: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
+CLOSE = 0.02
+#: So often the SDs of a start are halved at which likelihoods overflow, and a fraction in search of the radius.
+NARROWINGS, HALVINGS = 20, 100
+
+
+def nothing_best(q: Gaussian) -> State:
+    """What is known before the first round: no best q."""
+    zero = type(q).zeros((), q.dim, device=q.eta.device)
+    return {
+        **as_state(zero, "best_"),
+        **as_state(zero, "onward_"),
+        "best_value": q.eta.new_full((), -torch.inf),
+        "radius": q.eta.new_full((), torch.inf),
+        "narrowed": q.eta.new_zeros(()),
+    }
+
+
+def bound(q: Gaussian, expected: Tensor) -> Tensor:
+    """L(q) from Σ_k E_q[log p_k] + E_q[log p_0]: (); NaN or infinite where that is."""
+    entropy = 0.5 * (q.dim * (1 + math.log(2 * math.pi)) - q.log_det())
+    return expected + entropy
+
+
+def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State] | None:
+    """The q to try in place of one that is no good, and what is remembered; None where q is good, or nothing helps.
+
+    Args:
+        shared: the server's state: q, and `nothing_best` or what became of it.
+        value: L(q), not finite where a derivative is not.
+        fall: how much of L a step may lose.
+    """
+    q, best = gaussian(shared), shared["best_value"]
+    if bool(value.isfinite() & (value >= best - fall)):
+        return None
+    if not bool(best.isfinite()):
+        if int(shared["narrowed"]) >= NARROWINGS:
+            return None
+        return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), {"narrowed": shared["narrowed"] + 1}
+    start, onward = gaussian(shared, "best_"), gaussian(shared, "onward_")
+    tried = largest_move(moments_of(start), moments_of(q))
+    length = float(tried) if bool(tried.isfinite()) else math.inf
+    if length < CLOSE and bool(value.isfinite()):
+        return None
+    radius = min(SHRINK * length, FIRST_RADIUS)
+    fraction = within(start, onward, 1.0, radius)
+    if not fraction:
+        return None
+    return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius)}
+
+
+def kept(shared: State, value: Tensor, move: Gaussian, fall: float) -> State:
+    """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
+
+    So it is too where it was kept although L had fallen: the best value was not to be believed.
+    """
+    known: State = {"radius": shared["radius"] * GROW}
+    if bool((value >= shared["best_value"]) | (value < shared["best_value"] - fall)):
+        known |= {**as_state(gaussian(shared), "best_"), **as_state(move, "onward_"), "best_value": value}
+    return known
+
+
+def within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:
+    """A fraction of a change by halves until it leaves a Gaussian that is no further away than a radius; 0: none."""
+    if math.isinf(radius):
+        return fraction
+    before = moments_of(q)
+    for _ in range(HALVINGS):
+        new = q.product(move.power(fraction))
+        if bool(new.is_proper()) and float(largest_move(before, moments_of(new))) <= radius:
+            return fraction
+        fraction /= 2
+    return 0.0

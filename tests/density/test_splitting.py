@@ -1,0 +1,201 @@
+"""Models whose rows need one another are refused, whatever their dtype, order and scale; those that split are not."""
+
+import importlib
+import warnings
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import unsplit
+from pyro.nn import PyroModule
+from torch import nn
+from torch.distributions import constraints
+from zoo import CASES
+
+import pyro_fed as pf
+
+#: Rows in any order and sorted, with a column far from zero, and with targets whose densities are minus millions.
+DATA = {
+    "sorted float32": (torch.float32, {"count": 400, "order": "sorted"}),
+    "float64": (torch.float64, {"count": 400}),
+    "offset float32": (torch.float32, {"count": 400, "offset": 2000.0, "seed": 1}),
+    "offset float64": (torch.float64, {"count": 400, "offset": 2000.0, "order": "sorted", "seed": 2}),
+    "large targets float32": (torch.float32, {"count": 100, "target": 1000.0, "seed": 3}),
+}
+#: Their likelihood cannot be computed with columns or targets that far out.
+NEEDS_MODERATE = {"softmax_over_rows", "attention", "normalised_weights"}
+
+
+def arguments(dtype, options):
+    x, y, g = unsplit.rows(**options)
+    unsplit.OUTSIDE = torch.linspace(0, 1, len(y), dtype=torch.float64)
+    return x.to(dtype), y.to(dtype), g
+
+
+def refusal(model, args):
+    """What is said when this model is refused; dtypes are given, so that none is chosen for its columns."""
+    with pytest.raises(pf.ModelError) as found:
+        pf.Federation(model, args, plate="data", num_clients=2, shard=("x", "y", "g"), dtype=args[1].dtype)
+    return str(found.value)
+
+
+def marked(model):
+    """The line of the model's source that is marked as the cause, None where none is."""
+    lines = Path(unsplit.__file__).read_text().splitlines()
+    first = model.__code__.co_firstlineno
+    for number in range(first, len(lines)):
+        if lines[number].startswith("def "):
+            return None
+        if lines[number].endswith("# here"):
+            return number + 1
+    return None
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("model", unsplit.INSIDE, ids=lambda m: m.__name__)
+def test_rows_that_need_one_another(model, data):
+    if model.__name__ in NEEDS_MODERATE and data.split()[0] in ("offset", "large"):
+        data = "float64"
+    said = refusal(model, arguments(*DATA[data]))
+    assert "in plate 'data' does not factorise over rows: row " in said
+    line = marked(model)
+    if line is not None and data == "float64":
+        assert f"(unsplit.py:{line})" in said, said
+
+
+@pytest.mark.parametrize("data", ["sorted float32", "float64"])
+@pytest.mark.parametrize("model", unsplit.CHANGEPOINTS, ids=lambda m: m.__name__)
+def test_a_change_at_a_row(model, data):
+    said = refusal(model, arguments(*DATA[data]))
+    assert "does not factorise over rows" in said
+    assert f"(unsplit.py:{marked(model)})" in said
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("model", unsplit.OUTSIDE_PLATE, ids=lambda m: m.__name__)
+def test_priors_that_look_at_the_rows(model, data):
+    said = refusal(model, arguments(*DATA[data]))
+    assert "outside plate 'data'" in said
+    line = marked(model)
+    assert line is None or f"(unsplit.py:{line})" in said
+
+
+@pytest.mark.parametrize("data", ["sorted float32", "float64"])
+@pytest.mark.parametrize("model", unsplit.RANDOM, ids=lambda m: m.__name__)
+def test_noise_inside_the_model(model, data):
+    said = refusal(model, arguments(*DATA[data]))
+    assert "draws random numbers" in said
+    assert "draw it once before the model and pass it" in said
+    if model is not unsplit.python_noise:  # no torch function draws
+        assert f"(unsplit.py:{marked(model)})" in said
+
+
+@pytest.mark.parametrize("data", ["sorted float32", "float64"])
+@pytest.mark.parametrize("model", unsplit.SIZES, ids=lambda m: m.__name__)
+def test_sizes_read_from_values(model, data):
+    said = refusal(model, arguments(*DATA[data]))
+    assert "pass it as an argument" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "model",
+    [m for m in unsplit.INSIDE if m not in (unsplit.group_means,)],  # three groups
+    ids=lambda m: m.__name__,
+)
+def test_three_rows(model, dtype):
+    refusal(model, arguments(dtype, {"count": 3}))
+
+
+@pytest.mark.parametrize(
+    "model", [unsplit.centred, unsplit.small_trend, unsplit.scale_by_count, unsplit.empirical_prior, unsplit.lagged]
+)
+def test_twenty_thousand_rows(model):
+    refusal(model, arguments(torch.float32, {"count": 20_000}))
+
+
+def test_the_argument_is_named():
+    assert "through other rows' 'x'" in refusal(unsplit.centred, arguments(*DATA["float64"]))
+    assert "through other rows' 'y', 'g'" in refusal(unsplit.group_means, arguments(*DATA["float64"]))
+
+
+def test_a_client_that_has_its_rows_alone():
+    """As a client of Flower makes its problem: it sees no other's rows."""
+    x, y, _ = arguments(*DATA["sorted float32"])
+
+    def centred(x, y):
+        unsplit.linear(x - x.mean(0), y)
+
+    with pytest.raises(pf.ModelError, match="does not factorise over rows"):
+        pf.Federation.from_clients(centred, {"north": (x[:30], y[:30])}, plate="data")
+
+
+# -- models that split ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_features_of_pyro_in_float32(case):
+    """`zoo` builds them all in float64."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=case.warns or "nothing")
+        pf.Federation(
+            case.model, case.args, case.kwargs, plate="data", num_clients=2, shard=case.shard, dtype=torch.float32
+        )
+
+
+SHIPPED = sorted(path.stem for path in (Path(__file__).parents[2] / "models").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_models(name, dtype):
+    module = importlib.import_module(f"models.{name}")
+    rows = getattr(module, "ROWS", None)
+    pf.Federation(module.model, module.load_data()[0], plate=module.PLATE, num_clients=2, dtype=dtype, rows=rows)
+
+
+class Frozen(PyroModule):
+    """A fixed network in float32 before a regression."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Linear(2, 4).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4).eval()
+
+    def forward(self, x, y, g):
+        unsplit.linear(self.norm(self.features(x.float())), y)
+
+
+def rounded(x, y, g):
+    unsplit.linear(x.float().sin().to(y.dtype), y)
+
+
+def shared_summary(x, y, g, mean):
+    unsplit.linear(x - mean, y)
+
+
+def steep(x, y, g):
+    """Densities of minus 1e12, and differences of large numbers."""
+    w = pyro.sample("w", dist.ImproperUniform(constraints.real_vector, (), (2,)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.StudentT(4.0, 1e4 * (x - 1999.5) @ w, 1e-4), obs=y)
+
+
+def whole_numbers(x, y, g):
+    rate = pyro.sample("rate", dist.HalfCauchy(1.0).expand([5]).to_event(1))
+    with pyro.plate("data", len(g)):
+        pyro.sample("n", dist.Poisson(rate[g] * (1e3 * x[:, 1]).exp().clamp(1e-3, 1e3)), obs=g.to(rate.dtype))
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    "model", [Frozen().eval(), rounded, steep, whole_numbers], ids=["frozen", "rounded", "steep", "counts"]
+)
+def test_what_rounds_splits(model, data):
+    dtype, options = DATA[data]
+    pf.Federation(model, arguments(dtype, options), plate="data", num_clients=2, dtype=dtype)
+
+
+def test_summaries_of_the_data_as_an_argument():
+    x, y, g = arguments(*DATA["offset float64"])
+    pf.Federation(shared_summary, (x, y, g, x.mean(0)), plate="data", num_clients=2)
