@@ -70,6 +70,7 @@ def _densities(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
 def _factor(draws: Tensor) -> Tensor:
     """L (D, D) with L L' the draws' covariance; their SDs where the draws are too few for that."""
     sd = draws.std(0)
+    factor: Tensor
     if len(draws) > 2 * draws.shape[1]:
         factor, info = torch.linalg.cholesky_ex(draws.T.cov().reshape(len(sd), len(sd)))
         if int(info) == 0:

@@ -72,14 +72,14 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
         found = {("inside", name): _difference(own[name], terms[:, at]).sum(1) for name, terms in inside.items()}
         found |= {("outside", name): _difference(own_outside[name], value) for name, value in outside.items()}
         for key, difference in found.items():
-            off[key] = off.get(key, 0.0) + difference
+            off[key] = off[key] + difference if key in off else difference
             largest = float(difference.abs().max())
             worst[key] = max(worst.get(key, (-1.0, k)), (largest, k))
     kind, name = max(off, key=lambda key: float(off[key].abs().max()))
-    difference = float(off[kind, name].abs().max())
-    if not difference > LARGEST_DIFFERENCE:
+    apart = float(off[kind, name].abs().max())
+    if not apart > LARGEST_DIFFERENCE:
         return []
-    return [_sentence(evidence, problem, z, local, kind, name, difference, worst[kind, name][1], len(chosen))]
+    return [_sentence(evidence, problem, z, local, kind, name, apart, worst[kind, name][1], len(chosen))]
 
 
 def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Terms, Terms]:

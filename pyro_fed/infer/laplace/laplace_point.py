@@ -71,7 +71,7 @@ def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
         value, vector = -vector.amax(), vector / vector.sum().clamp_min(1).sqrt()
     if not bool(value < -floor):
         return torch.zeros_like(score)
-    away = vector / scale / value.abs().sqrt()
+    away: Tensor = vector / scale / value.abs().sqrt()
     signs = torch.where(score == 0, 1.0, score.sign()) if not q.dense else torch.where(away @ score < 0, -1.0, 1.0)
     return signs * away
 
