@@ -23,7 +23,8 @@ QUIET = {"progress": False, "executor": "sequential", "audit": False}
 
 def run(algorithm, federation, rounds=4, **options):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the KDE of bandwidth")
+        for short in ("the KDE of bandwidth", "PaperDSVGD as published", "the particles are not at rest"):
+            warnings.filterwarnings("ignore", message=short)
         return pf.run(algorithm, federation, num_rounds=rounds, **{**QUIET, **options})
 
 

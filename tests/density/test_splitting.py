@@ -166,6 +166,13 @@ class Frozen(PyroModule):
         unsplit.linear(self.norm(self.features(x.float())), y)
 
 
+class FrozenInAny(Frozen):
+    """The same, for rows of any precision."""
+
+    def forward(self, x, y, g):
+        unsplit.linear(self.norm(self.features(x.float())).to(y.dtype), y)
+
+
 def rounded(x, y, g):
     unsplit.linear(x.float().sin().to(y.dtype), y)
 
@@ -189,11 +196,20 @@ def whole_numbers(x, y, g):
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(
-    "model", [Frozen().eval(), rounded, steep, whole_numbers], ids=["frozen", "rounded", "steep", "counts"]
+    "model", [FrozenInAny().eval(), rounded, steep, whole_numbers], ids=["frozen", "rounded", "steep", "counts"]
 )
+@pytest.mark.filterwarnings("ignore:pyro.param statements:UserWarning")  # the frozen layer's
 def test_what_rounds_splits(model, data):
     dtype, options = DATA[data]
     pf.Federation(model, arguments(dtype, options), plate="data", num_clients=2, dtype=dtype)
+
+
+@pytest.mark.parametrize("data", [data for data in DATA if data.endswith("float32")])
+@pytest.mark.filterwarnings("ignore:pyro.param statements:UserWarning")
+def test_a_network_in_float32_splits(data):
+    """Rows are compared in float64; its weights stay in float32, or follow."""
+    dtype, options = DATA[data]
+    pf.Federation(Frozen().eval(), arguments(dtype, options), plate="data", num_clients=2, dtype=dtype)
 
 
 def test_summaries_of_the_data_as_an_argument():
