@@ -41,6 +41,9 @@ RIDGE = 1e-2
 ENOUGH = 4
 #: Ridge under matrices that are singular only by rounding or by coinciding particles, in units of their diagonal.
 ROUNDING = 1e-6
+#: The identities hold up to a ridge of the dtype's rounding to this power. Where the target is m of its SDs away they
+#: must hold to 1/m² of themselves or better for the variance that they leave to be the target's.
+IDENTITIES_ROUNDING = 0.8
 
 
 def svgd_direction(particles: Tensor, scores: Tensor, kernel: Kernel) -> Tensor:
@@ -200,7 +203,7 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
     basis = torch.cat([torch.ones_like(identities[:, :1]), identities], 1)
     solved = torch.cholesky_solve(basis, torch.linalg.cholesky_ex(matrix)[0])
     gram = basis.mT @ solved
-    gram = gram + ROUNDING * torch.diag(torch.diagonal(gram))
+    gram = gram + torch.finfo(gram.dtype).eps ** IDENTITIES_ROUNDING * torch.diag(torch.diagonal(gram))
     one = torch.zeros_like(gram[:, :1])
     one[0] = 1.0
     weights = (solved @ torch.cholesky_solve(one, torch.linalg.cholesky_ex(gram)[0]))[:, 0]

@@ -45,6 +45,8 @@ MOST_DIM = 12
 
 #: Points that are worth fewer equal ones than this share of `worth` say too little to start from.
 LEAST = 0.25
+#: Draws of the prior for each component of the mixture that is fitted to them.
+STARTS_A_COMPONENT = 12
 #: Points of which a client computes the log-likelihood at once, to bound its memory.
 PIECE = 128
 #: Log-likelihood of points that have none; a sum over clients is finite.
@@ -59,6 +61,7 @@ class Census(Algorithm, ServerWork):
 
     Args:
         num_points: drawn a round.
+        num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
         max_rounds: rounds at most.
         worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
         fits: the modes' approximation stands where it shares at least so much of its mass with the posterior.
@@ -75,6 +78,7 @@ class Census(Algorithm, ServerWork):
     additive: ClassVar[bool] = True
 
     num_points: int = 1024
+    num_starts: int = 48
     max_rounds: int = 10
     worth: float = 200.0
     fits: float = 0.75
@@ -87,6 +91,7 @@ class Census(Algorithm, ServerWork):
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_points")
+        check_at_least(self, STARTS_A_COMPONENT, "num_starts")
         check_at_least(self, 1, "max_rounds", "components", "fit_steps", "freedom")
         check_positive(self, "worth", "fits", "fewest", "temperature", "min_curvature")
 
@@ -104,10 +109,12 @@ class Census(Algorithm, ServerWork):
         """The first points: of the modes, and of a fit to draws of the prior."""
         start = started(start, self)
         half = self.num_points // 2
-        draws = problem.init(half, generator).double()
-        even = torch.full((half,), 1 / half, dtype=torch.float64)
+        draws = problem.init(self.num_starts, generator).double()
+        even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
-        wide = fitted(draws, even, self.components, self.fit_steps, generator)
+        wide = fitted(
+            draws, even, min(self.components, self.num_starts // STARTS_A_COMPONENT), self.fit_steps, generator
+        )
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too

@@ -104,11 +104,14 @@ class Modes(Algorithm, ServerWork):
             "length": points.new_full((count,), torch.inf),
         }
         prior = Look(shared["value"], shared["score"], shared["curvature"])
-        return shared | _prefixed("prior_look_", prior), start.local
+        return shared | _prefixed("prior_look_", prior) | {"prior_usable": shared["length"] > 0}, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The prior at the trial points."""
-        return shared | _prefixed("prior_look_", look_at_prior(problem, shared["trial"].to(problem.dtype)))
+        look = look_at_prior(problem, shared["trial"].to(problem.dtype))
+        usable = _finite(look)
+        kept = Look(*(choose(usable, part, 0.0) for part in look))
+        return shared | _prefixed("prior_look_", kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The trial points, at which every client looks."""
@@ -120,23 +123,21 @@ class Modes(Algorithm, ServerWork):
         """The log-likelihood at the trial points, with its derivatives."""
         batch = data.full_batch()
         found = problem.mapped(_look_at_likelihood, (0, BATCHES))(shared["trial"].to(problem.dtype), batch)
-        usable = torch.stack(
-            [part.isfinite().flatten(2).all(-1) if part.dim() > 2 else part.isfinite() for part in found]
-        ).all(0)
+        usable = _finite(found)
         parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Keep what rose, and propose the next points."""
         seen = {name: messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields}
-        finite = torch.stack(
-            [part.flatten(1).isfinite().all(1) if part.dim() > 1 else part.isfinite() for part in seen.values()]
-        ).all(0)
-        rose = messages["usable"].all(0) & finite & (seen["value"] >= shared["value"])
+        usable = messages["usable"].all(0) & shared["prior_usable"] & _finite(Look(**seen))
+        rose = usable & (seen["value"] >= shared["value"])
         kept = {name: choose(rose, seen[name], shared[name]) for name in Look._fields}
         points = choose(rose, shared["trial"], shared["points"])
         damping = torch.where(rose, shared["damping"] / self.growth, shared["damping"] * self.growth)
         step, length = newton_steps(kept["score"], kept["curvature"], damping, self.min_curvature)
+        goes = (points + step).isfinite().all(1)  # not where the log density is flat to the last digit
+        length = torch.where(goes, length, torch.finfo(length.dtype).max)
         length = torch.where(kept["value"].isfinite(), length, torch.inf)
         return {
             **shared,
@@ -144,7 +145,7 @@ class Modes(Algorithm, ServerWork):
             "points": points,
             "damping": damping,
             "length": length,
-            "trial": points + step,
+            "trial": points + choose(goes, step, 0.0),
         }
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -205,6 +206,12 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
 
     seen: Look = problem.vmap(at)(points)
     return seen
+
+
+def _finite(look: Look) -> Tensor:
+    """Where all of a look is finite, (..., M)."""
+    value = look.value.isfinite()
+    return value & look.score.isfinite().all(-1) & look.curvature.isfinite().flatten(-2).all(-1)
 
 
 def _prefixed(prefix: str, look: Look) -> State:

@@ -86,6 +86,7 @@ def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients
     where = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
     shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}
+    shared["census"] = torch.tensor(0.0)
     weights, window = torch.zeros(0), max(clients, rounds)
     for white in where:
         shared = algorithm.combine(shared, {"white": white[None]}, torch.ones(1))

@@ -10,6 +10,7 @@ import torch
 from torch.func import vmap
 
 import pyro_fed as pf
+from pyro_fed.errors import DivergenceError, QuorumError
 from pyro_fed.ops.kernels import RBF
 from pyro_fed.ops.stein import linear_identities, moments_off
 
@@ -36,8 +37,8 @@ def test_moments_of_a_gaussian_target_are_found_wherever_the_particles_are(dtype
     particles = white(count, dim).to(dtype)
     mean_off, sd_off = moments_off(particles, -(particles - mean) / sd**2)
     if count >= 4 * dim and dtype is torch.float64:
-        assert float(mean_off) == pytest.approx(mean / max(1.0, sd), abs=0.02 * (1 + mean))
-        assert float(sd_off) == pytest.approx(max(sd, 1 / sd), rel=0.25)
+        assert float(mean_off) == pytest.approx(mean / max(1.0, sd), abs=1e-6)
+        assert float(sd_off) == pytest.approx(max(sd, 1 / sd), rel=1e-6)
     assert (float(mean_off) > 0.25) == (mean > 0.25)
     assert (float(sd_off) > 1.25) == (sd != 1.0)
 
@@ -153,7 +154,11 @@ def test_wrong_is_said_and_right_is_not(name):
     for fed in federations():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found = flat(fed, pf.run(algorithm, fed, **QUIET, **options))
+            try:
+                found = flat(fed, pf.run(algorithm, fed, **QUIET, **options))
+            except (DivergenceError, QuorumError):
+                assert name not in RIGHT
+                continue
         mean, sd = exact(fed)
         off = float(((found.mean(0) - mean).abs() / sd).max())
         factor = float((found.std(0, correction=0) / sd).log().abs().max().exp())
