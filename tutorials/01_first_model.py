@@ -74,7 +74,7 @@ idata.attrs["doubts"] or "nothing is left to doubt"
 # Who knows what to run can run it: `pf.run` takes one algorithm, with its settings.
 
 # %%
-same = pf.run(pf.FedEP(), fed, seed=0, progress=not FAST)
+same = pf.run(pf.FedEP(), fed, seed=0, progress=not FAST, audit=not FAST)
 bool((same.posterior["w"] == idata.posterior["w"]).all())
 
 # %% [markdown]

@@ -37,10 +37,11 @@ pf.plot_partition(fed)
 
 # %%
 size = 60 if FAST else 1000
+options = {"progress": not FAST, "audit": not FAST}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # R-hat asks for longer chains than continuous integration runs
-    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, progress=not FAST)
-fedep = pf.run(pf.FedEP(), fed, progress=not FAST)
+    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **options)
+fedep = pf.run(pf.FedEP(), fed, **options)
 
 # %% [markdown]
 # A client alone knows little: this is client 0's own posterior, against what it learns by taking part.
@@ -50,7 +51,7 @@ rows = fed.client_rows[0]
 alone = pf.Federation(logistic.model, (x[rows], y[rows]), plate="data", num_clients=1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    own = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, start="prior"), alone, progress=False)
+    own = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, start="prior"), alone, **options)
 pf.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
 # %%
 table = pf.compare({"pooled": nuts, "FedEP": fedep}, "pooled", federation=fed, test=test)

@@ -52,7 +52,7 @@ fed = pf.Federation.from_clients(model, clients, plate="data")
 results = {}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are shown in the table
-    quiet = {"seed": 0, "progress": not FAST}
+    quiet = {"seed": 0, "progress": not FAST, "audit": not FAST}
     size = 100 if FAST else 1000
     results["NUTS"] = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **quiet)
     results["FedEP"] = pf.run(pf.FedEP(), fed, **quiet)

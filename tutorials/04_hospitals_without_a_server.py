@@ -36,9 +36,10 @@ pf.plot_graph(ring)
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, progress=not FAST)
+    options = {"progress": not FAST, "audit": not FAST}
+    idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, **options)
     size = 60 if FAST else 1000
-    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, progress=not FAST)
+    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **options)
 idata.attrs["warnings"] or "no warnings"
 
 # %% [markdown]

@@ -20,6 +20,7 @@ import pyro_fed as pf
 from pyro_fed.recipes import library
 
 FAST = os.environ.get("PYRO_FED_FAST") == "1"
+options = {"progress": not FAST, "audit": not FAST}
 logistic = library.load_model("logistic_regression")
 (x, y), test = logistic.load_data()
 keep = [0, 1, 2, 3, 4, 5, 30]
@@ -35,9 +36,9 @@ fed = pf.Federation(
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are in the table below
-    good = pf.run(pf.FedEP(), fed, progress=not FAST)
+    good = pf.run(pf.FedEP(), fed, **options)
     published = pf.PaperDSVGD(num_particles=30, local_steps=20 if FAST else 200, distill_steps=20 if FAST else 200)
-    doubtful = pf.run(published, fed, progress=not FAST)
+    doubtful = pf.run(published, fed, **options)
 results = {"FedEP": good, "DSVGD as published": doubtful}
 table = pf.compare(results, federation=fed, test=test)
 table[["prior_count", "prior_count_se", "ksd", "test_log_density", "accuracy", "ece", "mce"]].round(3)
@@ -74,7 +75,7 @@ def evidence(columns):
     """log p(y) of the model with these covariates, and its Monte-Carlo error."""
     chosen = (x[:, columns], y)
     data = pf.Federation(logistic.model, chosen, plate="data", num_clients=10, partition=fed.partition, seed=0)
-    idata = pf.run(pf.FedAIS(num_proposals=1000 if FAST else 8000), data, progress=not FAST)
+    idata = pf.run(pf.FedAIS(num_proposals=1000 if FAST else 8000), data, **options)
     figures = idata["federation"].isel(round=-1)
     return {name: round(float(figures[name]), 3) for name in ("log_evidence", "log_evidence_se", "pareto_k")}
 

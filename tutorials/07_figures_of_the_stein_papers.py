@@ -41,7 +41,7 @@ def run(algorithm, fed, **settings):
     """A result, quietly: what is wrong with some of them is what the figures show."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pf.run(algorithm, fed, progress=False, log_likelihood=False, **settings)
+        return pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=not FAST, **settings)
 
 
 def by_round(measure, algorithm, fed, **settings):

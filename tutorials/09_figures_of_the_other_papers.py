@@ -37,7 +37,7 @@ def run(algorithm, fed, **settings):
     """A result, quietly: what is wrong with some of them is what the figures show."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pf.run(algorithm, fed, progress=False, log_likelihood=False, **settings)
+        return pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=not FAST, **settings)
 
 
 means = torch.tensor([[-1.5, 0.5], [1.5, 0.0]], dtype=torch.float64)

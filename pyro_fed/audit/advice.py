@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pyro_fed.audit.evidence import Evidence
 
-#: Approximations by the curvature at the mode.
-LAPLACE = ("FedLaplace", "ConsensusLaplace", "LocalLaplace")
+_LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
+#: Cures of single algorithms.
+OWN = {
+    "FedAIS": "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS",
+    "FedLaplace": _LAPLACE,
+    "ConsensusLaplace": _LAPLACE,
+    "NUTS": "Take more warm-up steps and samples, or a higher target_accept_prob",
+}
 #: Cures by what the draws are.
 CURES = {
     "independent": "Weigh them by FedAIS, or sample, by FSGLD, DSVGD or NUTS",
@@ -27,10 +33,9 @@ def cure(evidence: Evidence) -> str:
         return "It has not converged: run more rounds"
     if _diagonal(evidence):
         return "The approximation is diagonal: take covariance='full'"
-    if type(evidence.algorithm).__name__ == "FedAIS":
-        return "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS"
-    if type(evidence.algorithm).__name__ in LAPLACE:
-        return "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
+    own = OWN.get(type(evidence.algorithm).__name__)
+    if own is not None:
+        return own
     return CURES[evidence.algorithm.draws_are]
 
 

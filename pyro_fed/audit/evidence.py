@@ -31,7 +31,7 @@ class Evidence:
         algorithm: what was run.
         federation: on what; it holds the rows.
         problem: its densities, as the run compiled them.
-        shared: the server's last state.
+        shared: the server's last state; empty where it is not known.
         draws: (chain, draw, D), unconstrained.
         record: what happened.
         seed: the run's seed.
@@ -49,7 +49,8 @@ class Evidence:
     def flat(self) -> Tensor:
         """All draws, (S, D); of a distribution that can give more, `FEWEST_DRAWS` at least: it is what is judged."""
         found = self.draws.flatten(0, 1)
-        if len(found) >= FEWEST_DRAWS or self.algorithm.draws_are not in ("independent", "agents"):
+        more = bool(self.shared) and self.algorithm.draws_are in ("independent", "agents")
+        if len(found) >= FEWEST_DRAWS or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
         return self.algorithm.sample(self.shared, FEWEST_DRAWS, generator).to(found).flatten(0, 1)

@@ -10,6 +10,9 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 
+#: Draws at which scales, and what varies, are told.
+LOOKED_AT = 32
+
 
 @dataclass(frozen=True)
 class Quantities:
@@ -18,12 +21,15 @@ class Quantities:
     Args:
         problem: the model.
         own: names of these sites, in their order.
+        varying: which of these sites' entries, one after the other, are no constants, as a Cholesky factor of
+            correlations has them: a constant has no SD but rounding's.
         labels: (F,) what each number is called.
         along: (F,) the entry of the flat vector that moves a number: its own, of a site as long as its part there.
     """
 
     problem: Problem
     own: tuple[str, ...]
+    varying: Tensor
     labels: tuple[str, ...]
     along: Tensor
 
@@ -35,20 +41,28 @@ class Quantities:
             problem: the model.
             z: unconstrained.
         """
-        values = problem.constrain(z[:2], problem.fewest_rows)
-        own = []
+        some = z[torch.linspace(0, len(z) - 1, min(len(z), LOOKED_AT)).long()]
+        values = problem.constrain(some, problem.fewest_rows)
+        own: list[str] = []
+        varying: list[Tensor] = []
         labels = [problem.name_of(number) for number in range(problem.dim)]
         along = list(range(problem.dim))
         for name, site in problem.sites.items():
-            value, part = values[name].reshape(2, -1), slice(site.start, site.start + site.size)
-            if value.shape[1] == site.size and torch.equal(value.to(z.dtype), z[:2, part]):
+            value, part = values[name].reshape(len(some), -1), slice(site.start, site.start + site.size)
+            if value.shape[1] == site.size and torch.equal(value.to(z.dtype), some[:, part]):
                 continue
             own.append(name)
+            rounding = torch.finfo(value.dtype).eps ** 0.5 * value.abs().amax(0)
+            varies = value.amax(0) - value.amin(0) > rounding
+            varying.append(varies)
             labels[part] = [f"{label} (unconstrained)" for label in labels[part]]
             size = value.shape[1]
-            labels += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
-            along += list(range(problem.dim)[part]) if size == site.size else [site.start] * size
-        return cls(problem, tuple(own), tuple(labels), torch.tensor(along))
+            named = [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+            moving = list(range(problem.dim)[part]) if size == site.size else [site.start] * size
+            labels += [label for label, kept in zip(named, varies, strict=True) if kept]
+            along += [entry for entry, kept in zip(moving, varies, strict=True) if kept]
+        kept = torch.cat(varying) if varying else torch.empty(0, dtype=torch.bool)
+        return cls(problem, tuple(own), kept, tuple(labels), torch.tensor(along))
 
     def __call__(self, z: Tensor) -> Tensor:
         """The numbers (S, F) of draws z (S, D), float64."""
@@ -57,6 +71,5 @@ class Quantities:
         rows = self.problem.fewest_rows
         pieces = in_chunks(z.to(self.problem.dtype), len(rows[0]) * self.problem.num_nodes)
         found = [self.problem.constrain(piece, rows) for piece in pieces]
-        return torch.cat(
-            [z, *(torch.cat([part[name] for part in found]).reshape(len(z), -1) for name in self.own)], 1
-        ).double()
+        own = torch.cat([torch.cat([part[name] for part in found]).reshape(len(z), -1) for name in self.own], 1)
+        return torch.cat([z.double(), own[:, self.varying].double()], 1)

@@ -31,7 +31,8 @@ def stillness(evidence: Evidence) -> list[str]:
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = evidence.quantities.labels[number]
+    label, *scale = evidence.quantities.labels[number].split(" ", 1)
+    name = " ".join([f"'{label}'", *scale])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
     return [f"these draws are not the posterior's: short exact chains that begin at them {said}. {cure(evidence)}"]
 
@@ -39,7 +40,7 @@ def stillness(evidence: Evidence) -> list[str]:
 def _mean(found: Moments, number: int, name: str) -> str:
     size, error = abs(float(found.mean[number])), float(found.mean_error[number])
     many = f"more than {FAR:g}" if size > FAR else f"{size:.2f} ± {error:.2f}"
-    return f"move the mean of '{name}' by {many} SDs"
+    return f"move the mean of {name} by {many} SDs"
 
 
 def _sd(found: Moments, number: int, name: str) -> str:
@@ -48,7 +49,7 @@ def _sd(found: Moments, number: int, name: str) -> str:
         many = f"to more than {FAR:g} times" if ratio > 1 else "to less than a third of"
     else:
         many = f"to {ratio:.2f} ± {ratio * error:.2f} times"
-    return f"take the SD of '{name}' {many} what it was"
+    return f"take the SD of {name} {many} what it was"
 
 
 def _stuck(evidence: Evidence, found: Moments) -> list[str]:

@@ -88,7 +88,8 @@ class Target:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
         z = self.model(white).to(self.problem.dtype)
         size = max(1, min(BATCH, CHUNK // max(1, self.problem.evaluations)))
-        compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0,))
+        # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
+        compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0, None))
         found = [self._piece(compiled, piece, size) for piece in z.split(size)]
         self.spent += len(z)
         score, value = (torch.cat([pair[i] for pair in found]).double() for i in (0, 1))
@@ -100,7 +101,7 @@ class Target:
         """A piece, made up to the size that is compiled where anything is."""
         missing = size - len(piece) if self.problem.compiler.level == "trace" else 0
         whole = torch.cat([piece, piece[-1:].expand(missing, -1)])
-        score, value = compiled(whole[None])
+        score, value = compiled(whole[None], self.problem.all_rows)
         return score[0, : len(piece)], value[0, : len(piece)]
 
 
@@ -114,16 +115,17 @@ class Tempered:
 
     temperature: float
 
-    def score_and_value(self, problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+    def score_and_value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """Scores (S, D) and values (S,) at points (S, D).
 
         Args:
             problem: the model's densities.
             points: unconstrained.
+            rows: all rows, as the problem has them.
         """
 
         def log_density(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, problem.all_rows)
+            log_prior, pointwise = problem.log_parts(z, rows)
             return log_prior + pointwise.sum() / self.temperature
 
         found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)

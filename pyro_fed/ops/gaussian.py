@@ -31,10 +31,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.natural import NaturalParameters
 
 
-class ImproperGaussianError(ValueError):
+class ImproperGaussianError(PyroFedError, ValueError):
     """A Gaussian that has to be a distribution has a precision that is not positive definite."""
 
 

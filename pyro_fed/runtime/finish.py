@@ -55,8 +55,7 @@ class Finish:
 
         Raises:
             KeyboardInterrupt: the run was interrupted before there was a distribution.
-            ImproperGaussianError: there is none.
-            DivergenceError: its draws are not finite.
+            DivergenceError: there is no distribution, or its draws are not finite. It keeps the state.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
@@ -64,14 +63,22 @@ class Finish:
         except ImproperGaussianError as error:
             if self.context.record.interrupted:
                 raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
-            raise
+            raise self._undrawn(shared, f"is no distribution ({str(error).partition(';')[0]})") from error
         if not bool(torch.isfinite(draws).all()):
-            raise DivergenceError(
-                f"{type(self.algorithm).__name__}: the draws of the last state are not finite: it is no distribution, "
-                "or one far beyond the range of its numbers. Take smaller steps, give parameters of very different "
-                "scales a common one, or use dtype=torch.float64"
-            )
+            raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
         return draws
+
+    def _undrawn(self, shared: State, why: str) -> DivergenceError:
+        """The error for a last state that cannot be drawn from, which it keeps."""
+        rounds = len(self.context.record.rounds)
+        error = DivergenceError(
+            f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. Take more rounds, or "
+            "smaller steps (damping, step size), give parameters of very different scales a common one, give the "
+            "model a proper prior, or use dtype=torch.float64. The state is kept in this error's `state`",
+            round=rounds - 1 if rounds else None,
+        )
+        error.algorithm, error.state = self.algorithm, shared
+        return error
 
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""

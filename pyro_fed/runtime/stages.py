@@ -146,8 +146,6 @@ class _Trial:
             return None
         finish = replace(self.finish, algorithm=stage)
         draws = finish.drawn(shared)
-        if not bool(draws.isfinite().all()):
-            raise DivergenceError(f"the draws of {named(stage)} are not finite numbers")
         finish.judge(shared, draws)
         doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
         return Answer(

@@ -9,7 +9,7 @@ from scipy import special
 import pyro_fed as pf
 from benchmarks.trust.densities import coordinates, log_density
 from benchmarks.trust.judge import judged
-from benchmarks.trust.posterior import Grid
+from benchmarks.trust.posterior import Grid, LongRun
 from benchmarks.trust.posteriors import POSTERIORS
 from benchmarks.trust.references import by_grid, by_quadratic, read
 from benchmarks.trust.trials import trials
@@ -45,10 +45,13 @@ def test_who_is_wrong_says_so_and_who_is_right_is_silent(posterior, label):
     assert bool(verdict.said) == (verdict.wrong is not False), verdict
 
 
-def test_every_posterior_has_a_reference_of_its_present_data():
+def test_references_are_of_the_present_data():
+    """Long runs may be missing: their posteriors are not judged until they have been made."""
     kept = read()
-    assert {name: kept[name]["data"] for name in POSTERIORS} == {
-        name: posterior.fingerprint() for name, posterior in POSTERIORS.items()
+    long = {name for name, posterior in POSTERIORS.items() if isinstance(posterior.reference, LongRun)}
+    assert set(POSTERIORS) - long <= set(kept) <= set(POSTERIORS)
+    assert {name: part["data"] for name, part in kept.items()} == {
+        name: POSTERIORS[name].fingerprint() for name in kept
     }
 
 

@@ -186,6 +186,7 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
             num_rounds=ROUNDS,
             progress=False,
             compile="trace",
+            audit=False,
             checkpoint=tmp_path,
             resume=True,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from algorithms import SMALL, unequal_lines
+from algorithms import SMALL, line, line_data, unequal_lines
 from short_runs import QUIET, Interrupting, quiet, values
 
 import pyro_fed as pf
@@ -96,6 +96,16 @@ def test_a_warm_start_that_diverges_keeps_its_own_result():
     with pytest.raises(pf.DivergenceError) as caught:
         quiet(algorithm, unequal_lines())
     assert caught.value.result.attrs["algorithm"] == "PaperSVGD"
+
+
+def test_a_last_state_that_is_no_distribution_is_a_divergence_and_is_kept():
+    """Agents whose star has not been awake yet know nothing: their beliefs are flat."""
+    fed = pf.Federation(line, line_data(40), plate="data", num_clients=7)
+    said = r"P2PVI: the state after 1 round.* is no distribution .*4 of 7"
+    with pytest.raises(pf.DivergenceError, match=said) as caught:
+        quiet(pf.P2PVI(start="local"), fed, graph=pf.graph.rotating_stars(6, 2), num_rounds=1)
+    assert caught.value.round == 0
+    assert torch.isfinite(caught.value.state["eta"]).all()
 
 
 @dataclass(frozen=True, kw_only=True)

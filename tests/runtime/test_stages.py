@@ -141,7 +141,7 @@ def test_draws_that_are_not_finite_are_no_answer():
             return super().sample(shared, num_draws, generator) * torch.nan
 
     _, steps = tried(Lost(), pf.FedEP(), confirm=0)
-    assert steps[0]["end"] == "the draws of Lost are not finite numbers" and steps[1]["chosen"]
+    assert "are not finite" in steps[0]["end"] and steps[1]["chosen"]
 
 
 def test_particles_are_weighed_where_a_stage_does_that():

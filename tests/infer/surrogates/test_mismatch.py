@@ -101,7 +101,7 @@ def test_burn_in_lasts_as_long_for_shorter_steps():
             return shared, local
 
     with pytest.warns(UserWarning, match="no draw was kept: the run ended within burn_in=400 steps of full length"):
-        pf.run(Watched(surrogates=algorithm.surrogates), federation(X), num_rounds=11, **QUIET)
+        pf.run(Watched(surrogates=algorithm.surrogates), federation(X), num_rounds=11, audit=False, **QUIET)
     assert int(seen["burn_in"]) * float(seen["step_size"]) == pytest.approx(10.0, rel=1e-2)
 
 
