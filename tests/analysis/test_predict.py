@@ -119,10 +119,11 @@ def test_it_agrees_with_pyros_predictive():
 
 
 @pytest.mark.usefixtures("close_figures")
+@pytest.mark.filterwarnings("ignore:the particles are not at rest")  # after a few steps
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ's calls of matplotlib
 def test_training_rows_serve_plot_ppc():
     fed = unequal_lines()
-    idata = pf.run(pf.PaperSVGD(num_particles=10, local_steps=5), fed, num_rounds=1, progress=False)
+    idata = pf.run(pf.PaperSVGD(num_particles=10, local_steps=5), fed, num_rounds=1, progress=False, audit=False)
     drawn = pf.predict(idata, fed)
     assert drawn.posterior_predictive["y"].shape == (1, 10, 23)
     np.testing.assert_array_equal(drawn.observed_data["y"], idata.observed_data["y"])

@@ -38,7 +38,7 @@ def test_global_and_local_posteriors_of_a_conjugate_hierarchy(algorithm, fed):
     Bounds of five standard errors and, for SDs, 2 % for the errors of the clients' visits: below 1e-4 before fixing the
     seed. The effects, given mu, are exact and independent.
     """
-    idata = pf.run(algorithm, fed, num_draws=500, **QUIET)
+    idata = pf.run(algorithm, fed, num_draws=500, audit=False, **QUIET)
     parts = [torch.as_tensor(idata["posterior"][name].values) for name in SIZES]
     draws = torch.cat([part.reshape(-1, size) for part, size in zip(parts, SIZES.values(), strict=True)], 1)
     sd = COVARIANCE.diagonal().sqrt()
