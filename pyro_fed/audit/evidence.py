@@ -68,7 +68,8 @@ class Evidence:
     @cached_property
     def target(self) -> Target | None:
         """The posterior in coordinates that whiten the draws; None where these are too few, or not all numbers."""
-        usable = self.algorithm.draws_are != "point" and len(self.flat) > 1 and bool(self.flat.isfinite().all())
+        usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
+        usable = usable and bool(self.flat.double().var(0).isfinite().all())
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
 
     @cached_property

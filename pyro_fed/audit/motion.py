@@ -52,6 +52,8 @@ MOST_MEMORY = 0.7
 PLAIN = 4.0
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
+#: SDs that a chain is said to have gone at most: on its own scale a number may leave those of the machine.
+FARTHEST = 1e6
 #: Smallest variance that is told from none.
 LEAST_VARIANCE = 1e-4
 
@@ -132,7 +134,10 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     most = min(max(afford // len(at), FIRST), MOST)
     white = target.white(z)[at]
     reported = quantities(z)
-    centre, scale = reported.mean(0), reported.std(0).clamp_min(torch.finfo(z.dtype).tiny)
+    centre, scale = reported.mean(0), reported.std(0)
+    # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
+    least = torch.finfo(z.dtype).eps * centre.abs().clamp_min(1.0)
+    scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
     chains = Chains.begin(target, white, generator, STEPS)
     places: list[Tensor] = []
     momenta: list[Tensor] = []
@@ -158,11 +163,16 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
 def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     """Of the posterior, see the module's header.
 
+    A number that is none at a draw or a place, or has no SD over the draws, is not judged: it is given no error. It is
+    one on a site's own scale, whose unconstrained number is judged all the same.
+
     Args:
         begun: a (S, F).
         places: y (T, S, F).
         momenta: b (T, S, F).
     """
+    usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
+    begun, places = torch.where(usable, begun, 0.0), torch.where(usable, places.clamp(-FARTHEST, FARTHEST), 0.0)
     ones = torch.ones_like(begun)
     controls = [ones, begun, begun.square() - 1, momenta.mean(0), momenta.square().mean(0) - 1]
     x = torch.stack(controls, -1).transpose(0, 1)  # (F, S, 5)
@@ -172,7 +182,8 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     mean = first / (1 - memory)
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     sd = variance.sqrt()
-    return Moments(mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance))
+    found = mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance)
+    return Moments(*(torch.where(usable, figure, 0.0) for figure in found))
 
 
 def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -175,6 +175,7 @@ def test_a_column_of_labels_is_refused_before_it_makes_a_density_a_pair_of_rows(
         build(linear, X, Y[:, None])
 
 
+@pytest.mark.filterwarnings("ignore:PaperDSVGD as published:UserWarning")  # two rounds
 def test_a_constant_feature_and_a_rank_deficient_client():
     x = torch.cat([X[:, :2], torch.ones(N, 1)], 1).double()
     x[:6, 1] = 2 * x[:6, 0]
@@ -185,6 +186,7 @@ def test_a_constant_feature_and_a_rank_deficient_client():
         num_rounds=2,
         progress=False,
         compile="off",
+        audit=False,
     )
     assert bool(np.isfinite(result.posterior["w"].values).all())
 

@@ -74,12 +74,14 @@ def test_a_row_count_given_as_a_number_is_summed_over_the_clients():
     assert_same(pooled, apart)
 
 
+@pytest.mark.filterwarnings("ignore:the particles are not at rest:UserWarning")  # one round
 def test_names_of_clients_reach_tables_and_messages():
     clients = {"north": (X[:6], Y[:6]), "south": (X[6:], Y[6:])}
     fed = pf.Federation.from_clients(linear, clients, plate="data")
     assert fed.client_names == ["north", "south"]
     assert list(fed.summary().index) == ["north", "south"]
-    result = pf.run(pf.PaperSVGD(num_particles=5, local_steps=2), fed, num_rounds=1, progress=False, compile="off")
+    options = {"num_rounds": 1, "progress": False, "compile": "off", "audit": False}
+    result = pf.run(pf.PaperSVGD(num_particles=5, local_steps=2), fed, **options)
     assert result.federation.client.values.tolist() == ["north", "south"]
     bad = clients | {"south": (X[6:], torch.full((7,), torch.nan, dtype=torch.float64))}
     with pytest.raises(pf.DataError, match=r"client south, argument 'y'\[0\] is NaN \(7 of 7 rows\)"):
