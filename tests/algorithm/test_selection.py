@@ -18,6 +18,13 @@ from pyro_fed.runtime.messages import encoded_size
 from pyro_fed.runtime.messages.header import Entry
 
 QUIET = {"progress": False, "compile": "off", "log_likelihood": False, "audit": False}
+#: Six rounds of one client and five particles: too short, too few, and not every client's turn.
+SHORT = pytest.mark.filterwarnings(
+    "ignore:the KDE of bandwidth",
+    "ignore:not converged",
+    "ignore:5 particles are too few",
+    "ignore:.* clients never had a turn",
+)
 KERNEL = IMQ()
 
 
@@ -79,7 +86,7 @@ def location(y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
-@pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
+@SHORT
 @pytest.mark.parametrize("kind", [KSD, HIP])
 def test_who_is_unlike_the_last_client_is_chosen(kind):
     """Rows about +1 at even clients, about -1 at odd ones: the particles follow one kind, and the other is due.
@@ -111,7 +118,7 @@ def test_several_clients_are_different_and_none_is_impossible():
         KSD(clients_per_round=4).choose(np.ones(3), rng)
 
 
-@pytest.mark.filterwarnings("ignore:the KDE of bandwidth", "ignore:not converged")
+@SHORT
 @pytest.mark.parametrize("schedule", [KSD(), HIP()], ids=["KSD", "HIP"])
 @pytest.mark.parametrize(
     "algorithm",
@@ -136,7 +143,7 @@ def test_bytes_of_the_question_are_counted(algorithm, schedule):
     assert len(set(last["bytes_down"].values)) == 1  # all clients got what the chosen one works with
 
 
-@pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
+@SHORT
 def test_executors_choose_the_same_clients():
     options = {"num_rounds": 4, "schedule": KSD(), **QUIET}
     apart, together = (

@@ -9,7 +9,7 @@ import torch
 
 import pyro_fed as pf
 
-QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "off"}
+QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "off", "audit": False}
 
 
 def flat(x, y):
