@@ -156,7 +156,8 @@ def run(
         except StoppedError as error:
             if error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
-                    error.result = replace(finish, algorithm=error.algorithm)(error.state)
+                    # its error speaks against it: it is not audited, which could take long
+                    error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
                     error.result.attrs["stopped"] = str(error)
             raise
         finally:
