@@ -183,7 +183,8 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     sd = variance.sqrt()
     found = mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance)
-    return Moments(*(torch.where(usable, figure, 0.0) for figure in found))
+    mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
+    return Moments(mean, mean_error, log_sd, log_sd_error)
 
 
 def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
