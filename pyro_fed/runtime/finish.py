@@ -61,15 +61,15 @@ class Finish:
         try:
             draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
         except ImproperGaussianError as error:
-            if self.context.record.interrupted:
-                raise KeyboardInterrupt("interrupted before there was a distribution to draw from") from error
             raise self._undrawn(shared, f"is no distribution ({str(error).partition(';')[0]})") from error
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
         return draws
 
-    def _undrawn(self, shared: State, why: str) -> DivergenceError:
-        """The error for a last state that cannot be drawn from, which it keeps."""
+    def _undrawn(self, shared: State, why: str) -> DivergenceError | KeyboardInterrupt:
+        """The error for a last state that cannot be drawn from, which it keeps; or the user's interruption."""
+        if self.context.record.interrupted:
+            return KeyboardInterrupt("interrupted before there was a distribution to draw from")
         rounds = len(self.context.record.rounds)
         error = DivergenceError(
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. Take more rounds, or "
