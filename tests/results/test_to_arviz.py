@@ -22,6 +22,11 @@ from pyro_fed.runtime.messages.header import Entry
 
 az, xr = late("arviz"), late("xarray")
 
+#: Runs of a round or two: what they say of it is not what these tests are about.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the particles are not at rest", "ignore:PaperDSVGD as published", "ignore:.* clients never had a turn"
+)
+
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
 ROUGH = pf.PaperSVGD(num_particles=30, local_steps=1)
 QUIET = {"num_rounds": 2, "progress": False, "compile": "off", "audit": False}
