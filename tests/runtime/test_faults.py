@@ -239,7 +239,7 @@ def test_row_counts_that_lie_are_bounded_and_mean_nothing_to_ep(lie):
     generator = torch.Generator().manual_seed(0)
     shared, _ = PRIOR.init(problem, 3, generator, None)
     site = {"precision": torch.eye(2).double().expand(3, 2, 2), "eta": torch.ones(3, 2).double()}
-    messages = site | {"usable": torch.ones(3, dtype=torch.bool)}
+    messages = site | {"value": torch.zeros(3).double(), "usable": torch.ones(3, dtype=torch.bool)}
     honest, lied = (PRIOR.combine(shared, messages, w) for w in (torch.full((3,), 1 / 3), torch.tensor([lie, 1, 1])))
     assert all(torch.equal(honest[name], lied[name]) for name in ("precision", "eta"))
     rows = torch.tensor([lie, 10.0, 10.0], dtype=torch.float64)

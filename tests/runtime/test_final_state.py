@@ -9,6 +9,11 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.runtime.final_state import final_state
 
+#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
+)
+
 
 @pytest.fixture(scope="module")
 def fed():

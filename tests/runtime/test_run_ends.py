@@ -11,6 +11,11 @@ from short_runs import QUIET, Interrupting, quiet, values
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 
+#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
+)
+
 #: Five particles leave no KDE worth the name.
 SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
 

@@ -12,6 +12,11 @@ from algorithms import line, line_data
 import pyro_fed as pf
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
+#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
+)
+
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 
 
