@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyro_fed.algorithm.capabilities import OnGraph, resolved
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.errors import SettingError
@@ -38,8 +39,8 @@ class Plan(SettingsRepr, ABC):
     max_rounds: int | None = None
     max_bytes: int | None = None
     confirm: int = 2
-    mean_error: float = 0.25
-    sd_factor: float = 1.25
+    mean_error: float = MATTERS
+    sd_factor: float = SD_MATTERS
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)

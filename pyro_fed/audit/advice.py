@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 _LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
 #: Cures of single algorithms.
@@ -41,5 +42,4 @@ def cure(evidence: Evidence) -> str:
 
 def _diagonal(evidence: Evidence) -> bool:
     """Whether a Gaussian of more than one parameter has no correlations."""
-    precision = evidence.shared.get("precision")
-    return precision is not None and "eta" in evidence.shared and precision.dim() == evidence.shared["eta"].dim()
+    return {"precision", "eta"} <= evidence.shared.keys() and not gaussian(evidence.shared).dense

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
@@ -18,6 +17,7 @@ from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.entries import evenly
 
 #: Draws that the checks look at, at most, and at least where more can be had.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
@@ -58,7 +58,7 @@ class Evidence:
     @cached_property
     def points(self) -> Tensor:
         """Of these, evenly spaced, `MOST_DRAWS` at most: (S, D)."""
-        return self.flat[torch.linspace(0, len(self.flat) - 1, min(MOST_DRAWS, len(self.flat))).long()]
+        return self.flat[evenly(len(self.flat), MOST_DRAWS)]
 
     @property
     def temperature(self) -> float:

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.motion import DENSITIES, MATTERS, SD_MATTERS
+from pyro_fed.audit.motion import DENSITIES
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: Climbs from the prior, from around the result, and from its draws.
 FROM_PRIOR, FROM_AROUND, FROM_DRAWS = 16, 8, 4

@@ -34,9 +34,9 @@ from torch import Tensor
 from pyro_fed.audit.hmc import SHORTEST, WANTED, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.ops.entries import evenly
 
-#: A mean that is off by more than this many posterior SDs, or an SD by more than this factor, matters.
-MATTERS, SD_MATTERS = 0.25, 1.25
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
@@ -198,5 +198,5 @@ def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tenso
 def _starts(count: int, wanted: int) -> Tensor:
     """Which of the draws chains begin at: as many as wanted, evenly spaced, or each of fewer equally often."""
     if count >= wanted:
-        return torch.linspace(0, count - 1, wanted).long()
+        return evenly(count, wanted)
     return torch.arange(count).repeat(-(-wanted // count))

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.target import Tempered
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.entries import evenly
 
 #: Draws at which both are computed, fewer where rows are many: at most `MOST_DENSITIES` of them, and `FEWEST` draws.
 DRAWS, FEWEST, MOST_DENSITIES = 32, 4, 2_000_000
@@ -42,7 +43,7 @@ def precision(evidence: Evidence) -> list[str]:
     if problem.dtype != torch.float32 or len(finite) < 2:
         return []
     number = max(FEWEST, min(DRAWS, MOST_DENSITIES // problem.evaluations))
-    z = finite[torch.linspace(0, len(finite) - 1, min(number, len(finite))).long()]
+    z = finite[evenly(len(finite), number)]
     single, double = _densities(problem, z), _densities(problem.doubled(), z.double())
     factor = _factor(finite.double())
     found = _errors(single, double, factor)
@@ -58,12 +59,7 @@ def precision(evidence: Evidence) -> list[str]:
 
 def _densities(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) at draws, in float64."""
-
-    def log_density(one: Tensor) -> Tensor:
-        log_prior, pointwise = problem.log_parts(one, problem.all_rows)
-        return log_prior + pointwise.sum()
-
-    score, value = problem.vmap(grad_and_value(log_density))(z)
+    score, value = Tempered().score_and_value(problem, z, problem.all_rows)
     return score.double(), value.double()
 
 

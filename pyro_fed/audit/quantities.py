@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.ops.entries import evenly
 
 #: Draws at which scales, and what varies, are told.
 LOOKED_AT = 32
@@ -41,7 +42,7 @@ class Quantities:
             problem: the model.
             z: unconstrained.
         """
-        some = z[torch.linspace(0, len(z) - 1, min(len(z), LOOKED_AT)).long()]
+        some = z[evenly(len(z), LOOKED_AT)]
         values = problem.constrain(some, problem.fewest_rows)
         own: list[str] = []
         varying: list[Tensor] = []

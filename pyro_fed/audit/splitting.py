@@ -21,6 +21,7 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.checks.blame import blame
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
+from pyro_fed.ops.entries import evenly
 
 #: Draws at which it is looked, and where the model is run one draw at a time.
 DRAWS, LOOPED_DRAWS = 5, 2
@@ -48,7 +49,7 @@ def splitting(evidence: Evidence) -> list[str]:
     if not len(points):
         return []
     most = min(LOOPED_DRAWS if problem.looped else DRAWS, max(1, MOST_DENSITIES // problem.evaluations))
-    z = points[torch.linspace(0, len(points) - 1, min(most, len(points))).long()]
+    z = points[evenly(len(points), most)]
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
@@ -97,8 +98,7 @@ def _difference(one: Tensor, two: Tensor) -> Tensor:
 def _chosen(counts: Tensor) -> list[int]:
     """Clients with rows: all, or `MOST_CLIENTS` from the smallest to the largest."""
     order = [int(k) for k in counts.argsort() if counts[k]]
-    at = torch.linspace(0, len(order) - 1, min(MOST_CLIENTS, len(order))).long()
-    return [order[int(i)] for i in at]
+    return [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]
 
 
 def _sentence(

@@ -113,7 +113,7 @@ class Tempered:
         temperature: 1 for the posterior.
     """
 
-    temperature: float
+    temperature: float = 1.0
 
     def score_and_value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """Scores (S, D) and values (S,) at points (S, D).

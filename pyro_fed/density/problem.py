@@ -114,14 +114,22 @@ class Problem:
         """D, the length of the flat unconstrained vector."""
         return sum(site.size for site in self.sites.values())
 
+    def site_of(self, number: int) -> Site:
+        """The site that an entry of the flat vector belongs to.
+
+        Args:
+            number: 0..D-1.
+        """
+        return next(site for site in self.sites.values() if site.start <= number < site.start + site.size)
+
     def name_of(self, number: int) -> str:
         """The site that an entry of the flat vector belongs to, with the entry's number where it has several.
 
         Args:
             number: 0..D-1.
         """
-        name, site = next((name, s) for name, s in self.sites.items() if s.start <= number < s.start + s.size)
-        return name if site.size == 1 else f"{name}[{number - site.start}]"
+        site = self.site_of(number)
+        return site.name if site.size == 1 else f"{site.name}[{number - site.start}]"
 
     @property
     def local_dim(self) -> int:

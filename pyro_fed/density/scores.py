@@ -1,4 +1,4 @@
-"""Scores: gradients of a model's log prior and log-likelihood at points of its flat vector."""
+"""A model at points of its flat vector: log-likelihoods, and scores, the gradients of log prior and log-likelihood."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = No
 
     scores: Tensor = problem.vmap(grad(log_lik))(points)
     return scores
+
+
+def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
+    """Log-likelihood of some rows, each as often as its weight says.
+
+    Args:
+        problem: the model's densities.
+        points: (N, D) unconstrained.
+        batch: rows, of one client, say.
+
+    Returns:
+        (N,).
+    """
+    return problem.log_lik(points, batch)

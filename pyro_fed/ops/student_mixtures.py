@@ -36,25 +36,40 @@ class Mixture(NamedTuple):
 
     def log_density(self, points: Tensor, freedom: float) -> Tensor:
         """log Σ_j counts_j t_j at points (S, D): (S,); freedom inf is Gaussian."""
+        return torch.logsumexp(self.log_densities(points, freedom), 0)
+
+    def log_densities(self, points: Tensor, freedom: float) -> Tensor:
+        """log counts_j t_j at points (S, D): (J, S), one component after the other, to bound the memory."""
         dim = points.shape[1]
-        offset = (points - self.centres.unsqueeze(1)).mT  # (J, D, S)
-        squared = torch.linalg.solve_triangular(self.factors, offset, upper=False).square().sum(1)
+        squared = torch.stack(
+            [
+                torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False).square().sum(0)
+                for centre, factor in zip(self.centres, self.factors, strict=True)
+            ]
+        )
         log_det = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         if math.isinf(freedom):
             value = -0.5 * squared - 0.5 * dim * math.log(2 * math.pi)
         else:
             constant = math.lgamma((freedom + dim) / 2) - math.lgamma(freedom / 2)
-            value = constant - 0.5 * dim * math.log(freedom * math.pi)
-            value = value - 0.5 * (freedom + dim) * torch.log1p(squared / freedom)
-        return torch.logsumexp(value + (self.counts.log() - log_det).unsqueeze(1), 0)
+            constant -= 0.5 * dim * math.log(freedom * math.pi)
+            value = constant - 0.5 * (freedom + dim) * torch.log1p(squared / freedom)
+        return value + (self.counts.log() - log_det).unsqueeze(1)
 
-    def draws(self, freedom: float, generator: torch.Generator) -> Tensor:
+    def draws(self, freedom: int, generator: torch.Generator) -> Tensor:
         """`counts` draws of each component: (Σ counts, D)."""
-        which = torch.repeat_interleave(self.counts.long())
+        return self._drawn(torch.repeat_interleave(self.counts.long()), freedom, generator)
+
+    def sample(self, count: int, freedom: int, generator: torch.Generator) -> Tensor:
+        """Draws (count, D), where the counts are shares: each component's number rounded up or down at random."""
+        return self._drawn(systematic(self.counts, count, generator), freedom, generator)
+
+    def _drawn(self, which: Tensor, freedom: int, generator: torch.Generator) -> Tensor:
+        """One draw each of components (S,)."""
         shape = (len(which), self.centres.shape[1])
         normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-        squares = torch.randn((len(which), round(freedom)), generator=generator, dtype=torch.float64).square().mean(1)
-        scaled = normal / squares.sqrt().unsqueeze(1)
+        squares = torch.randn((len(which), freedom), generator=generator, dtype=torch.float64).square().mean(1)
+        scaled = (normal / squares.sqrt().unsqueeze(1)).to(self.centres)
         return self.centres[which] + torch.einsum("sde,se->sd", self.factors[which], scaled)
 
     def shared_out(self, total: int) -> Mixture:
@@ -92,8 +107,7 @@ def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: t
     factors = _factors((whole * count ** (-2 / dim)).expand(count, dim, dim), torch.ones(count, dtype=x.dtype))
     found = Mixture(torch.full((count,), 1 / count, dtype=x.dtype), centres, factors)
     for _ in range(steps):
-        each = torch.stack([Mixture(*(p[j : j + 1] for p in found)).log_density(x, math.inf) for j in range(count)])
-        share = weights * torch.softmax(each, 0)  # (J, S)
+        share = weights * torch.softmax(found.log_densities(x, math.inf), 0)  # (J, S)
         total = share.sum(1).clamp_min(torch.finfo(x.dtype).tiny)
         worth = total.square() / share.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
         centres = share @ x / total.unsqueeze(1)

@@ -65,10 +65,12 @@ def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> st
     factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
         at = int(away.argmax())
-        return f"its mean of '{_site_at(problem, at)}' is {float(away[at]):.2g} SDs away from that of {other.name}"
+        return f"its mean of '{problem.site_of(at).name}' is {float(away[at]):.2g} SDs away from that of {other.name}"
     if float(factor.max()) > plan.sd_factor:
         at = int(factor.argmax())
-        return f"its SD of '{_site_at(problem, at)}' is {float(sd[at] / other_sd[at]):.2g} times that of {other.name}"
+        return (
+            f"its SD of '{problem.site_of(at).name}' is {float(sd[at] / other_sd[at]):.2g} times that of {other.name}"
+        )
     return ""
 
 
@@ -85,11 +87,6 @@ class Choice:
     answer: Answer
     doubts: list[str]
     settled: bool
-
-
-def _site_at(problem: Problem, number: int) -> str:
-    """The site that an entry of the flat vector belongs to."""
-    return next(name for name, site in problem.sites.items() if site.start <= number < site.start + site.size)
 
 
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:

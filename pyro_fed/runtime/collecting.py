@@ -18,6 +18,7 @@ from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.ops.entries import evenly
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -58,7 +59,7 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
     """SD over draws (S, D) of the error in the pooled log-likelihood, by a finer rule."""
     rule = problem.quadrature
     finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
-    at = torch.linspace(0, len(theta) - 1, min(CHECK_DRAWS, len(theta))).long()
+    at = evenly(len(theta), CHECK_DRAWS)
 
     def error(one: Tensor) -> Tensor:
         exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))

@@ -19,11 +19,12 @@ import numpy as np
 from scipy import special
 
 from pyro_fed.analysis.judging.draws import Draws, worth
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: A mean further away than this, in reference SDs, is wrong...
-LARGEST_MEAN_ERROR = 0.25
+LARGEST_MEAN_ERROR = MATTERS
 #: ...and so is an SD outside this multiple of the reference's.
-SD_RANGE = (0.8, 1.25)
+SD_RANGE = (1 / SD_MATTERS, SD_MATTERS)
 #: How often a result that is the reference's own distribution is doubted.
 FALSE_ALARMS = 0.01
 

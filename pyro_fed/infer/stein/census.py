@@ -34,7 +34,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
@@ -144,7 +145,7 @@ class Census(Algorithm, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The log-likelihood at the points."""
-        mapped, batch = problem.mapped(_log_lik, (0, BATCHES)), data.full_batch()
+        mapped, batch = problem.mapped(log_likelihoods, (0, BATCHES)), data.full_batch()
         pieces = shared["census_trial"].to(problem.dtype).split(PIECE, 1)
         found = torch.cat([mapped(piece, batch) for piece in pieces], 1).double()
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
@@ -176,7 +177,7 @@ class Census(Algorithm, ServerWork):
             expected = torch.softmax(modes.log_density(points, torch.inf) - log_q, 0)
             figures["census_fits"] = torch.minimum(found.weights, expected).sum()
         shared = {**shared, **known, **figures}
-        if self._enough(shared):
+        if self._enough(self._figures(shared)):
             return shared
         generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(points))
         flat = flattened(value - log_q, min(self.fewest * problem.dim, 0.5 * len(trial)))
@@ -184,18 +185,20 @@ class Census(Algorithm, ServerWork):
         seed = torch.randint(2**31, (), generator=generator)
         return {**shared, **self._drawn(fit.wider(self._inflation(problem.dim)).used(), seed, mixture)}
 
-    def _enough(self, shared: State) -> bool:
-        good = shared["census_worth"] >= self.worth and shared["census_k"] <= LARGEST_PARETO_K
-        return bool(good or shared["census_fits"] >= self.fits)
+    def _enough(self, figures: dict[str, float]) -> bool:
+        good = figures["worth"] >= self.worth and figures["k"] <= LARGEST_PARETO_K
+        return good or figures["fits"] >= self.fits
+
+    def _figures(self, shared: State) -> dict[str, float]:
+        return {name: float(shared[f"census_{name}"]) for name in ("worth", "k", "fits")}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit."""
-        return {name: float(after[f"census_{name}"]) for name in ("worth", "k", "fits")}
+        return self._figures(after)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the modes fit, or the points are worth enough."""
-        last = figures[-1]
-        return last["fits"] >= self.fits or (last["worth"] >= self.worth and last["k"] <= LARGEST_PARETO_K)
+        return self._enough(figures[-1])
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, S, D)."""
@@ -224,19 +227,17 @@ def census_mixture(shared: State) -> Mixture:
 
 def flattened(log_weights: Tensor, worth: float) -> Tensor:
     """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones."""
+
+    def weights(beta: float) -> Tensor:
+        return torch.softmax(beta * log_weights, 0)
+
+    def enough(beta: float) -> bool:
+        return float(1 / weights(beta).square().sum()) >= worth
+
+    if enough(1.0):
+        return weights(1.0)
     low, high = 0.0, 1.0
-    for beta in (1.0, *([None] * BISECTIONS)):
-        middle = 0.5 * (low + high) if beta is None else beta
-        weights = torch.softmax(middle * log_weights, 0)
-        if float(1 / weights.square().sum()) >= worth:
-            if beta is not None:
-                return weights
-            low = middle
-        else:
-            high = middle
-    return torch.softmax(low * log_weights, 0)
-
-
-def _log_lik(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    found: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(points)
-    return found
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    return weights(low)

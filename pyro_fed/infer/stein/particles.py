@@ -20,9 +20,6 @@ from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
-#: A mean that is off by more than this many standard deviations matters, and a standard deviation off by this factor.
-MATTERS, SD_MATTERS = 0.25, 1.25
-
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleAlgorithm(Algorithm):

@@ -38,15 +38,18 @@ from pyro_fed.algorithm.capabilities import Advice
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
+from pyro_fed.density.rows.batches import BATCHES, ClientData, in_chunks
+from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.infer.sites.whitening import Coordinates
-from pyro_fed.infer.surrogates.neighbourhoods import Neighbourhoods
+from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.student import Tails
@@ -107,7 +110,7 @@ class FedAIS(Algorithm, Advice):
     leapfrog_steps: int = 8
     step_size: float = 0.25
     trusted_share: float = 0.95
-    largest_error: float = 0.25
+    largest_error: float = MATTERS
     min_effective: int = 400
 
     def __post_init__(self) -> None:
@@ -148,10 +151,10 @@ class FedAIS(Algorithm, Advice):
         """Proposals around the points that particles or chains left."""
         assert isinstance(self.surrogates, Algorithm)
         points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
-        q = Neighbourhoods.around(points[torch.linspace(0, len(points) - 1, min(len(points), MOST_POINTS)).long()])
-        draws = q.sample(self.num_proposals, generator).to(problem.dtype)
+        q = around(points[evenly(len(points), MOST_POINTS)])
+        draws = q.sample(self.num_proposals, FREEDOM, generator).to(problem.dtype)
         log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
-        log_weights = log_prior - q.log_prob(draws.double())
+        log_weights = log_prior - q.log_density(draws.double(), FREEDOM)
         return self._states(problem, num_clients, draws, log_weights, log_weights.new_ones(()))
 
     def _states(
@@ -249,11 +252,6 @@ class FedAIS(Algorithm, Advice):
         """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
         weights = smoothed(shared["log_weights"]).weights
         return shared["draws"][systematic(weights, num_draws, generator)][None]
-
-
-def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """A client's log-likelihood at points (S, D): (S,)."""
-    return problem.log_lik(points, batch)
 
 
 def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
