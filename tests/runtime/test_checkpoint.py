@@ -21,11 +21,6 @@ import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.runtime import rounds
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 ROUNDS = 6
 
 
@@ -179,6 +174,7 @@ class Bomb:
     [pickle.dumps(Bomb()), b"", b"\xff" * 100, b"\x08" + b"\x00" * 7 + b"{}"],
     ids=["pickle", "empty", "huge_header", "no_text"],
 )
+@pytest.mark.filterwarnings("ignore:the particles are not at rest")
 def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
     algorithm = pf.PaperSVGD(num_particles=5, local_steps=3)
     whole = run(algorithm=algorithm, checkpoint=tmp_path)

@@ -9,11 +9,6 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.runtime.final_state import final_state
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 
 @pytest.fixture(scope="module")
 def fed():
@@ -30,6 +25,7 @@ def test_the_last_state_of_newtons_method_is_the_posterior_of_a_linear_model(fed
     torch.testing.assert_close(q.moments()[0], torch.linalg.solve(precision, x.T @ y), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:PaperDSVGD as published", "ignore:these draws are not the posterior")
 def test_it_is_the_state_that_run_ends_with(fed):
     quick = {"num_particles": 8, "local_steps": 3, "distill_steps": 3}
     algorithm = pf.PaperDSVGD(**quick)

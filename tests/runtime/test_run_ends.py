@@ -11,16 +11,12 @@ from short_runs import QUIET, Interrupting, quiet, values
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 #: Five particles leave no KDE worth the name.
 SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
 
 
 @SHORT
+@pytest.mark.filterwarnings("ignore:.* as published ends", "ignore:these draws are not the posterior")
 @pytest.mark.parametrize("name", ["PaperDSVGD", "UDSVGD"])
 def test_ctrl_c_returns_what_is_done(name):
     algorithm = getattr(pf, name)(**SMALL)
@@ -49,6 +45,7 @@ class InterruptedMonitor(pf.PaperDSVGD):
 
 
 @SHORT
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_a_round_cut_short_does_not_count():
     with pytest.warns(UserWarning, match="interrupted after 2 of 5"):
         result = pf.run(InterruptedMonitor(**SMALL), unequal_lines(), num_rounds=5, **QUIET)
@@ -78,6 +75,7 @@ class Interrupted(pf.PaperDSVGD):
 
 
 @SHORT
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_ctrl_c_in_a_warm_start_ends_the_run():
     with pytest.warns(UserWarning, match="Interrupted was interrupted after 0 of 20 rounds"):
         result = pf.run(Started(**SMALL, first=Interrupted(**SMALL)), unequal_lines(), num_rounds=2, **QUIET)
@@ -124,6 +122,7 @@ class Criterion(pf.PaperDSVGD):
 
 
 @SHORT
+@pytest.mark.filterwarnings("ignore:Criterion as published", "ignore:these draws are not the posterior")
 def test_converged_is_told_and_its_absence_warned_of():
     done = quiet(Criterion(**SMALL), unequal_lines())
     assert (done.attrs["converged"], done.federation.sizes["round"]) == ("True", 2)

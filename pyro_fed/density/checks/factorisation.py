@@ -15,6 +15,7 @@ that the message has a line and a cause.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -216,14 +217,20 @@ def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
 # -- comparing --------------------------------------------------------------------------------------------------
 def _compare(problem: RowDensities, sample: _Sample, whole: _Run, apart: _Run) -> None:
     """Refuse what differs between the rows together and in pairs by more than rounding."""
-    for name in whole.outside:
-        if name not in apart.outside or bool(_off(whole.outside[name], apart.outside[name]).any()):
-            _look_again(problem, sample, "outside", name, whole, apart)
-    for name in whole.inside:
-        if name not in apart.inside or bool(_off(whole.inside[name], apart.inside[name]).any()):
-            _look_again(problem, sample, "inside", name, whole, apart)
+    for kind, name, _ in _differences(whole, apart):
+        _look_again(problem, sample, kind, name, whole, apart)
     if bool(_steep(whole, apart).any()):
         _look_again(problem, sample, "slope", "", whole, apart)
+
+
+def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | None]]:
+    """Kind and name of the densities that differ, and where; None where the pairs do not have them."""
+    for kind in ("outside", "inside"):
+        for name, value in getattr(whole, kind).items():
+            found = _of(apart, kind, name)
+            off = None if found is None else _off(value, found)
+            if off is None or bool(off.any()):
+                yield kind, name, off
 
 
 def _steep(whole: _Run, apart: _Run) -> Tensor:
@@ -298,12 +305,9 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
         first.slope,
         first.size,
     )
-    for kind in ("outside", "inside"):
-        for name, value in getattr(everything, kind).items():
-            found = _of(first, kind, name)
-            if found is None or bool(_off(value, found).any()):
-                off = None if found is None else _off(value, found)
-                raise _refusal(problem, sample._replace(z=sample.z[:1]), kind, name, value, found, off, bound.num_rows)
+    for kind, name, off in _differences(everything, first):
+        expected, found = _of(everything, kind, name), _of(first, kind, name)
+        raise _refusal(problem, sample._replace(z=sample.z[:1]), kind, name, expected, found, off, bound.num_rows)
 
 
 def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole: _Run) -> None:

@@ -3,11 +3,6 @@
 import pytest
 from late import late
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 table4 = late("benchmarks.papers.table4")
 
 

@@ -9,11 +9,6 @@ import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 
 def survival(x, time, seen):
     """Weibull times with right censoring, -(t/λ)^k each: the first Newton step goes to k = 160."""
@@ -50,7 +45,7 @@ def test_a_trial_of_any_curvature_is_turned_down(by_time, algorithm, has_prior, 
     """The run ends at the mode, where the score is zero, here in posterior SDs."""
     kept = []
     monkeypatch.setattr(type(algorithm), "sample", lambda self, shared, *_: kept.append(shared) or torch.zeros(1, 2, 5))
-    found = pf.run(algorithm, by_time, progress=False, log_likelihood=False, **options)
+    found = pf.run(algorithm, by_time, progress=False, log_likelihood=False, audit=False, **options)
     assert (found.attrs["converged"], found.attrs["num_rounds"] < 30) == ("True", True)
 
     problem = by_time.problem

@@ -12,11 +12,6 @@ from algorithms import line, line_data
 import pyro_fed as pf
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
-#: Runs cut short, as published or wrong on purpose: what they say of their draws is not what these tests are about.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:these draws are not the posterior", "ignore:.* as published ends", "ignore:the particles are not at rest"
-)
-
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 
 
@@ -141,6 +136,7 @@ def hierarchy():
     return data, fed, pf.run(pf.FedAIS(), fed, num_draws=8000, **QUIET)
 
 
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_a_shared_precision_is_exact_where_fedeps_gaussian_is_too_narrow(hierarchy):
     """The likelihood is Gaussian, so that annealing does it all; five standard errors, and the SD within 8 %."""
     data, fed, idata = hierarchy
@@ -161,11 +157,13 @@ def test_clients_in_turn_give_the_weights_of_all_at_once(hierarchy):
     np.testing.assert_allclose(in_turn["posterior"]["effect"], together["posterior"]["effect"], rtol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_a_run_without_some_clients_answers_says_so(hierarchy):
     with pytest.warns(UserWarning, match="25 % of the clients have answered"):
         pf.run(pf.FedAIS(), hierarchy[1], num_rounds=1, schedule=pf.schedule.RoundRobin(), **QUIET)
 
 
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_sites_that_do_not_fit_are_found_out(hierarchy):
     """Sites of a tenth of the right width."""
     _, fed, _ = hierarchy
