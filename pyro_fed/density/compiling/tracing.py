@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +24,17 @@ INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_re
 
 @dataclass
 class Step:
-    """A function of flat leaves, its graph where it was traced, and the structure of what it returns."""
+    """A function of flat leaves, its graph where it was traced, and the structure of what it returns.
+
+    Attributes:
+        run: the function, or the graph.
+        spec: the structure of what it returns, once it has been run or traced.
+        inductor: Inductor's code for the graph, by the number of threads that it was made for.
+    """
 
     run: Any
     spec: Callable[[], Any]
-    inductor: Callable[..., Any] | None = None
+    inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
