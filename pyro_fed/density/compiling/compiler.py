@@ -54,9 +54,10 @@ class Shared(Protocol):
 
     steps: dict[Any, Step]
     calls: dict[Any, int]
+    found: dict[Any, Any]
 
-    def takes(self, function: Callable[..., Any], problem: Any) -> bool:
-        """Whether a step that has just been traced may be kept for others."""
+    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+        """Whether a step that has just been traced, or what was found of the model, may be kept for others."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Compiler:
         calls: how often each step was called before it was traced, likewise.
         common: what other federations of the same model have traced; None where it is not known which these are.
         untraceable: why nothing can be traced, once it is known, of this run.
+        found: what has been found of the model, by name, see `kept`.
     """
 
     level: str
@@ -86,6 +88,7 @@ class Compiler:
     calls: dict[Any, int] = field(default_factory=dict)
     common: Shared | None = None
     untraceable: list[str] = field(default_factory=list)
+    found: dict[Any, Any] = field(default_factory=dict)
 
     def at(self, mode: str, level: str, rounds: int, common: Shared | None = None) -> Compiler:
         """The compiler of a run, which shares what is compiled.
@@ -110,6 +113,23 @@ class Compiler:
             name: of the form.
         """
         return self.kin.setdefault(name, Compiler(self.level))
+
+    def kept(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
+        """What is found of the model's graph, found once, and like a step kept for other federations of the model.
+
+        Args:
+            name: what is found, hashable.
+            find: finds it; it holds no rows.
+            problem: of which.
+        """
+        if name not in self.found:
+            if self.common is not None and name in self.common.found:
+                self.found[name] = self.common.found[name]
+            else:
+                self.found[name] = find()
+                if self.common is not None and self.common.takes(None, problem):
+                    self.common.found[name] = self.found[name]
+        return self.found[name]
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop".

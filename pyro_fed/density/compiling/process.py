@@ -54,6 +54,7 @@ class Common:
         steps: traced, as `Compiler.cache` has them.
         calls: how often each was called before it was traced.
         levels: the level that works, by mode.
+        found: what else was found of the model, as `Compiler.found` has it.
     """
 
     mark: bytes
@@ -62,15 +63,16 @@ class Common:
     steps: dict[Any, Step] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
     levels: dict[str, str] = field(default_factory=dict)
+    found: dict[Any, Any] = field(default_factory=dict)
 
-    def takes(self, function: Callable[..., Any], problem: Any) -> bool:
+    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
         """Whether a step that has just been traced may be kept: it is ours, and the model is what it was.
 
         Args:
-            function: the step.
+            function: the step; None for what was found of the model itself.
             problem: that it was traced with.
         """
-        return shareable(function) and mark_of(problem, self.level) == self.mark
+        return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
 
 
 _MODELS: OrderedDict[bytes, Common] = OrderedDict()
@@ -165,6 +167,8 @@ def _is_value(value: Any) -> bool:
         return all(_is_value(part) for part in value)
     if isinstance(value, type):
         return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
+    if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it
+        return True
     return (
         _is_ours(type(value))
         and is_dataclass(value)

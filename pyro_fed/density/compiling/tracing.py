@@ -83,7 +83,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
 
     step = eager(batched, spec)
     graph = to_graph(step.run, [leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
-    _pin_dtypes(graph)
+    pin_dtypes(graph)
     graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -106,7 +106,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
         return code
 
 
-def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
+def pin_dtypes(graph: torch.fx.GraphModule) -> None:
     """Give `torch.ones(3)` and its like the dtype they were traced in, not the default when they run."""
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.all_input_nodes or "dtype" in node.kwargs:
