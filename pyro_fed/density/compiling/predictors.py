@@ -125,7 +125,7 @@ def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
         found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
-        return torch.cat(found, 1)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def after(u: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
         given = []
