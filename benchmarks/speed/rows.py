@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed.rows [CASE ...] [--audit] [--profile]
 
-Every case is a process of its own, on one thread. The first run of the model is start-up; the second one, on new data of
-the same shapes, is what is compared. Seconds are the processor's; memory is the process's peak, in units of the data's.
-Without --audit the run is not judged, and the log-likelihoods of all rows are never kept.
+Every case is a process of its own, on one thread. The first run of the model is start-up; the second one, on new data
+of the same shapes, is what is compared. Seconds are the processor's; memory is the process's peak. Without --audit the
+run is not judged, and the log-likelihoods of all rows are never kept.
 """
 
 import argparse

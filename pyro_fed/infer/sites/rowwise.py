@@ -6,8 +6,9 @@ so that under q = N(m, R R') v_i is Gaussian with moments that are known, and a 
 
     E_q[∇ log p_i] = B_i' E[∇f],     E_q[∇² log p_i] = B_i' E[∇²f] B_i,     B_i = dv_i/dz
 
-The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end, Σ B_i' h_i B_i,
-where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With t and u_i drawn as
+The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end,
+Σ B_i' h_i B_i, where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With
+t and u_i drawn as
 
     t = m_t + L_t ε_t,     u_i = m_i + C_i ε_t + L_i ε_u,     L_t L_t' = var t,   C_i = cov(u_i, t) L_t⁻ᵀ
 
