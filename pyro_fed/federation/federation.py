@@ -18,6 +18,7 @@ from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
@@ -263,6 +264,22 @@ class Federation:
         """The same with every row's own latents in the flat vector, instead of integrated out."""
         other = copy(self)
         other.problem = JointProblem.of(self.problem)
+        return other
+
+    @cached_property
+    def noncentred(self) -> Federation:
+        """The same with every effect whose scale is a latent's in units of that scale, see `density.NonCentred`.
+
+        Where the data say little of the effects a run there meets no funnel; results are on the model's own scale.
+
+        Raises:
+            ModelError: no latent outside the plate has such a scale.
+
+        Example:
+            >>> idata = pf.run(pf.FedEP(), fed.noncentred)
+        """
+        other = copy(self)
+        other.problem = NonCentred.of(self.problem)
         return other
 
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -125,8 +125,8 @@ def run(
         )
     stages = stages_of(algorithm, federation.problem, graph)
     for one in stages:
-        check_taken_up(one)
-    first = stages[0]
+        check_taken_up(one.algorithm)
+    first = stages[0].algorithm
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(first, schedule)
