@@ -26,6 +26,7 @@ from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group
 
@@ -146,11 +147,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
-    import arviz as az  # here, where there is a result: clients have none
-
-    if hasattr(az, "InferenceData"):
-        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
+    return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:

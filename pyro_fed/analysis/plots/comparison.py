@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +12,7 @@ from matplotlib.figure import Figure
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import colors, tidy
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
 
 #: Half-width of a panel, in SDs of the reference: a result outside it is named at the edge.
@@ -112,9 +111,7 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
 def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A kernel density estimate that falls to zero outside the draws."""
     room = values.std()
-    estimate: Any = az.kde  # without types
-    grid, density = estimate(values, bound_correction=False, custom_lims=(values.min() - room, values.max() + room))
-    return grid, density
+    return kde(values, values.min() - room, values.max() + room)
 
 
 def _outside(ax: Axes, name: str, right: bool, color: str) -> None:
