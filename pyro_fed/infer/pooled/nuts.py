@@ -17,7 +17,9 @@ them. `energy` is H at the beginning of a trajectory, which is H at its end but 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyro
@@ -25,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
-from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.capabilities import DrawStats, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import progress
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
@@ -136,17 +138,17 @@ class NUTS(Algorithm, Pooled, DrawStats):
         """All chains from their starting points, one after the other."""
         density = self._density(problem, data.full_batch())
         steps = self.warmup_steps + self.num_samples
-        bar = tqdm(total=steps * self.num_chains, desc="NUTS", disable=not problem.progress, unit="draw", leave=False)
+        bar = progress.begin("NUTS", steps * self.num_chains, "draw", shown=problem.progress, inner=True)
         with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
             chains = []
             for chain, (point, seed) in enumerate(zip(shared["draws"][0, :, -1], noise[:, 0].tolist(), strict=True)):
-                bar.set_postfix_str(f"chain {chain + 1} of {self.num_chains}")
+                where = f"chain {chain + 1} of {self.num_chains}"
                 torch.manual_seed(seed)
-                chains.append(self._chain(density, point, bar))
+                chains.append(self._chain(density, point, partial(bar.advance, where)))
         message = {name: torch.stack([chain[name] for chain in chains])[None] for name in chains[0]}
         return message, {}, trajectory_figures(message, self.max_tree_depth)
 
-    def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
+    def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:
         kernel = CompiledNUTS(
             density,
             target_accept_prob=self.target_accept_prob,
@@ -154,7 +156,7 @@ class NUTS(Algorithm, Pooled, DrawStats):
             full_mass=self.full_mass,
         )
         with torch.enable_grad():
-            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
+            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, tick)
 
     def _density(self, problem: Problem, batch: Batch) -> Density:
         gradient = problem.mapped(self.value_and_gradient, (0, BATCHES))
