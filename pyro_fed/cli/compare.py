@@ -62,7 +62,7 @@ def compare(
         values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
         (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
-        rows = terminal.client_line(fed.row_counts.tolist())
+        rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
         page.write_report(out, table, results, fed, title=title, lead=lead, reference=stem, test=test)

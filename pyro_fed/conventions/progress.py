@@ -1,8 +1,8 @@
-"""How far a run is: a bar in a terminal or a notebook, a line every ten seconds in a log, or a function of the user's.
+"""How far a run is: a bar in a terminal or a notebook, a line now and then in a log, or a function of the user's.
 
     a terminal      tqdm's bar, that of a long local step below its round's
     a notebook      one output a bar, replaced in place, also in notebooks that are executed unattended
-    anything else   one line every `LOG_SECONDS`, and one at the end of each phase
+    anything else   a line now and then, after 10, 30, 70 seconds and every minute, and one at the end of each phase
 
 `set_progress` says which for all runs of the process, the argument `progress` of a run for that one.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 from pyro_fed.errors import SettingError
 
-#: Seconds from one line of a log to the next: a run of an hour has some hundred.
-LOG_SECONDS = 10.0
+#: Seconds from one line of a log to the next: at first, and after it has doubled some times. An hour has 60 lines.
+LOG_SECONDS, MOST_LOG_SECONDS = 10.0, 60.0
 #: Seconds from one picture of a notebook's bar to the next: each is a message to the browser.
 NOTEBOOK_SECONDS = 0.5
 
@@ -69,7 +69,7 @@ def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 
     Args:
-        show: True: a bar in a terminal or a notebook, a line every ten seconds elsewhere. False: nothing. A function:
+        show: True: a bar in a terminal or a notebook, a line now and then elsewhere. False: nothing. A function:
             it is called with a `Progress` after every round and at the end of each phase, and nothing is printed.
 
     Raises:
@@ -195,10 +195,11 @@ class _Log(Bar):
 
     def __init__(self, start: Progress, inner: bool) -> None:
         super().__init__(start)
-        self._inner, self._said = inner, self._began
+        self._inner, self._said, self._pause = inner, self._began, LOG_SECONDS
 
     def _show(self) -> None:
-        if time.monotonic() - self._said >= LOG_SECONDS:
+        if time.monotonic() - self._said >= self._pause:
+            self._pause = min(2 * self._pause, MOST_LOG_SECONDS)
             self._say()
 
     def _end(self) -> None:

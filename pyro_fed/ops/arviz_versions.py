@@ -58,6 +58,12 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
     return cls.from_dict({"/": xarray.Dataset(attrs=dict(attrs)), **groups})
 
 
+def group_of(result: Any, name: str) -> xr.Dataset:
+    """A group of a result as a dataset; of a plain mapping of datasets too."""
+    found = result[name]
+    return found.to_dataset() if NEW and hasattr(found, "to_dataset") else found
+
+
 def psis(log_weights: Array) -> tuple[Array, float]:
     """Pareto-smoothed log weights (S,), normalised, and the shape k of their tail, from the raw ones (S,).
 

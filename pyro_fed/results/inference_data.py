@@ -9,7 +9,8 @@ none, take any.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from arviz import InferenceData as InferenceData
@@ -17,3 +18,13 @@ else:
     from pyro_fed.ops.arviz_versions import result_type
 
     InferenceData = result_type()
+
+
+def flag(attrs: Mapping[Any, Any], name: str) -> bool:
+    """A flag among the attributes of a result; False where it is not there.
+
+    Args:
+        attrs: of a result, also of one whose file was written when flags were texts.
+        name: such as "centralized".
+    """
+    return str(attrs.get(name)) in ("1", "True")

@@ -75,7 +75,7 @@ def run(
         seed: the only source of randomness; same seed, same answer, whatever the executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
             compiled), or "auto": what the expected work repays.
-        progress: whether to show how far the run is: a bar in a terminal or a notebook, a line every ten seconds
+        progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.

@@ -88,6 +88,8 @@ def _chosen(
 def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict[str, str]) -> None:
     truth = draws[reference]
     low, high = truth.mean() - PANEL_SDS * truth.std(), truth.mean() + PANEL_SDS * truth.std()
+    if min(values.min() for values in draws.values()) > 0:  # where no draw of any result is, no density is drawn
+        low = max(low, 0.0)
     grid, density = _density(truth)
     ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)", linewidth=0)
     for name, values in draws.items():
@@ -109,9 +111,9 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
 
 
 def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel density estimate that falls to zero outside the draws."""
-    room = values.std()
-    return kde(values, values.min() - room, values.max() + room)
+    """A kernel density estimate that falls to zero outside the draws; of positive ones none below zero."""
+    room, low = values.std(), values.min()
+    return kde(values, max(low - room, 0.0) if low > 0 else low - room, values.max() + room)
 
 
 def _outside(ax: Axes, name: str, right: bool, color: str) -> None:

@@ -145,12 +145,14 @@ def cost_block(idata: InferenceData) -> str:
     return "\n".join([heading("Cost"), *lines])
 
 
-def client_line(sizes: Sequence[int]) -> str:
+def client_line(sizes: Sequence[int], unit: str = "") -> str:
     """How many clients there are and how many rows they hold, in a few words.
 
     Args:
         sizes: rows of each client.
+        unit: behind their number, such as "clients".
     """
+    count = f"{len(sizes)} {unit}".rstrip()
     if min(sizes) == max(sizes):
-        return f"{len(sizes)}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
-    return f"{len(sizes)}, {min(sizes)} to {max(sizes)} rows each"
+        return f"{count}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
+    return f"{count}, {min(sizes)} to {max(sizes)} rows each"
