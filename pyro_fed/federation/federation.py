@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions import html
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
@@ -392,6 +393,12 @@ class Federation:
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same, and each client's rows and labels."""
+        clients = self.summary().drop(columns="share")
+        rows = ([name, *values] for name, *values in clients.itertuples())
+        return html.block(repr(self), html.table(["client", *map(str, clients.columns)], rows))
 
 
 def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:

@@ -26,6 +26,7 @@ from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group
 
@@ -146,11 +147,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
-    import arviz as az  # here, where there is a result: clients have none
-
-    if hasattr(az, "InferenceData"):
-        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
+    return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
@@ -233,7 +230,7 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """Settings as strings and numbers, which NetCDF can hold."""
+    """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -242,17 +239,17 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": str(isinstance(algorithm, Pooled)),
+        "centralized": int(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
-        "converged": "unknown" if record.converged is None else str(record.converged),
-        "interrupted": str(record.interrupted),
+        **({} if record.converged is None else {"converged": int(record.converged)}),
+        "interrupted": int(record.interrupted),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
-        "audited": str(record.audited),
+        "audited": int(record.audited),
         **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

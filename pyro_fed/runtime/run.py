@@ -17,6 +17,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
@@ -46,7 +47,7 @@ def run(
     num_draws: int = 1000,
     seed: int = 0,
     compile: str = "auto",
-    progress: bool = True,
+    progress: Show = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
     collect_local: bool = True,
@@ -74,7 +75,8 @@ def run(
         seed: the only source of randomness; same seed, same answer, whatever the executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
             compiled), or "auto": what the expected work repays.
-        progress: show a progress bar.
+        progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
+            elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
@@ -134,11 +136,11 @@ def run(
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
-    with threads(num_threads), torch.no_grad():
-        problem = _compiled(federation.problem, compile, rounds, progress)
+    with threads(num_threads), torch.no_grad(), showing(progress):
+        problem = _compiled(federation.problem, compile, rounds, progress is not False)
         record = Record(federation.client_names)
         context = Context(
-            federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
+            federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)

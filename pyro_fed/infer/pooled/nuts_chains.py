@@ -9,7 +9,9 @@ with the prior to the power w (1, but for a share of it, as consensus Monte Carl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyro
@@ -17,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
-from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS, Density, Leaf, leapfrog
@@ -92,16 +94,16 @@ class Chains:
         """
         density = self._density(problem, batch, len(points))
         total = (self.warmup_steps + self.num_samples) * len(points)
-        bar = tqdm(total=total, desc=label, disable=not problem.progress, unit="draw", leave=False)
+        bar = progress.begin(label, total, "draw", shown=problem.progress, inner=True)
         with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
             chains = []
             for chain, (point, seed) in enumerate(zip(points, seeds.tolist(), strict=True)):
-                bar.set_postfix_str(f"chain {chain + 1} of {len(points)}")
+                where = f"chain {chain + 1} of {len(points)}"
                 torch.manual_seed(seed)
-                chains.append(self._chain(density, point, bar))
+                chains.append(self._chain(density, point, partial(bar.advance, where)))
         return {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
 
-    def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
+    def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:
         kernel = CompiledNUTS(
             density,
             target_accept_prob=self.target_accept_prob,
@@ -109,7 +111,7 @@ class Chains:
             full_mass=self.full_mass,
         )
         with torch.enable_grad():
-            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
+            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, tick)
 
     def _density(self, problem: Problem, batch: Batch, num_chains: int) -> Density:
         gradient = problem.mapped(self.potential.value_and_gradient, (0, BATCHES))
