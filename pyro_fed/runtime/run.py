@@ -142,11 +142,11 @@ def run(
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
+        if start is not None:
+            context.start = hand_over(first, federation, Path(start))
         if checkpoint is not None:
             marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
-        if start is not None:
-            context.start = hand_over(first, federation, Path(start))
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
             if plan is not None:
@@ -162,6 +162,8 @@ def run(
             raise
         finally:
             context.executor.close()
+            if context.checkpoint is not None:
+                context.checkpoint.close()
         return finish(shared)
 
 
