@@ -36,9 +36,10 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.errors import PartialWork
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
-from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, CompiledNUTS, Density, Leaf, leapfrog
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, CompiledNUTS, Density, Leaf, Stopped, leapfrog
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 #: Leapfrog steps of a tree of five doublings, a usual one.
@@ -133,18 +134,36 @@ class NUTS(Algorithm, Pooled, DrawStats):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All chains from their starting points, one after the other."""
+        """All chains from their starting points, one after the other.
+
+        Raises:
+            PartialWork: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
+        """
         density = self._density(problem, data.full_batch())
         steps = self.warmup_steps + self.num_samples
         bar = tqdm(total=steps * self.num_chains, desc="NUTS", disable=not problem.progress, unit="draw", leave=False)
         with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
-            chains = []
-            for chain, (point, seed) in enumerate(zip(shared["draws"][0, :, -1], noise[:, 0].tolist(), strict=True)):
-                bar.set_postfix_str(f"chain {chain + 1} of {self.num_chains}")
-                torch.manual_seed(seed)
-                chains.append(self._chain(density, point, bar))
+            chains: list[State] = []
+            try:
+                for chain, (point, seed) in enumerate(
+                    zip(shared["draws"][0, :, -1], noise[:, 0].tolist(), strict=True)
+                ):
+                    bar.set_postfix_str(f"chain {chain + 1} of {self.num_chains}")
+                    torch.manual_seed(seed)
+                    chains.append(self._chain(density, point, bar))
+            except KeyboardInterrupt as stop:
+                begun = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
+                if not (chains or begun):
+                    raise
+                message, info = self._message(chains or begun)
+                raise PartialWork(message, info) from stop
+        message, info = self._message(chains)
+        return message, {}, info
+
+    def _message(self, chains: list[State]) -> tuple[State, State]:
+        """The chains (1, chains, S, ...) and figures of them, (1,)."""
         message = {name: torch.stack([chain[name] for chain in chains])[None] for name in chains[0]}
-        return message, {}, trajectory_figures(message, self.max_tree_depth)
+        return message, trajectory_figures(message, self.max_tree_depth)
 
     def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
         kernel = CompiledNUTS(

@@ -20,7 +20,8 @@ import torch
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.federation import Federation
-from pyro_fed.runtime.checkpoint import latest, require_model
+from pyro_fed.runtime.checkpoint.fingerprint import require_model
+from pyro_fed.runtime.checkpoint.folder import latest
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
