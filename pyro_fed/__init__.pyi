@@ -11,6 +11,7 @@ from .errors import CheckpointError as CheckpointError
 from .errors import DataError as DataError
 from .errors import DivergenceError as DivergenceError
 from .errors import GraphError as GraphError
+from .errors import InterruptedRun as InterruptedRun
 from .errors import ModelError as ModelError
 from .errors import ProtocolError as ProtocolError
 from .errors import PyroFedError as PyroFedError

@@ -13,6 +13,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     KnownDensity  the log density that its draws come from is known
     DrawStats     more columns for `sample_stats`
     Advice        a cure of its own for an update that left the finite numbers
+    Undoing       an error of its server's state is undone by later rounds, by a known part of it in each
     Delegates     what a user names; by its settings another algorithm may be run in its place
 """
 
@@ -201,6 +202,19 @@ class Advice(ABC):
         """
 
 
+class Undoing(ABC):
+    """The clients' next messages undo a known part of an error of the server's state, such as noise put into it."""
+
+    @abstractmethod
+    def undone(self, clients: int, num_clients: int) -> float:
+        """The part that one round undoes, in [0, 1].
+
+        Args:
+            clients: that work in the round.
+            num_clients: K.
+        """
+
+
 class Delegates(ABC):
     """What a user names; by its settings another algorithm may be run in its place.
 
@@ -229,8 +243,8 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SettingError: names the methods and the capability.
     """
     kind = type(algorithm)
-    with_methods = (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Delegates)
-    for capability in with_methods:
+    kinds = (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Undoing, Delegates)
+    for capability in kinds:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
         methods = {name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")}
         found = sorted(name for name in methods | required if hasattr(kind, name))

@@ -27,11 +27,11 @@ from pyro_fed.graph import Graph
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.checkpoint.handover import hand_over
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.finish import Finish
-from pyro_fed.runtime.handover import hand_over
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
 
@@ -101,14 +101,15 @@ def run(
     Returns:
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
         federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
-        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early and returns
-        what is done so far.
+        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early: it returns what has been found
+        so far, with `attrs["interrupted"]`, where that is a posterior.
 
     Raises:
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
+        InterruptedRun: Ctrl-C before there was a posterior; its `state`, or the checkpoint, holds what there was.
     """
     if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
         raise SettingError(
@@ -144,17 +145,18 @@ def run(
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
+        if start is not None:
+            context.start = hand_over(first, federation, Path(start))
         if checkpoint is not None:
             marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
-        if start is not None:
-            context.start = hand_over(first, federation, Path(start))
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
-            if plan is not None:
-                context.budget = Budget(plan.max_rounds, plan.max_bytes)
-                return run_stages(plan, stages, finish)
-            shared = run_phases(first, context, rounds, schedule)
+            with context.interruption:
+                if plan is not None:
+                    context.budget = Budget(plan.max_rounds, plan.max_bytes)
+                    return run_stages(plan, stages, finish)
+                shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
             if error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
@@ -164,6 +166,8 @@ def run(
             raise
         finally:
             context.executor.close()
+            if context.checkpoint is not None:
+                context.checkpoint.close()
         return finish(shared)
 
 

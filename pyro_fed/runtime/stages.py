@@ -14,7 +14,7 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import DivergenceError, PyroFedError, QuorumError, SettingError
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
@@ -126,6 +126,10 @@ class _Trial:
             return
         try:
             answer = self._answer(number, stage)
+        except InterruptedRun:
+            if not self.answers:
+                raise
+            step.end = self._cut()
         except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
             if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise

@@ -32,10 +32,11 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import PartialWork
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
-from pyro_fed.infer.pooled.nuts_kernel import STATISTICS
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 
@@ -127,7 +128,11 @@ class NUTS(Algorithm, Pooled, DrawStats):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All chains from their starting points, one after the other."""
+        """All chains from their starting points, one after the other.
+
+        Raises:
+            PartialWork: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
+        """
         chains = Chains(
             num_samples=self.num_samples,
             warmup_steps=self.warmup_steps,
@@ -136,9 +141,18 @@ class NUTS(Algorithm, Pooled, DrawStats):
             full_mass=self.full_mass,
             potential=Potential(self.temperature),
         )
-        found = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+        try:
+            found = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+        except Stopped as stop:
+            message, info = self._message(stop.chain)
+            raise PartialWork(message, info) from stop
+        message, info = self._message(found)
+        return message, {}, info
+
+    def _message(self, found: State) -> tuple[State, State]:
+        """The chains (1, chains, S, ...) and figures of them, (1,)."""
         message = {name: value[None] for name, value in found.items()}
-        return message, {}, trajectory_figures(message, self.max_tree_depth)
+        return message, trajectory_figures(message, self.max_tree_depth)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The chains, as the one client that has all rows sends them."""

@@ -24,7 +24,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
-from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS, Density, Leaf, leapfrog
+from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS, Density, Leaf, Stopped, leapfrog
 
 #: Leapfrog steps of a tree of five doublings, a usual one.
 LEAPFROGS_A_DRAW = 31
@@ -91,17 +91,26 @@ class Chains:
 
         Returns:
             `draws` (chains, S, D) and `nuts_kernel.STATISTICS`, each (chains, S).
+
+        Raises:
+            Stopped: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
         """
         density = self._density(problem, batch, len(points))
         total = (self.warmup_steps + self.num_samples) * len(points)
         bar = progress.begin(label, total, "draw", shown=problem.progress, inner=True)
         with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
-            chains = []
-            for chain, (point, seed) in enumerate(zip(points, seeds.tolist(), strict=True)):
-                where = f"chain {chain + 1} of {len(points)}"
-                torch.manual_seed(seed)
-                chains.append(self._chain(density, point, partial(bar.advance, where)))
-        return {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
+            chains: list[State] = []
+            try:
+                for chain, (point, seed) in enumerate(zip(points, seeds.tolist(), strict=True)):
+                    where = f"chain {chain + 1} of {len(points)}"
+                    torch.manual_seed(seed)
+                    chains.append(self._chain(density, point, partial(bar.advance, where)))
+            except KeyboardInterrupt as stop:
+                begun = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
+                if not (chains or begun):
+                    raise
+                raise Stopped(_stacked(chains or begun)) from stop
+        return _stacked(chains)
 
     def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:
         kernel = CompiledNUTS(
@@ -132,3 +141,7 @@ class Chains:
             return Leaf(*(value[0] for value in out))
 
         return Density(value_and_gradient, leapfrog_step)
+
+
+def _stacked(chains: list[State]) -> State:
+    return {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
