@@ -108,6 +108,7 @@ class BoundModel:
                 validate=validate,
                 first_enum_dim=enumerate_at,
                 members=self.arguments.members(rows),
+                incomplete=self.arguments.incomplete,
             )
 
 

@@ -1,26 +1,25 @@
-"""Checks of the data before anything is run: values that are not finite, and data that are there twice."""
+"""Checks of the data before a run: values that are not finite, and data that are there twice."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.missing import unhandled
 from pyro_fed.density.layout import name_dims
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, SettingError
 
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
-
-def check_finite(
+def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
-) -> None:
-    """Refuse NaN and infinity in row-sharded data, and NaN in shared arguments.
+) -> DataError | None:
+    """What to say of the first NaN or infinity in row-sharded data; None where there is none.
 
     Args:
         arguments: pooled arguments.
@@ -28,8 +27,12 @@ def check_finite(
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
 
+    Returns:
+        An error that names client, argument and row, with the number of rows concerned: it is one unless the model
+        handles what is missing.
+
     Raises:
-        DataError: names client, argument and row, with the number of rows concerned.
+        DataError: NaN in an argument that all clients share.
     """
     _check_shared(arguments)
     for name, nested, leaf in arguments.columns:
@@ -41,7 +44,24 @@ def check_finite(
             if bad.any():
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
-                _raise_not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index))
+                masked = name in arguments.masked
+                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked)
+    return None
+
+
+def check_handled(problem: Problem, missing: DataError | None) -> None:
+    """Refuse data with missing values unless the model handles them.
+
+    Args:
+        problem: the model's densities.
+        missing: what there is to say of the first of them.
+
+    Raises:
+        DataError: that, and what the model makes of them.
+    """
+    reason = None if missing is None else unhandled(problem)
+    if reason is not None:
+        raise DataError(f"{missing} As the model is, {reason}.")
 
 
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
@@ -101,12 +121,17 @@ def _check_shared(arguments: Arguments) -> None:
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
 
 
-def _raise_not_finite(name: str, row: Tensor, client: str, number: int, bad: int, total: int) -> None:
+def _not_finite(name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool) -> DataError:
     position = torch.nonzero(~torch.isfinite(row), as_tuple=False)[0].tolist()
     value = row[tuple(position)] if position else row
-    kind = "NaN" if bool(torch.isnan(value)) else "infinite"
+    kind = ("masked" if masked else "NaN") if bool(torch.isnan(value)) else "infinite"
     where = ", ".join(map(str, [number, *position]))
-    raise DataError(
-        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. "
-        "Drop or impute these rows, or mark them by `obs_mask` with a finite placeholder."
+    cure = (
+        "Drop or impute these rows, or let the model handle them: "
+        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` with a "
+        "latent in the plate for a covariate."
+    )
+    masks = f" ({name} is NaN where it is masked.)" if masked else ""
+    return DataError(
+        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. {cure}{masks}"
     )

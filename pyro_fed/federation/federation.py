@@ -21,9 +21,9 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
-from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
-from pyro_fed.federation.data_checks import check_finite, check_labels
+from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
 from pyro_fed.federation.pooling import first_look, pool_clients
@@ -203,12 +203,20 @@ class Federation:
         self.client_names = names or [str(k) for k in range(len(clients))]
         self._local_numbering = local_numbering
         self._quadrature = quadrature
-        check_finite(arguments, clients, self.client_names, local_numbering)
+        missing = not_finite(arguments, clients, self.client_names, local_numbering)
         if num_rows < 1:
             raise DataError(f"the data have no rows: plate '{plate}' is empty at every client")
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
-        self.problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+        try:
+            self.problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+        except ModelError:
+            raise
+        except Exception as error:
+            if missing is None:
+                raise
+            raise missing from error  # whatever a model makes of NaN
+        check_handled(self.problem, missing)
         check_labels(self.problem, self.dims, self.coords)
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
@@ -306,12 +314,15 @@ class Federation:
             raise DataError("the rows are at the clients, which alone can have new ones: start the clients again")
         if not problem.arguments.split:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
-        new = flatten(problem.model, args, kwargs)
+        new = flatten(problem.model, args, kwargs, problem.arguments.labels)
         arguments = problem.arguments.with_leaves_of(new, problem.dtype).dealt(self.client_rows)
-        check_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
+        missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
+        if missing is not None and not problem.arguments.incomplete:
+            raise missing
         other = copy(self)
         vars(other).pop("joint", None)
         other.problem = rebuilt(problem, arguments, self._quadrature)
+        check_handled(other.problem, missing)
         return other
 
     def without(self, *names: str) -> Federation:

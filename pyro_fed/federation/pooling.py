@@ -47,7 +47,9 @@ def first_look(
 
     def run(source: Source) -> Execution:
         filler = FillLatents(source, plate, {}, nested=tuple(rows or ()))
-        return run_model(model, args, kwargs, filler, indices=None, dtype=dtype, validate=True)
+        return run_model(
+            model, args, kwargs, filler, indices=None, dtype=dtype, validate=True, incomplete=arguments.incomplete
+        )
 
     try:
         seen = first_run(run, dtype)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import torch
 from pyro import poutine
@@ -130,6 +131,9 @@ def _batches(fed: pf.Federation) -> Iterator[Any]:
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    if isinstance(leaf, pd.DataFrame):
+        name = str(dtype).removeprefix("torch.")
+        return leaf.astype({column: name for column in leaf if leaf[column].dtype.kind == "f"})
     if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray) and leaf.dtype.kind in "biuf":
         leaf = torch.as_tensor(leaf)
     return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf

@@ -89,7 +89,7 @@ def line_of(error: BaseException) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         inside = inside or code is run_model.__code__
-        if inside and _is_users(code):
+        if inside and is_users(code):
             found = code.co_filename, trace.tb_lineno
         trace = trace.tb_next
     return f" at {quoted(found)}" if found else ""
@@ -187,13 +187,18 @@ def _line() -> Line | None:
     frame: Any = sys._getframe(1)
     found: Line | None = None
     while frame is not None and frame.f_code is not run_model.__code__:
-        if found is None and _is_users(frame.f_code):
+        if found is None and is_users(frame.f_code):
             found = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return found if frame is not None else None
 
 
-def _is_users(code: CodeType) -> bool:
+def is_users(code: CodeType) -> bool:
+    """Whether this is code of the model's own, and none of torch, Pyro, the standard library or this package.
+
+    Args:
+        code: of a frame.
+    """
     path = code.co_filename
     if path.startswith(_FOREIGN):
         return False

@@ -320,7 +320,10 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
         if bool(_off(terms[sample.pairs], whole.inside[name][:, 0]).any()):
             raise ModelError(
                 f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
-                "they are latents inside the plate: mask the likelihood instead, or impute outside the model"
+                "they are latents inside the plate. Write them as one: `known = ~torch.isnan(x)`, in the plate "
+                '`drawn = pyro.sample("drawn", prior)`, the observed ones by `pyro.sample("x", prior, '
+                "obs=torch.where(known, x, drawn.detach()))` under `poutine.mask(mask=known)`, and then "
+                "`torch.where(known, x, drawn)` in place of x; or mask the likelihood, or impute outside the model"
             )
 
 
