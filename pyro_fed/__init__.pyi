@@ -5,6 +5,7 @@ from .algorithm import schedule as schedule
 from .algorithm.privacy import Private as Private
 from .analysis import *
 from .density.latents.quadrature import Quadrature as Quadrature
+from .density.running.shared import shared as shared
 from .errors import CheckpointError as CheckpointError
 from .errors import DataError as DataError
 from .errors import DivergenceError as DivergenceError

@@ -13,6 +13,7 @@ from pyro_fed.density.checks.missing import unhandled
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError
 
 
@@ -86,6 +87,38 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
                 raise SettingError(
                     f"coords['{dim}'] has {len(coords[dim])} values, but site '{name}' has {size} along it"
                 )
+
+
+def warn_unsplit(problem: Problem, said: bool) -> None:
+    """Warn of data that every client holds all of, since they are not split, or lie in a plate that is not.
+
+    Args:
+        problem: the model's densities.
+        said: whether the user has said which arguments are split by the partitioned plate.
+    """
+    arguments = problem.arguments
+    z = torch.zeros(problem.dim, dtype=problem.dtype)
+    trace = problem.execute_at(z, problem.fewest_rows).trace
+    plates = {} if said or arguments.declared else {problem.plate: (problem.num_rows, None)}
+    split = {problem.plate, *arguments.nested_plates}
+    for name, msg in trace.nodes.items():
+        frames = msg.get("cond_indep_stack", ())
+        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
+            if not any(frame.name in split for frame in frames):
+                plates |= {frame.name: (frame.size, name) for frame in frames}
+    for plate, (size, site) in plates.items():
+        for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+            if i in arguments.split or not isinstance(leaf, Tensor) or size < 2 or size not in leaf.shape:
+                continue
+            holds = f"plate '{plate}' ({size} rows{f', observed site {site!r}' if site else ''})"
+            both = (*arguments.nested_plates, plate) if arguments.declared else (problem.plate, plate)
+            cure = f"plate={both}" if site else f"shard={{'{name}': {list(leaf.shape).index(size)}}}"
+            warnings.warn(
+                f"argument '{name}' of shape {tuple(leaf.shape)} is as long as {holds}, but it is not split: every "
+                f"client holds all of it. Where these are somebody's data, split them too, by {cure}",
+                UserWarning,
+                stacklevel=5,
+            )
 
 
 def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 import xarray as xr
 from form import Form
-from model_forms import ETA, RNG, B, C, G, J, K, N, P, T, X, Y, weights
+from model_forms import RNG, B, C, G, J, N, P, X, Y, weights
 from pyro import poutine
 
 import pyro_fed as pf
@@ -191,6 +191,12 @@ def masked_series(y):
     with pyro.plate("data", len(y)):
         known = ~torch.isnan(y)
         pyro.sample("y", dist.Normal(m, 1.0).expand(y.shape).mask(known).to_event(1), obs=y)
+
+
+def known_series(y):
+    known = ~torch.isnan(y)
+    m = pyro.sample("m", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(m, 1.0).expand([int(known.sum())]).to_event(1), obs=y[known])
 
 
 def given_mask(x, y, known):
@@ -528,7 +534,13 @@ DATA = [
     _form("int counts, NegativeBinomial", negative_binomial, X, C.long(), pyro=(None, (X, C))),
     _form("int counts, Geometric", geometric, X, C.long(), pyro=(None, (X, C))),
     _form("int data, Normal", normal_level, C.long(), pyro=(None, (C,))),
-    _form("matrix of bool answers", several_bits, X, B.bool()[:, None].expand(-1, 2), pyro=(None, (X, B[:, None].expand(-1, 2)))),
+    _form(
+        "matrix of bool answers",
+        several_bits,
+        X,
+        B.bool()[:, None].expand(-1, 2),
+        pyro=(None, (X, B[:, None].expand(-1, 2))),
+    ),
     _form(
         "int covariates",
         linear,
@@ -542,7 +554,7 @@ DATA = [
         logistic,
         X,
         B.long() + 1,
-        refused=r"observed site 'y'.*outside the support of Bernoulli.*argument 'y'",
+        refused=r"observed site 'y'.*argument 'y'.*outside the support of Bernoulli.*expected 0 and 1",
         cured=_form("labels 0 and 1", logistic, X, B.long(), pyro=(None, (X, B))),
     ),
     _form(
@@ -550,7 +562,7 @@ DATA = [
         logistic,
         X,
         2 * B - 1,
-        refused=r"observed site 'y'.*outside the support of Bernoulli.*argument 'y'",
+        refused=r"observed site 'y'.*argument 'y'.*outside the support of Bernoulli.*expected 0 and 1",
         cured=_form("labels 0 and 1", logistic, X, B),
     ),
     # arrays, frames, containers
@@ -571,17 +583,36 @@ DATA = [
     _form("a frame, several columns", frame_matrix, FRAME),
     _form("a frame, columns as tensors", frame_direct, FRAME, pyro=(frame_values, (FRAME,))),
     _form("a frame with categories", frame_codes, GROUPED),
-    _form("a frame of columns x and y", linear, FRAME[["x", "z", "y"]], FRAME["y"], pyro=(None, (torch.tensor(FRAME[["x", "z", "y"]].values), Y))),
+    _form(
+        "a frame of columns x and y",
+        linear,
+        FRAME[["x", "z", "y"]],
+        FRAME["y"],
+        pyro=(None, (torch.tensor(FRAME[["x", "z", "y"]].values), Y)),
+    ),
     _form("Series", by_group, pd.Series(G.numpy()), pd.Series(YN), pyro=(None, (G, Y))),
     _form("Series, .values in the model", series_values, FRAME["x"], FRAME["y"]),
-    _form("Series with its own index", by_group, pd.Series(G.numpy(), index=range(7, 7 + N)), pd.Series(YN), pyro=(None, (G, Y))),
+    _form(
+        "Series with its own index",
+        by_group,
+        pd.Series(G.numpy(), index=range(7, 7 + N)),
+        pd.Series(YN),
+        pyro=(None, (G, Y)),
+    ),
     _form("a categorical Series", by_group, GROUPED["group"], FRAME["y"], pyro=(None, (G, Y))),
     _form("strings in a Series", by_group, pd.Series(NAMES[G.numpy()]), FRAME["y"], pyro=(None, (G, Y))),
     _form("strings in an array", by_group, NAMES[G.numpy()], Y, pyro=(None, (G, Y))),
     _form("nullable integers", poisson, X, pd.Series(C.numpy().astype(int), dtype="Int64"), pyro=(None, (X, C))),
     _form("nullable booleans", logistic, X, pd.Series(B.numpy() > 0, dtype="boolean"), pyro=(None, (X, B))),
-    _form("xarray", linear, xr.DataArray(XN, dims=("row", "column")), xr.DataArray(YN, dims="row"), pyro=(None, (X, Y))),
-    _form("an xarray Dataset", attributes, xr.Dataset({"x": (("row", "column"), XN), "y": ("row", YN)}), pyro=(linear, (X, Y))),
+    _form(
+        "xarray", linear, xr.DataArray(XN, dims=("row", "column")), xr.DataArray(YN, dims="row"), pyro=(None, (X, Y))
+    ),
+    _form(
+        "an xarray Dataset",
+        attributes,
+        xr.Dataset({"x": (("row", "column"), XN), "y": ("row", YN)}),
+        pyro=(linear, (X, Y)),
+    ),
     _form("read-only arrays", linear, np.broadcast_to(XN, XN.shape), YN),
     # masked and missing
     _form(
@@ -600,7 +631,7 @@ DATA = [
     _form("NaN, .mask()", mask_method, X, Y_NAN, pyro=(linear, keep(X, Y))),
     _form("NaN, isnan and where", where_isnan, X, Y_NAN, pyro=(linear, keep(X, Y))),
     _form("NaN in x, nan_to_num and a flag", nan_to_num_flag, X_NAN, Y),
-    _form("NaN in series", masked_series, SERIES_NAN),
+    _form("NaN in series", masked_series, SERIES_NAN, pyro=(known_series, None)),
     _form("NaN with a mask given", given_mask, X, Y_NAN, KNOWN, pyro=(linear, keep(X, Y))),
     _form("NaN with a NumPy mask given", given_mask, XN, Y_NAN.numpy(), KNOWN.numpy(), pyro=(linear, keep(X, Y))),
     _form(
@@ -637,7 +668,7 @@ DATA = [
         time_by_subject,
         GRID,
         X[:, 0],
-        refused=r"argument 'counts'.*\(4, 24\).*shard=\{.*'counts': 1",
+        refused=r"Argument 'counts'.*\(4, 24\).*shard=\{.*'counts': 1",
         cured=_form("said", time_by_subject, GRID, X[:, 0], **_axis(counts=1, x=0)),
     ),
     # several plates of data
@@ -656,7 +687,14 @@ DATA = [
         C2,
         options={"plate": ("observed", "censored"), "shard": {"observed": "t", "censored": "c"}},
     ),
-    _form("one of two plates", censored, T2, C2, options={"plate": "observed"}, warns=r"'c'.*plate 'censored'.*every client"),
+    _form(
+        "one of two plates",
+        censored,
+        T2,
+        C2,
+        options={"plate": "observed"},
+        warns=r"'c'.*plate 'censored'.*every client",
+    ),
     _form(
         "two plates, data apart",
         censored,

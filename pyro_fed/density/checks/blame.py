@@ -157,21 +157,25 @@ class _Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         value = func(*args, **(kwargs or {}))
-        line = _line()
+        line = current_line()
         if line is not None and len(self.results) < MOST_RESULTS:
             self.results.append(_Result(func, line, _kept(value)))
         return value
 
 
-class _Statements(Messenger):
-    """Notes the line of each `pyro.sample`."""
+class Statements(Messenger):
+    """Notes the line of each `pyro.sample`.
+
+    Args:
+        statements: gets the lines by the sites' names.
+    """
 
     def __init__(self, statements: dict[str, Line]) -> None:
         super().__init__()
         self.statements = statements
 
     def _pyro_sample(self, msg: Any) -> None:
-        line = _line()
+        line = current_line()
         if line is not None:
             self.statements[msg["name"]] = line
 
@@ -182,7 +186,7 @@ def _kept(value: Any) -> Any:
     return tuple(_kept(part) for part in value) if isinstance(value, (list, tuple)) else None
 
 
-def _line() -> Line | None:
+def current_line() -> Line | None:
     """The innermost line of the model itself that is running; None outside the model's run."""
     frame: Any = sys._getframe(1)
     found: Line | None = None
@@ -208,7 +212,7 @@ def is_users(code: CodeType) -> bool:
 def _recorded(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, at: Tensor) -> _Recording | None:
     recording = _Recording()
     try:
-        with recording, _Statements(recording.statements):
+        with recording, Statements(recording.statements):
             problem.log_terms(z, tuple(leaf[at] for leaf in rows), local[at])
     except (RuntimeError, ValueError, IndexError, TypeError):  # it was run mapped before, and may not be without
         return None

@@ -70,6 +70,11 @@ class Arguments:
         return self.rows
 
     @property
+    def declared(self) -> dict[str, int] | None:
+        """Sizes of the model's plates that are split together; None where it is one."""
+        return None
+
+    @property
     def columns(self) -> list[tuple[str, str | None, Tensor]]:
         """Name, nested plate (None: the partitioned one) and values of each argument that is split."""
         return [(name, None, leaf) for name, leaf in zip(self.row_names, self.rows, strict=True)]
@@ -214,6 +219,8 @@ class Arguments:
         if other.spec != self.spec:
             raise DataError(f"expected the arguments {list(self.names)}, received {list(other.names)}")
         other = other.rows_first(self.axes)
+        more = len(other.leaves)  # leaves of this layer's own follow the model's
+        other = replace(other, leaves=(*other.leaves, *self.leaves[more:]), names=self.names)
         kept = {part for part in self.split if part not in self.values}
         for i, (name, mine, theirs) in enumerate(zip(self.names, self.leaves, other.leaves, strict=True)):
             _check_like(name, mine, theirs, dtype)

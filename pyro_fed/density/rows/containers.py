@@ -137,7 +137,25 @@ def _operator(name: str) -> Callable[..., Any]:
     return apply
 
 
-for _name in "add radd sub rsub mul rmul truediv rtruediv matmul rmatmul pow rpow neg gt lt ge le".split():
+for _name in [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "matmul",
+    "rmatmul",
+    "pow",
+    "rpow",
+    "neg",
+    "gt",
+    "lt",
+    "ge",
+    "le",
+]:
     setattr(Table, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -249,7 +267,6 @@ class Node:
     children: list[Any]
 
 
-
 pytree.register_pytree_node(
     Node,
     lambda node: (node.children, node.kind),
@@ -313,10 +330,15 @@ def _node(value: Any) -> Node | None:
         held = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
         return Node(FieldsKind(tuple(held)), list(held.values()))
     if isinstance(value, dict):
-        return Node(DictKind(type(value), tuple(value)), list(value.values())) if type(value).__module__ not in (
-            "collections",
-            "builtins",
-        ) else None
+        return (
+            Node(DictKind(type(value), tuple(value)), list(value.values()))
+            if type(value).__module__
+            not in (
+                "collections",
+                "builtins",
+            )
+            else None
+        )
     attributes = _attributes(value)
     if not any(_is_array(part) for part in attributes.values()):
         return None

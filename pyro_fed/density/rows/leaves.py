@@ -124,7 +124,9 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
         if len(kept) and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept):
             numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
             whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
-            return Leaf(_tensor(np.asarray(numbers.tolist() if whole else numbers.astype(float)).reshape(leaf.shape), name))
+            return Leaf(
+                _tensor(np.asarray(numbers.tolist() if whole else numbers.astype(float)).reshape(leaf.shape), name)
+            )
         if missing.any():
             raise DataError(_missing_label(name, int(np.argmax(missing))))
     kinds = {type(part).__name__ for part in flat.tolist()}
@@ -134,7 +136,20 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             "truth values or text. Encode it as numbers, such as by `pandas.factorize`"
         )
     labels = known.get(name) or tuple(sorted(set(flat.tolist())))
+    if all(_reads_as_number(label) for label in labels):
+        raise DataError(
+            f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
+            f"pandas.to_numeric({name}), or make it a category, pandas.Categorical({name}), if they are labels"
+        )
     return _coded(leaf, name, labels)
+
+
+def _reads_as_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def _coded(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:

@@ -18,6 +18,8 @@ from pyro_fed.density.rows.nested import MaskPadding, Members
 from pyro_fed.density.running.data_calls import data_calls
 from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
+from pyro_fed.density.running.safe_log import mappable_safe_log
+from pyro_fed.density.running.shared import keeping
 from pyro_fed.density.running.torch_modes import Replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 
@@ -76,6 +78,8 @@ def run_model(
         filler,
         ObservedValues(incomplete),
         data_calls(),
+        mappable_safe_log(),
+        keeping(filler.constants),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         if densities:

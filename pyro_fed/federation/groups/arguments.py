@@ -161,7 +161,8 @@ class GroupedArguments(Arguments):
 
     def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ones = torch.ones(len(rows))
-        alone = self.dealt([rows]).rows
+        held = [len(self.rows_of(part.plate, rows)) for part in self.nested]
+        alone = replace(self, capacities=tuple(held)).rows
         return self.rebuild([leaf.packed(rows, ones) if isinstance(leaf, NestedRows) else leaf[rows] for leaf in alone])
 
     def _blocks(self, part: Nested, capacity: int) -> NestedRows:
