@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.capabilities import OnGraph, run_as
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -68,5 +68,5 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
         graph: who talks to whom; None where there is a server.
     """
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
-    stages = [resolved(one) for one in given]
+    stages = [run_as(one, problem) for one in given]
     return [one.on_graph(graph) if graph is not None and isinstance(one, OnGraph) else one for one in stages]
