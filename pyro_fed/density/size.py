@@ -44,16 +44,31 @@ def is_large(problem: Problem, points: int = 1, exact_dim: int = LARGE_DIM) -> b
     return problem.dim > exact_dim and problem.dim * problem.evaluations * points > LARGE_WORK
 
 
-def affordable_draws(problem: Problem, wanted: int) -> int:
+def affordable_draws(problem: Problem, wanted: int, chains: int) -> int:
     """So many draws, or as many as `DRAWN_NUMBERS` has room for where the model is large.
 
     Args:
         problem: the model's densities.
-        wanted: draws.
+        wanted: draws of a chain.
+        chains: of the result.
     """
     if problem.dim <= LARGE_DIM:
         return wanted
-    return min(wanted, max(FEWEST_DRAWS, DRAWN_NUMBERS // problem.dim))
+    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // problem.dim // chains)))
+
+
+def affordable_points(problem: Problem, rows: int, wanted: int) -> int:
+    """So many points, or of a large model as many, an even number, as are worked on at once.
+
+    Args:
+        problem: the model's densities.
+        rows: of all clients at each point.
+        wanted: points, an even number.
+    """
+    if problem.dim <= LARGE_DIM:
+        return wanted
+    room = WORKED_NUMBERS / max(1.0, rows * cost_of(problem).numbers)
+    return min(wanted, max(2, int(room) // 2 * 2))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Indicators, Pooled, check_taken_up
+from pyro_fed.algorithm.capabilities import Indicators, OnGraph, Pooled, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
@@ -134,7 +134,7 @@ def run(
     first = stages[0]
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
-        num_draws = affordable_draws(federation.problem, NUM_DRAWS)
+        num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
@@ -170,6 +170,11 @@ def run(
         finally:
             context.executor.close()
         return finish(shared)
+
+
+def _chains(algorithm: Algorithm, federation: Federation) -> int:
+    """How many chains a result has: one an agent of a graph."""
+    return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _check_of_plan(plan: Plan, **given: Any) -> None:

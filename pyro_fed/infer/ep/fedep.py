@@ -264,7 +264,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
         if self.starts_at_prior(problem):
             return None
         if self.start == "fedavg":
-            return PointSites()
+            return self.point_sites()
         tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
@@ -272,6 +272,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
             curvature=self.curvature,
             tolerance=min(tolerance, self.warm_tolerance),
         )
+
+    def point_sites(self) -> Algorithm:
+        """What gives the clients their sites at the point of an averaging."""
+        return PointSites()
 
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
