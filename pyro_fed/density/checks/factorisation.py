@@ -114,13 +114,8 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
 # -- rows and points --------------------------------------------------------------------------------------------
 def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     bound = problem.bound
-    at = (
-        torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[
-            : _reference_rows(bound.num_rows, problem.dim)
-        ]
-        .sort()
-        .values
-    )
+    count = _reference_rows(bound.num_rows, problem.dim)
+    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
     number = LOOPED_POINTS if problem.looped or problem.dim > LARGE else None
     pairs = _pairs(problem, rows)

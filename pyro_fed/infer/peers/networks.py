@@ -1,10 +1,10 @@
 """P2PVI on networks: beliefs that agents refine by gradients alone, from the point that averaging over the graph finds.
 
     1. averaging over the graph (`PeerBurnIn`); agent i is at m_i
-    2. first site  t_i of precision S_i + v_i Λ_0 at m_i, S_i its curvature there: beliefs b_i = t_i^(1/v_i) are those of
-       a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
-    3. then        t_i = l_i p_0^(v_i);  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton` under
-       the belief q_i, which has all other agents in it, and the prior's part likewise
+    2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
+       are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
+    3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
+       under the belief q_i, which has all other agents in it; the prior's part likewise
 
 As everywhere, Σ_i v_i q_i = Σ_i t_i is kept (`peers.peer_gaussian`). An agent's belief moves by the whole of its own
 change, and consensus makes of all these their mean: that of the agents' tilted Gaussians, as in `FedEP` with δ = 1 / K,

@@ -125,8 +125,8 @@ class P2PVI(PeerGaussian, FitsSize):
         if (self.start == "fedavg") != (network and self.start != "auto") or (network and self.weighting == "paper"):
             raise SettingError(
                 "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
-                f"'auto' takes then, and with weighting='exact'; received update={self.update!r}, start={self.start!r}, "
-                f"weighting={self.weighting!r}"
+                f"'auto' takes then, with weighting='exact'; received update={self.update!r}, "
+                f"start={self.start!r}, weighting={self.weighting!r}"
             )
         if self.start not in ("consensus", "local"):
             return

@@ -1,5 +1,4 @@
-"""How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, by Adam on the evidence lower bound, or
-on a network by natural-gradient steps from scores alone.
+"""How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, by Adam on the ELBO, or by scores alone.
 
 An instance has settings of its own, ``update=pf.update.SVI(steps=50)``; a name has the defaults, ``update="svi"``.
 """

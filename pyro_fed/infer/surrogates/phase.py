@@ -48,7 +48,8 @@ def surrogate_phase(surrogates: Surrogates, problem: Problem) -> Algorithm | Non
     """The algorithm that fits the surrogates, if one has to.
 
     Args:
-        surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters and for large models, and Laplace between.
+        surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters and for large models, and
+            Laplace between.
         problem: the model's densities.
     """
     if surrogates == "auto":
