@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.capabilities import OnGraph, run_as
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -82,7 +82,7 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
     """
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
     stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
-    return [replace(one, algorithm=_on(resolved(one.algorithm), graph)) for one in stages]
+    return [replace(one, algorithm=_on(run_as(one.algorithm, problem), graph)) for one in stages]
 
 
 def _on(algorithm: Algorithm, graph: Graph | None) -> Algorithm:

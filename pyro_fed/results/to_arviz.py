@@ -26,6 +26,7 @@ from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
@@ -154,6 +155,7 @@ def _from_data(
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
+    at_once = densities_at_once(problem)
     too_many = len(flat) * problem.widest > MAX_POINTWISE
     if wanted and too_many:
         warnings.warn(
@@ -163,8 +165,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, problem.evaluations)])
-    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, problem.evaluations)]
+        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
+    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, at_once)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -238,10 +240,10 @@ def _posterior(
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, problem.evaluations)]
+    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-        parts = zip(pieces, in_chunks(flat, problem.evaluations), strict=True)
+        parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
         pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Asked, Record
@@ -91,9 +91,9 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [resolved(algorithm)]
+    chain = [run_as(algorithm, problem)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, resolved(first))
+        chain.insert(0, run_as(first, problem))
     return chain
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Indicators, Pooled, check_taken_up
+from pyro_fed.algorithm.capabilities import Indicators, OnGraph, Pooled, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
@@ -21,6 +21,7 @@ from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
@@ -35,6 +36,9 @@ from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
 
+#: Draws of a density where none are asked for.
+NUM_DRAWS = 1000
+
 
 def run(
     algorithm: Algorithm | Plan,
@@ -44,7 +48,7 @@ def run(
     schedule: Schedule | None = None,
     graph: Graph | None = None,
     executor: str | Executor = "vectorised",
-    num_draws: int = 1000,
+    num_draws: int | None = None,
     seed: int = 0,
     compile: str = "auto",
     progress: Show = True,
@@ -71,7 +75,8 @@ def run(
         graph: who talks to whom, of an algorithm without a server, such as `pf.graph.ring(5)`; agents that the
             schedule leaves out of a round are asleep in it.
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
-        num_draws: draws of the posterior, where the result is a density (particles are returned as they are).
+        num_draws: draws of the posterior, where the result is a density (particles are returned as they are); None
+            takes 1000, and of a model of more than 1000 parameters as many as 20 million numbers have room for.
         seed: the only source of randomness; same seed, same answer, whatever the executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
             compiled), or "auto": what the expected work repays.
@@ -131,6 +136,8 @@ def run(
         check_taken_up(one.algorithm)
     first = stages[0].algorithm
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
+    if num_draws is None:
+        num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
@@ -169,6 +176,11 @@ def run(
             if context.checkpoint is not None:
                 context.checkpoint.close()
         return finish(shared)
+
+
+def _chains(algorithm: Algorithm, federation: Federation) -> int:
+    """How many chains a result has: one an agent of a graph."""
+    return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _check_of_plan(plan: Plan, **given: Any) -> None:

@@ -22,6 +22,7 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import is_large
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.langevin.fsgld import FSGLD
@@ -60,7 +61,9 @@ class Auto(Plan):
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
         """What can be run on this model, in the order of what it costs."""
         if graph is not None:
-            return [P2PVI(), P2PEP()]
+            return [P2PVI()] if is_large(problem) else [P2PVI(), P2PEP()]
+        if is_large(problem):  # where nothing is audited, nothing says that another would be better
+            return [FedEP()]
         weighed = FedAIS(surrogates=FedEP())
         apart = [Stage(FedEP(), noncentred=True), Stage(weighed, noncentred=True)] if effects_of(problem) else []
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
