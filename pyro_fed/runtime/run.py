@@ -18,8 +18,9 @@ from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.progress import Show, showing
-from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
+from pyro_fed.density.compiling.process import common_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -226,7 +227,9 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
-    if mode not in kept.levels:
+    common = common_of(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    levels = kept.levels if common is None else common.levels
+    if mode not in levels:
         particles, clients = trial(problem)
 
         def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -238,8 +241,12 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
             found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
             return found
 
-        level = choose_level(mode, scores, (particles, *clients))
+        example = (particles, *clients)
+        if mode == "auto":  # whether it can be traced is seen once anything is
+            level = "trace" if maps(scores, example) else "loop"
+        else:
+            level = choose_level(mode, scores, example)
         if level != LEVELS[mode]:  # with a warning, which the next run gives again
             return replace(problem, compiler=kept.at(mode, level, rounds), progress=progress)
-        kept.levels[mode] = level
-    return replace(problem, compiler=kept.at(mode, kept.levels[mode], rounds), progress=progress)
+        levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common), progress=progress)
