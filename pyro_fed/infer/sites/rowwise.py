@@ -248,7 +248,7 @@ def _unwhitened(sums: Sums, root: Tensor) -> Sums:
     """From R' score and R' H R to score and H."""
 
     def back(x: Tensor) -> Tensor:
-        solved: Tensor = torch.linalg.solve(root.mT, x)
+        solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular
         return solved
 
     half = back(sums.curvature)
