@@ -13,7 +13,6 @@ A digest is of this moment; what it was made of may change afterwards.
 
 from __future__ import annotations
 
-import copyreg
 import dis
 import functools
 import hashlib
@@ -317,7 +316,7 @@ class Walk:
             state = object.__reduce_ex__(value, 4)
         except TypeError as error:  # it has a state that Python does not see
             raise Untold(str(error)) from None
-        if not isinstance(state, tuple) or state[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        if not isinstance(state, tuple) or getattr(state[0], "__module__", "") != "copyreg":
             raise Untold(f"a {kind.__name__}")
         made, held, *lists = state[1:]
         self.feed(kind)
