@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +67,15 @@ def compare(
         rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
-        page.write_report(out, table, results, fed, title=title, lead=lead, reference=stem, test=test)
+        page.write_report(
+            out, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=_command()
+        )
         click.echo(f"\nWritten to {out}: open it in a browser.")
+
+
+def _command() -> str:
+    """The command as it was typed."""
+    return shlex.join(["pyro-fed", *sys.argv[1:]])
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:
