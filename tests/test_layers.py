@@ -41,7 +41,7 @@ ROOMS = {
         guides sites
         averaging laplace
         ep peers pooled
-        stein surrogates
+        stein subposteriors surrogates
         langevin
         auto
         door

@@ -16,6 +16,7 @@ from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
+from pyro_fed.runtime.interruption.sigint import Interruption
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Context:
     start: Start | None = None
     evaluation: Evaluation | None = None
     budget: Budget = field(default_factory=Budget)
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Asked, Record
@@ -22,6 +22,7 @@ from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.one_round import one_round
@@ -51,7 +52,7 @@ def run_phases(
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
-    check_combination(context.combination, chain)
+    check_combination(context.combination, chain, context.federation.num_clients)
     networks = [  # the run's own algorithm first: it is the one that the user named
         connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
         for part in reversed(chain)
@@ -72,7 +73,9 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
-        if finished is not None and start is not None and not context.budget.ended and not context.record.interrupted:
+        if context.record.interrupted:
+            break
+        if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
     return phase.shared
 
@@ -88,9 +91,9 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [resolved(algorithm)]
+    chain = [run_as(algorithm, problem)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, resolved(first))
+        chain.insert(0, run_as(first, problem))
     return chain
 
 
@@ -100,7 +103,6 @@ def _begin(
     record = context.record
     record.figures.clear()
     record.converged = None
-    rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
     if context.start is not None:
         shared, local = context.start
@@ -126,7 +128,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
-    if not phase.done and not record.interrupted:
+    if not phase.done:
         _save(phase, context)  # who is killed in the first round has something to resume from
     before = len(record.rounds) - phase.done
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
@@ -136,10 +138,10 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
             bar.advance(_postfix(context))
             if record.converged:
                 break
-    except KeyboardInterrupt:
-        record.interrupted = True
-        del record.rounds[before + phase.done :]  # a round cut short does not count
-        record.notes.append(f"{type(algorithm).__name__} was interrupted after {phase.done} of {phase.rounds} rounds")
+            context.interruption.check()
+    except KeyboardInterrupt as stop:
+        del record.rounds[before + phase.done :], record.figures[phase.done :]  # a round cut short does not count
+        interrupted(phase, context, stop)
     except BudgetEnded:
         pass  # the budget remembers it
     finally:
