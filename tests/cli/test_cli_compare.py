@@ -48,7 +48,12 @@ def test_the_page_needs_no_other_file(compared):
     text = compared[1].read_text(encoding="utf-8")
     assert len(re.findall(r'src="data:image/svg\+xml;base64,', text)) >= 2
     assert re.findall(r'(?:src|href)="(?!data:)', text) == []
-    for part in ("my_mean: 2 algorithms compared", "Can the results be trusted?", "<td>NUTS</td>", "10 rows over 2 clients"):
+    for part in (
+        "my_mean: 2 algorithms compared",
+        "Can the results be trusted?",
+        "<td>NUTS</td>",
+        "10 rows over 2 clients",
+    ):
         assert part in text
 
 
