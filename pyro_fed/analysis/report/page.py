@@ -211,7 +211,7 @@ def _made(idata: InferenceData) -> Made:
     if "algorithm" not in idata.attrs:
         return Made(f"made by {idata.attrs.get('inference_library', 'another library')}", "not known")
     name, text = str(idata.attrs["algorithm"]), str(idata.attrs.get("settings", ""))
-    known = getattr(infer, name, None)
+    known: Any = getattr(infer, name, None)
     try:
         given, default = ast.literal_eval(text), whole(known())
     except (ValueError, SyntaxError, TypeError):  # an algorithm of the user's own, or settings of another writer

@@ -55,7 +55,7 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
 
 
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
-    """Mean, SD and 94 % interval by scalar; of a point its value, of Markov chains with R-hat and effective sample sizes.
+    """Mean, SD and 94 % interval by scalar; of a point its value, of chains with R-hat and effective sample sizes.
 
     Args:
         idata: result of `pyro_fed.run`.
