@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -60,8 +60,8 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
 
 def group_of(result: Any, name: str) -> xr.Dataset:
     """A group of a result as a dataset; of a plain mapping of datasets too."""
-    found = result[name]
-    return found.to_dataset() if NEW and hasattr(found, "to_dataset") else found
+    found: Any = result[name]
+    return cast("xr.Dataset", found.to_dataset() if NEW and hasattr(found, "to_dataset") else found)
 
 
 def psis(log_weights: Array) -> tuple[Array, float]:
