@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 _LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
@@ -34,10 +35,8 @@ def cure(evidence: Evidence) -> str:
         return "It has not converged: run more rounds"
     if _diagonal(evidence):
         return "The approximation is diagonal: take covariance='full'"
-    own = OWN.get(type(evidence.algorithm).__name__)
-    if own is not None:
-        return own
-    return CURES[evidence.algorithm.draws_are]
+    other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
+    return ". ".join([other, *(hint[0].upper() + hint[1:] for hint in funnel_hint(evidence.problem))])
 
 
 def _diagonal(evidence: Evidence) -> bool:

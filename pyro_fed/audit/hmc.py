@@ -20,6 +20,8 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target
 
+#: Leapfrog steps of a trajectory.
+STEPS = 5
 #: How much the lengths of trajectories differ.
 JITTER = 0.15
 #: Length of a trajectory.
@@ -53,7 +55,7 @@ class Chains:
     value: Tensor
     score: Tensor
     generator: torch.Generator
-    steps: int = 5
+    steps: int = STEPS
     shorter: float = 1.0
     accepted: float = 0.0
 
@@ -71,6 +73,22 @@ class Chains:
             steps: leapfrog steps of a trajectory.
         """
         return cls(target, place, *target(place), generator, steps)
+
+    def put(self, place: Tensor) -> None:
+        """The chains at other places w (S, D).
+
+        Args:
+            place: w (S, D).
+        """
+        self.place = place
+        self.value, self.score = self.target(place)
+
+    def settle(self) -> None:
+        """One trajectory of every chain, and more with shorter steps until enough of them are accepted."""
+        self.move()
+        while self.accepted < WANTED and self.shorter > SHORTEST:
+            self.shorter /= 2
+            self.move()
 
     def move(self) -> None:
         """One trajectory of every chain."""

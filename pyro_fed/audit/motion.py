@@ -15,6 +15,9 @@ intercepts are divided by 1 - β (and 1 - γ), which for a Gaussian is where the
 
     mean error   E[y] / SD[y],      SD ratio   SD[y],       with standard errors from the regressions' residuals.
 
+Where the scale of a latent is itself a latent's, a funnel, each transition is two: one in these coordinates and one
+with the effects in units of their scale (`detour`), without which chains that begin outside of its neck do not find it.
+
 It needs no density of q, works in any dimension, and takes tails, bananas, wrong steps, collapsed variances and priors
 counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
@@ -31,7 +34,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.hmc import SHORTEST, WANTED, Chains
+from pyro_fed.audit.detour import Detour
+from pyro_fed.audit.hmc import STEPS, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -40,8 +44,6 @@ from pyro_fed.ops.entries import evenly
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
-#: Leapfrog steps of a trajectory.
-STEPS = 5
 #: Transitions: before the first judgement, between two, at most.
 FIRST, MORE, MOST = 4, 4, 16
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
@@ -54,6 +56,8 @@ PLAIN = 4.0
 STUCK = 0.1
 #: SDs that a chain is said to have gone at most: on its own scale a number may leave those of the machine.
 FARTHEST = 1e6
+#: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
+LONG = 9.0
 #: Smallest variance that is told from none.
 LEAST_VARIANCE = 1e-4
 
@@ -139,21 +143,28 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     least = torch.finfo(z.dtype).eps * centre.abs().clamp_min(1.0)
     scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
     chains = Chains.begin(target, white, generator, STEPS)
+    detour = Detour.of(target, z, generator)
     places: list[Tensor] = []
     momenta: list[Tensor] = []
     found: Moments | None = None
     while found is None or (judged(found) is None and len(places) < most):
         for _ in range(FIRST if not places else MORE):
-            chains.move()
-            while not places and chains.accepted < WANTED and chains.shorter > SHORTEST:
-                chains.shorter /= 2
+            if places:
                 chains.move()
+            else:
+                chains.settle()
+            if detour is not None:
+                detour.move(chains)
             places.append(chains.place)
             momenta.append(target.along(chains.momentum)[:, quantities.along])
         later = len(places) // 2
         values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
+        found = moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:]))
+        told = _told(reported, values)
         found = replace(
-            moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:])),
+            found,
+            log_sd=found.log_sd * told,
+            log_sd_error=found.log_sd_error * told,
             accepted=chains.accepted,
             whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
         )
@@ -185,6 +196,27 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     found = mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance)
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
     return Moments(mean, mean_error, log_sd, log_sd_error)
+
+
+def _told(draws: Tensor, places: Tensor) -> Tensor:
+    """Which SDs (F,) can be told: not those of draws that have long tails, as the posterior has.
+
+    With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. Where that is more
+    than what matters, for n as many as there are chains, these do not tell the SD, right as the draws may be. If the
+    places that they come to have no long tails then those of the draws are wrong, and are judged.
+
+    Args:
+        draws: (S, F).
+        places: (T, chains, F).
+    """
+    unclear = (_kurtosis(draws) - 1) / places.shape[1] > (2 * math.log(SD_MATTERS)) ** 2
+    return ~(unclear & (_kurtosis(places.flatten(0, 1)) > LONG))
+
+
+def _kurtosis(x: Tensor) -> Tensor:
+    """Of x (n, F), (F,)."""
+    away = x - x.mean(0)
+    return away.pow(4).mean(0) / away.square().mean(0).square()
 
 
 def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,11 +13,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions import html
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
@@ -295,6 +297,22 @@ class Federation:
         other.problem = JointProblem.of(self.problem)
         return other
 
+    @cached_property
+    def noncentred(self) -> Federation:
+        """The same with every effect whose scale is a latent's in units of that scale, see `density.NonCentred`.
+
+        Where the data say little of the effects a run there meets no funnel; results are on the model's own scale.
+
+        Raises:
+            ModelError: no latent outside the plate has such a scale.
+
+        Example:
+            >>> idata = pf.run(pf.FedEP(), fed.noncentred)
+        """
+        other = copy(self)
+        other.problem = NonCentred.of(self.problem)
+        return other
+
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone.
 
@@ -409,6 +427,12 @@ class Federation:
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same, and each client's rows and labels."""
+        clients = self.summary().drop(columns="share")
+        rows = ([name, *values] for name, *values in clients.itertuples())
+        return html.block(repr(self), html.table(["client", *map(str, clients.columns)], rows))
 
 
 def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:

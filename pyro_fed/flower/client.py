@@ -144,7 +144,7 @@ class _Site:
             chosen = recipes.load(path)
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
-            for part in (part for stage in stages for part in chain_of(stage, problem)):
+            for part in (part for stage in stages for part in chain_of(stage.algorithm, problem)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part

@@ -129,6 +129,17 @@ def test_draws_in_a_funnel_of_another_width_are_doubted():
     assert "not the posterior's" in said
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_neck_of_a_funnel_is_entered(seed):
+    """Draws of Neal's funnel hold still; those of its wide half alone, which no centred chain leaves, do not."""
+    v = 3 * normal(4000, seed=seed)
+    x = (v / 2).exp() * normal(4000, dim=4, seed=seed + 50)
+    right = torch.cat([v, x], 1)
+    assert stillness(evidence_of(funnel, ones(), right, seed=seed)) == []
+    (said,) = stillness(evidence_of(funnel, ones(), right[v[:, 0] > 1.0], seed=seed))
+    assert "'v'" in said and "LocScaleReparam" in said
+
+
 def test_a_likelihood_to_a_power_is_judged_as_that():
     """With temperature 2 the two rows count as one: N(1/2, 1/2)."""
     draws = 0.5 + math.sqrt(0.5) * normal()

@@ -29,6 +29,7 @@ from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -93,7 +94,7 @@ def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 def _posterior(idata: InferenceData, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
     """The posterior, and the latents inside the plate, which it is without for new rows."""
-    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if new_rows:
         return posterior.drop_vars(hidden & set(posterior.data_vars)), hidden
     missing = sorted(hidden - set(posterior.data_vars))

@@ -35,6 +35,8 @@ from pyro_fed.errors import ModelError, PyroFedError, listed
 
 #: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
 REFERENCE_ROWS = 2048
+#: Rows × parameters of these at most, but so many rows at least; with more parameters than `LARGE` fewer points too.
+REFERENCE_NUMBERS, FEWEST_ROWS, LARGE = 50_000_000, 64, 50_000
 #: Rows that are looked at in pairs, and in how many columns the extreme ones are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
 #: With fewer rows each is beside itself: two pairs of four rows may have all in common with the four.
@@ -115,9 +117,10 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
 # -- rows and points --------------------------------------------------------------------------------------------
 def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     bound = problem.bound
-    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:REFERENCE_ROWS].sort().values
+    count = _reference_rows(bound.num_rows, problem.dim)
+    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
-    number = LOOPED_POINTS if problem.looped else None
+    number = LOOPED_POINTS if problem.looped or problem.dim > LARGE else None
     pairs = _pairs(problem, rows)
     weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return _Sample(
@@ -129,6 +132,11 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
         points(problem, seen)[:number],
         local_points(problem, seen, at)[:number],
     )
+
+
+def _reference_rows(num_rows: int, dim: int) -> int:
+    """Rows among which each row is looked at: fewer where a row's density has very many parameters."""
+    return min(num_rows, REFERENCE_ROWS, max(FEWEST_ROWS, REFERENCE_NUMBERS // max(1, dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:

@@ -1,0 +1,71 @@
+"""Trajectories through a funnel: in coordinates in which effects are in units of their own scale, see `NonCentred`.
+
+A transition there leaves the same posterior as it is, so that chains may alternate between the two coordinates. The
+draws whiten these as they do the model's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.hmc import STEPS, Chains
+from pyro_fed.audit.target import Target
+from pyro_fed.density.noncentred import NonCentred, effects_of
+from pyro_fed.ops.entries import evenly
+
+#: Draws that whiten the other coordinates, at most.
+WHITENED = 1000
+
+
+@dataclass
+class Detour:
+    """The other coordinates, and chains there.
+
+    Args:
+        form: the model with effects in units of their scale.
+        target: the posterior in its coordinates, whitened by the draws.
+        generator: source of randomness.
+        chains: those of the last transition; None before the first.
+    """
+
+    form: NonCentred
+    target: Target
+    generator: torch.Generator
+    chains: Chains | None = None
+
+    @classmethod
+    def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
+        """That of a result; None where no effect has a latent scale, or its coordinates are no numbers.
+
+        Args:
+            target: in the model's own coordinates.
+            draws: (S, D), the model's own.
+            generator: source of randomness.
+        """
+        problem = target.problem
+        if problem.looped or isinstance(problem, NonCentred) or not effects_of(problem):
+            return None
+        form = NonCentred.of(problem)
+        apart = form.apart(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
+        if not bool(apart.var(0).isfinite().all()):
+            return None
+        return cls(form, Target.of(form, apart, target.temperature), generator)
+
+    def move(self, chains: Chains) -> None:
+        """One trajectory of every chain in the other coordinates.
+
+        Args:
+            chains: in the model's own; they are put where it ends.
+        """
+        dtype = self.form.dtype
+        there = self.target.white(self.form.apart(chains.target.model(chains.place).to(dtype)))
+        if self.chains is None:
+            self.chains = Chains.begin(self.target, there, self.generator, STEPS)
+            self.chains.settle()
+        else:
+            self.chains.put(there)
+            self.chains.move()
+        chains.put(chains.target.white(self.form.centred(self.target.model(self.chains.place).to(dtype))))
