@@ -26,7 +26,7 @@ from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
-from pyro_fed.federation.failures import told
+from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
@@ -52,9 +52,9 @@ class Federation:
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
-            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it is
-            another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several plates
-            each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
+            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it
+            is another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several
+            plates each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
         seed: seed of the partition.
         dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
             be too little for their columns.
@@ -232,10 +232,9 @@ class Federation:
                 self.problem = build(
                     model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen
                 )
-        except ModelError:
-            raise
         except Exception as error:
-            if missing is None:
+            meant = isinstance(error, ModelError) and not is_failure(error)
+            if missing is None or meant:
                 raise
             raise missing from error  # whatever a model makes of NaN
         check_handled(self.problem, missing)
