@@ -15,6 +15,7 @@ import click
 from pyro_fed.cli import options
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.output import kept_elsewhere
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class _Commands(click.Group):
                 raise _Interrupted(_one_line(error)) from error
             except DivergenceError as error:
                 raise click.ClickException(_one_line(error)) from error
-            except PyroFedError as error:
-                raise _InputError(_one_line(error)) from error
+            except (PyroFedError, OSError) as error:
+                raise _InputError(_one_line(error) or type(error).__name__) from error
 
 
 def _show_warning(
@@ -139,8 +140,9 @@ def run(
     click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
     click.echo(terminal.cost_block(idata))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        idata.to_netcdf(str(out))
+        with kept_elsewhere(out) as place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            idata.to_netcdf(str(place))
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 
 

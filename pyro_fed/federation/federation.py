@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
@@ -21,7 +22,7 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
-from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_finite, check_labels
 from pyro_fed.federation.groups.reading import group_arguments
@@ -66,6 +67,8 @@ class Federation:
     #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
     holds_data: ClassVar[bool] = True
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def __init__(
         self,
         model: Callable[..., Any],
@@ -106,6 +109,8 @@ class Federation:
         )
 
     @classmethod
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def from_clients(
         cls,
         model: Callable[..., Any],
@@ -215,7 +220,7 @@ class Federation:
             warnings.warn(
                 f"clients {listed(empty)} have no rows: they contribute nothing",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     # -- clients --------------------------------------------------------------------------------------------
@@ -234,6 +239,7 @@ class Federation:
         """(K,) rows of each client."""
         return torch.tensor([len(index) for index in self.client_rows])
 
+    @checked
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
         """Row indices of some clients (all by default), padded to the longest of all.
 
@@ -265,6 +271,7 @@ class Federation:
         other.problem = JointProblem.of(self.problem)
         return other
 
+    @checked
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone.
 
@@ -277,6 +284,8 @@ class Federation:
         """
         return self.problem.arguments.of_client(self.client_rows[client])
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
         """The same federation on new data of the same shapes, whose runs compile nothing anew.
 
@@ -314,6 +323,7 @@ class Federation:
         other.problem = rebuilt(problem, arguments, self._quadrature)
         return other
 
+    @checked
     def without(self, *names: str) -> Federation:
         """The federation of the other clients, under their names.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.run import run
 
 
+@checked
 def fit(
     federation: Federation, *, max_rounds: int | None = None, max_bytes: int | None = None, **options: Any
 ) -> InferenceData:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import colors, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
 
@@ -22,6 +23,7 @@ PANEL_SDS = 5.0
 TALLEST = 4.0
 
 
+@checked
 def plot_comparison(
     results: Mapping[str, InferenceData],
     reference: str | None = None,
