@@ -60,7 +60,7 @@ def federation(**options):
         (lambda: pf.predict(fuzzing.result(), fuzzing.model, (torch.zeros(3, 5).double(), torch.zeros(3).double())),
          "predict: the model cannot be run on these arguments"),
         (lambda: pf.predict("idata", fuzzing.model), "predict: idata must be"),
-        (lambda: pf.ksd(fuzzing.result(), fuzzing.federation(), num_draws=2.5), "ksd: num_draws must be a whole number"),
+        (lambda: pf.ksd(fuzzing.result(), fuzzing.federation(), num_draws=2.5), "num_draws must be a whole number"),
     ],
 )  # fmt: skip
 def test_an_argument_that_cannot_be_used_is_named(call, message):
