@@ -111,32 +111,8 @@ def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypa
 def test_random_command_lines_end_well(files):
     """40 of them: exit codes are the shell's own, and no exception gets out."""
     rng = random.Random(0)
-    words = [
-        "model.py",
-        "recipe.toml",
-        "raises.py",
-        "deep.toml",
-        "nuts",
-        "",
-        "-5",
-        "1e3",
-        "x=1",
-        "--",
-        "/dev/null",
-        "é",
-    ]
-    flags = [
-        "--seed",
-        "--clients",
-        "--partition",
-        "--rounds",
-        "--set",
-        "--out",
-        "--quiet",
-        "--rows",
-        "--reference",
-        "-x",
-    ]
+    words = ["fails.py", "recipe.toml", "raises.py", "deep.toml", "", "-5", "1e3", "x=1", "--", "/dev/null", "é"]
+    flags = ["--seed", "--clients", "--partition", "--rounds", "--set", "--out", "--quiet", "--rows", "--reference"]
     for _ in range(40):
         command = [rng.choice(["run", "compare", "show", "list", "flower", "new"])]
         arguments = command + rng.choices(words + flags, k=rng.randrange(5))
