@@ -167,6 +167,12 @@ class Checked(ABCMeta):
             cls._check_call(args, keywords)
         return made
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the class's `__init__`, which `inspect` would not look for behind this `__call__`."""
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class, which is at hand
+        return whole.replace(parameters=list(whole.parameters.values())[1:], return_annotation=None)
+
     def _check_call(cls, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         init = cls.__init__  # type: ignore[misc]  # of the class, which is at hand
         given = _bound(cls.__name__, inspect.signature(init), True, (cls, *args), keywords)

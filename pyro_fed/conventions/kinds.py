@@ -19,6 +19,14 @@ import numpy as np
 
 from pyro_fed.conventions.setting_checks import is_number, is_whole
 
+#: How one of a class is written, where a name would be guessed.
+EXAMPLES = {
+    "Partition": "pf.partition.IID()",
+    "Schedule": "pf.schedule.All()",
+    "Graph": "pf.graph.ring(5)",
+    "Quadrature": "pf.Quadrature(order=11)",
+    "Algorithm": "pf.FedEP()",
+}
 #: Items of a collection that are looked at.
 LOOKED_AT = 1000
 
@@ -124,9 +132,5 @@ def in_words(hint: Any) -> str:
     if hint in words:
         return words[hint]
     name = getattr(origin or hint, "__name__", str(hint))
-    module = getattr(origin or hint, "__module__", "")
-    public = {"pyro_fed.federation.partition": "partition", "pyro_fed.algorithm.schedule": "schedule"}
-    room = next((room for start, room in public.items() if module.startswith(start)), "")
-    example = {"partition": "pf.partition.IID()", "schedule": "pf.schedule.All()"}.get(room)
     article = "an" if name[:1] in "AEIOU" else "a"
-    return f"{article} {name}" + (f", such as {example}" if example else "")
+    return f"{article} {name}" + (f", such as {EXAMPLES[name]}" if name in EXAMPLES else "")

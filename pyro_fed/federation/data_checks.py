@@ -70,7 +70,9 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
                 f"{len(own)} dimension(s) to be named"
             )
         named = name_dims(site.dims, wanted)
-        if taken := [dim for dim in named if dim in ("chain", "draw") or named.count(dim) > 1]:
+        taken = [dim for dim in named if dim in ("chain", "draw") or named.count(dim) > 1]
+        taken += [dim for dim in wanted if dim == problem.plate and dim not in site.dims]
+        if taken:
             raise SettingError(f"dims[{name!r}] = {list(wanted)}: the name {taken[0]!r} is taken; choose another one")
         for dim, size in zip(named, site.shape, strict=True):
             known, first = sizes.setdefault(dim, (size, name))

@@ -114,7 +114,7 @@ class Federation:
     def from_clients(
         cls,
         model: Callable[..., Any],
-        clients: Sequence[Any] | Mapping[str, Any],
+        clients: Sequence[Any] | Mapping[Any, Any],
         *,
         plate: str,
         rows: Mapping[str, str | Sequence[str]] | None = None,

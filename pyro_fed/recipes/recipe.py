@@ -32,8 +32,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, setting_hints, settings_in
 from pyro_fed.conventions.settings_repr import default_of
 from pyro_fed.conventions.spelling import closest
@@ -100,8 +98,8 @@ class Recipe:
         changed = check_settings(self.algorithm, _nest(overrides or {}), where, {**present, **self.settings})
         try:
             return self.algorithm(**{**self.settings, **changed})
-        except SettingError as error:
-            raise SettingError(f"{self.path}: {error}") from error
+        except TypeError as error:
+            raise SettingError(f"{self.path}: {self.algorithm.__name__} cannot be made of this: {error}") from error
 
     def left_out(self) -> dict[str, str]:
         """The settings that the file leaves at their defaults, and these, as TOML writes them."""
@@ -290,7 +288,7 @@ def _import_algorithm(reference: str, path: Path) -> type:
     if algorithm is None:
         near = closest(class_name, [name for name in vars(module) if not name.startswith("_")])
         raise SettingError(f"{path}: module {module_name!r} has no {class_name!r}; {near}")
-    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm | Plan)):
+    if not (isinstance(algorithm, type) and dataclasses.is_dataclass(algorithm)):
         raise SettingError(f"{path}: {reference!r} is not a dataclass of settings, so it is no algorithm.")
     if inspect.isabstract(algorithm):
         raise SettingError(f"{path}: {reference!r} is what algorithms are derived from, and none itself.")

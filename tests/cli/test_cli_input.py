@@ -57,7 +57,7 @@ def shell(*arguments):
         (["run", "model.py", "deep.toml"], "nested too deeply"),
         (["run", "model.py", "outside.toml"], "'../x' is no module's name"),
         (["run", "model.py", "abstract.toml"], "is what algorithms are derived from"),
-        (["run", "model.py", "no_algorithm.toml"], "is no algorithm"),
+        (["run", "model.py", "no_algorithm.toml"], "of Record"),
         (["run", "model.py", "range.toml"], "chain_steps must be a whole number of at least 1"),
         (["run", "model.py", "empty.toml"], "'algorithm' is missing"),
         (["run", "model.py", "binary.toml"], "is not a TOML file"),

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import random
+import warnings
 
 import fuzzing
 import numpy as np
@@ -15,7 +16,11 @@ from pyro_fed.errors import PyroFedError
 
 
 def run(**options):
-    return pf.run(options.pop("algorithm", pf.FedAvg(chain_steps=1)), fuzzing.federation(), **fuzzing.FAST, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(
+            options.pop("algorithm", pf.FedAvg(chain_steps=1)), fuzzing.federation(), **fuzzing.FAST, **options
+        )
 
 
 def federation(**options):
@@ -47,7 +52,7 @@ def federation(**options):
         (lambda: federation(dims={"w": ["draw"]}), "the name 'draw' is taken"),
         (lambda: federation(dims={"w": ["data"]}), "'data'"),
         (lambda: federation(client=3), "Federation has no argument 'client'"),
-        (lambda: federation(args=tuple(part[:0] for part in fuzzing.data())), "row"),
+        (lambda: federation(args=tuple(part[:0] for part in fuzzing.data())), "cannot be run|rows"),
         (lambda: federation(args=(fuzzing.data()[0][:, :0], fuzzing.data()[1])), "cannot be run on these arguments"),
         (lambda: pf.executors.Ray(2.5), r"num_workers must be a whole number of at least 1, received 2\.5"),
         (lambda: pf.Private(norm=np.inf, noise_multiplier=1.0), "norm must be a finite number"),

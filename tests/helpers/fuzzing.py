@@ -56,7 +56,9 @@ def federation():
 
 @functools.cache
 def result():
-    return pf.run(pf.FedEP(start="prior"), federation(), num_rounds=1, **FAST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(pf.FedEP(start="prior"), federation(), num_rounds=1, **FAST)
 
 
 FAST = {"progress": False, "compile": "off", "audit": False, "num_draws": 20}
