@@ -9,6 +9,7 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
 @options.out("Write the comparison as one HTML page.")
+@options.results
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int, partition_text: str,
-    assignments: tuple[str, ...], seed: int, out: Path | None, quiet: bool,
+    assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
@@ -37,12 +39,14 @@ def compare(
     """
     import pyro_fed as pf
     from pyro_fed.analysis.judging import distances
-    from pyro_fed.analysis.report import page, terminal
+    from pyro_fed.analysis.report import page, plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
     if out is not None:
         page.check_report(out)
+    if results_folder is not None:
+        check_writable(results_folder / "comparison.json", "--results")
     if reference is not None:
         distances.check_extra()
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
@@ -59,8 +63,15 @@ def compare(
     stem = Path(reference).stem if reference else None
     table = pf.compare(results, stem, federation=fed, test=test)
     click.echo(comparison_block(table))
+    if results_folder is not None:
+        results_folder.mkdir(parents=True, exist_ok=True)
+        for name, idata in results.items():
+            idata.to_netcdf(str(results_folder / f"{name}.nc"))
+        what = {"model": Path(str(module.__file__)).stem, "clients": clients, "partition": partition_text, "seed": seed}
+        values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
+        (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
-        rows = terminal.client_line(fed.row_counts.tolist())
+        rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
         with kept_elsewhere(out) as place:

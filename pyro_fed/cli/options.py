@@ -64,6 +64,15 @@ seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
 )
 
+#: A folder for what is compared.
+results = click.option(
+    "--results",
+    "results_folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
+)
+
 #: Without progress bars.
 quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
 

@@ -26,7 +26,9 @@ from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group
 
@@ -153,6 +155,7 @@ def _from_data(
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
+    at_once = densities_at_once(problem)
     too_many = len(flat) * problem.widest > MAX_POINTWISE
     if wanted and too_many:
         warnings.warn(
@@ -162,8 +165,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=6,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, problem.evaluations)])
-    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, problem.evaluations)]
+        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
+    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, at_once)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -180,11 +183,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
-    import arviz as az  # here, where there is a result: clients have none
-
-    if hasattr(az, "InferenceData"):
-        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
+    return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
@@ -241,10 +240,10 @@ def _posterior(
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, problem.evaluations)]
+    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-        parts = zip(pieces, in_chunks(flat, problem.evaluations), strict=True)
+        parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
         pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
@@ -273,7 +272,7 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """Settings as strings and numbers, which NetCDF can hold."""
+    """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -282,17 +281,17 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": str(isinstance(algorithm, Pooled)),
+        "centralized": int(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
-        "converged": "unknown" if record.converged is None else str(record.converged),
-        "interrupted": str(record.interrupted),
+        **({} if record.converged is None else {"converged": int(record.converged)}),
+        "interrupted": int(record.interrupted),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
-        "audited": str(record.audited),
+        "audited": int(record.audited),
         **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

@@ -49,6 +49,7 @@ class Phase:
         given: the user's schedule, of the last phase.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
+        name: as its progress is shown.
     """
 
     algorithm: Algorithm
@@ -59,3 +60,4 @@ class Phase:
     local: State
     done: int = 0
     last: bool = False
+    name: str = ""

@@ -13,7 +13,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence
+from pyro_fed.audit import Evidence, not_audited
 from pyro_fed.audit import audit as audited
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import DivergenceError, InterruptedRun
@@ -123,7 +123,10 @@ class Finish:
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         whole = context.federation.holds_data and context.combination is None and not record.failed()
-        if self.audit and whole:  # else the result is not meant to be the posterior of all rows
+        unaudited = not_audited(context.problem) if self.audit and whole else ""
+        if unaudited:
+            record.notes.append(unaudited)
+        elif self.audit and whole:  # else the result is not meant to be the posterior of all rows
             record.audited = True
             evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed

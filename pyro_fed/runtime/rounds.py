@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions import seeding
+from pyro_fed.conventions import progress, seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -71,6 +69,7 @@ def run_phases(
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
         phase.last = last
+        phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
@@ -92,9 +91,9 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [resolved(algorithm)]
+    chain = [run_as(algorithm, problem)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, resolved(first))
+        chain.insert(0, run_as(first, problem))
     return chain
 
 
@@ -131,11 +130,12 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
         return
     if not phase.done:
         _save(phase, context)  # who is killed in the first round has something to resume from
-    before, bar = len(record.rounds) - phase.done, _progress(phase, context)
+    before = len(record.rounds) - phase.done
+    bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
-        for index in bar:
+        for index in range(phase.done, phase.rounds):
             _round(phase, context, network, data, index)
-            bar.set_postfix_str(_postfix(context))
+            bar.advance(_postfix(context))
             if record.converged:
                 break
             context.interruption.check()
@@ -147,17 +147,6 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     finally:
         bar.close()
     record.notes += network.notes()
-
-
-def _progress(phase: Phase, context: Context) -> Any:
-    return tqdm(
-        range(phase.done, phase.rounds),
-        initial=phase.done,
-        total=phase.rounds,
-        desc=type(phase.algorithm).__name__,
-        disable=not context.progress,
-        unit="round",
-    )
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
