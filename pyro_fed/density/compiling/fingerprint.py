@@ -31,59 +31,13 @@ from torch import Tensor
 
 #: Top-level modules whose functions depend on their arguments alone, as far as a density does.
 TRUSTED = frozenset(
-    [
-        "abc",
-        "builtins",
-        "cmath",
-        "collections",
-        "contextlib",
-        "copy",
-        "dataclasses",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "numbers",
-        "numpy",
-        "operator",
-        "opt_einsum",
-        "pyro",
-        "pyro_fed",
-        "re",
-        "scipy",
-        "statistics",
-        "string",
-        "torch",
-        "types",
-        "typing",
-        "typing_extensions",
-        "warnings",
-    ]
+    "abc builtins cmath collections contextlib copy dataclasses enum functools itertools math numbers numpy operator "
+    "opt_einsum pyro pyro_fed re scipy statistics string torch types typing typing_extensions warnings".split()
 )
 #: What trusted modules offer that depends on more.
 REFUSED = frozenset(
-    [
-        "open",
-        "input",
-        "eval",
-        "exec",
-        "compile",
-        "globals",
-        "locals",
-        "vars",
-        "dir",
-        "__import__",
-        "breakpoint",
-        "load",
-        "fromfile",
-        "memmap",
-        "random",
-        "rand",
-        "randn",
-        "randint",
-        "seed",
-        "get_param_store",
-    ]
+    "open input eval exec compile globals locals vars dir __import__ breakpoint load fromfile memmap random "
+    "rand randn randint seed get_param_store".split()
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
 MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
@@ -138,7 +92,7 @@ class Walk:
 
     def feed(self, value: Any) -> None:
         """Add a value with all that it depends on."""
-        if (isinstance(value, PLAIN) and type(value) in PLAIN) or isinstance(value, TORCH_PLAIN):
+        if isinstance(value, PLAIN) and type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
             self.say(type(value).__name__, repr(value))
             return
         if id(value) in self.seen:
@@ -323,9 +277,7 @@ class Walk:
 
 
 #: Of a class: what says nothing of what it does.
-UNREAD = frozenset(
-    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"}
-)
+UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"})
 #: Methods by which a class says what its state is.
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
