@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
@@ -75,6 +76,8 @@ class Federation:
     #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
     holds_data: ClassVar[bool] = True
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def __init__(
         self,
         model: Callable[..., Any],
@@ -121,10 +124,12 @@ class Federation:
         )
 
     @classmethod
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def from_clients(
         cls,
         model: Callable[..., Any],
-        clients: Sequence[Any] | Mapping[str, Any],
+        clients: Sequence[Any] | Mapping[Any, Any],
         *,
         plate: str | Sequence[str],
         rows: Mapping[str, str | Sequence[str]] | None = None,
@@ -247,7 +252,7 @@ class Federation:
             warnings.warn(
                 f"clients {listed(empty)} have no rows: they contribute nothing",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     # -- clients --------------------------------------------------------------------------------------------
@@ -266,6 +271,7 @@ class Federation:
         """(K,) rows of each client."""
         return torch.tensor([len(index) for index in self.client_rows])
 
+    @checked
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
         """Row indices of some clients (all by default), padded to the longest of all.
 
@@ -313,6 +319,7 @@ class Federation:
         other.problem = NonCentred.of(self.problem)
         return other
 
+    @checked
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone.
 
@@ -325,6 +332,8 @@ class Federation:
         """
         return self.problem.arguments.of_client(self.client_rows[client])
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
         """The same federation on new data of the same shapes, whose runs compile nothing anew.
 
@@ -366,6 +375,7 @@ class Federation:
         check_handled(other.problem, missing)
         return other
 
+    @checked
     def without(self, *names: str) -> Federation:
         """The federation of the other clients, under their names.
 

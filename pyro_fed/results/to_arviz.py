@@ -162,7 +162,7 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than "
             f"{MAX_POINTWISE:.0e} numbers); run with fewer draws to have it",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     if not wanted or too_many:
         return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])

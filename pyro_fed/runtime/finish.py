@@ -159,4 +159,4 @@ class Finish:
 def say(sentences: list[str]) -> None:
     """Warn of each, where the user calls `run`."""
     for sentence in sentences:
-        warnings.warn(sentence, UserWarning, stacklevel=4)
+        warnings.warn(sentence, UserWarning, stacklevel=5)

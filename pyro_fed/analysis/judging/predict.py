@@ -21,6 +21,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
@@ -37,6 +38,8 @@ from pyro_fed.results.to_arviz import make_inference_data
 DRAWS_AT_ONCE = 256
 
 
+@checked
+@explained(DataError, "predict: the model cannot be run on these arguments and this posterior")
 def predict(
     idata: InferenceData,
     model: Federation | Callable[..., Any],

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import SettingError
 
 #: Distinct values beyond which floating-point labels are taken for a continuous target.
 MAX_FLOAT_LABELS = 50
 
 
-class Partition(ABC):
+class Partition(ABC, metaclass=Checked):
     """How rows go to clients. Subclasses are frozen dataclasses that implement `assign`.
 
     Example:

@@ -92,6 +92,21 @@ def test_clients_of_a_dead_worker_are_listed_and_the_run_goes_on(cluster):
     assert not took_part[1:, 1].any()
 
 
+def test_a_dead_worker_is_started_again(cluster, tmp_path):
+    """For the next run; and within one whose clients keep nothing, or whose checkpoint has their states."""
+    fed, options = unequal_lines(), {"num_rounds": 4, "progress": False, "audit": False}
+    with pf.executors.Ray(2) as executor:
+        for algorithm, more in [(pf.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
+            whole = pf.run(algorithm, fed, **options, executor=executor)
+            killed = pf.run(algorithm, fed, **options, **more, executor=executor, schedule=Killing(executor))
+            assert killed.federation["participated"].values.all()
+            assert whole.posterior.equals(killed.posterior)
+        with pytest.warns(UserWarning, match="its worker died"):
+            pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor, schedule=Killing(executor))
+        again = pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor)
+        assert whole.posterior.equals(again.posterior)
+
+
 def test_late_workers_stop_a_run_that_asks_for_a_quorum(cluster):
     executor = pf.executors.Ray(1, timeout=1e-4)
     with pytest.raises(QuorumError, match=r"no answer from worker 0 within 0\.0001 s"):
