@@ -13,6 +13,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     KnownDensity  the log density that its draws come from is known
     DrawStats     more columns for `sample_stats`
     Advice        a cure of its own for an update that left the finite numbers
+    Undoing       an error of its server's state is undone by later rounds, by a known part of it in each
     Delegates     what a user names; by its settings another algorithm may be run in its place
     FitsSize      its defaults are others where the model is large
 """
@@ -202,6 +203,19 @@ class Advice(ABC):
         """
 
 
+class Undoing(ABC):
+    """The clients' next messages undo a known part of an error of the server's state, such as noise put into it."""
+
+    @abstractmethod
+    def undone(self, clients: int, num_clients: int) -> float:
+        """The part that one round undoes, in [0, 1].
+
+        Args:
+            clients: that work in the round.
+            num_clients: K.
+        """
+
+
 class Delegates(ABC):
     """What a user names; by its settings another algorithm may be run in its place.
 
@@ -265,6 +279,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         KnownDensity,
         DrawStats,
         Advice,
+        Undoing,
         Delegates,
         FitsSize,
     )

@@ -62,6 +62,21 @@ class Round:
         return cls(**{**plain, **traffic, "asked": asked, "info": info, "failures": failures})
 
 
+@dataclass(frozen=True)
+class Released:
+    """That a run was private, and what it spent.
+
+    Attributes:
+        noise: the largest SD of the noise in a mean, in SDs without it; of a point in its own units.
+        epsilon: ε, of all rounds.
+        delta: δ.
+    """
+
+    noise: float
+    epsilon: float
+    delta: float
+
+
 @dataclass
 class Record:
     """The rounds of a run, all phases.
@@ -77,6 +92,7 @@ class Record:
         interrupted: whether the user stopped it.
         audited: whether the result was judged at its draws.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
+        private: what a private run spent; None of any other.
     """
 
     client_names: list[str]
@@ -89,6 +105,7 @@ class Record:
     interrupted: bool = False
     audited: bool = False
     measured: dict[str, np.ndarray] = field(default_factory=dict)
+    private: Released | None = None
 
     @property
     def latest(self) -> dict[str, float]:

@@ -5,3 +5,4 @@ from .judging.ksd import ksd as ksd
 from .judging.predict import predict as predict
 from .judging.steps import steps as steps
 from .plots import *
+from .report.overview import Overview as Overview

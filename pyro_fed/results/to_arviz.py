@@ -24,9 +24,11 @@ from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group
 
@@ -76,6 +78,39 @@ def to_inference_data(
     attrs = _attributes(algorithm, federation, record, seed)
     groups["posterior"].attrs.update(attrs)
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
+
+
+#: What the result of a private run says of itself.
+RELEASED = (
+    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
+    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
+)
+
+
+def released_alone(
+    algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
+) -> InferenceData:
+    """The result of a private run: nothing that was not computed from what the mechanism released.
+
+    Args:
+        algorithm: what was run.
+        federation: on what.
+        problem: its densities.
+        draws: (chain, draw, D), unconstrained.
+        record: what happened.
+        seed: the run's seed.
+
+    Returns:
+        The groups `posterior`, without what depends on rows, and `federation`, without what clients say of themselves.
+    """
+    public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
+    posterior = _posterior(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
+    rounds = federation_group(record)
+    told = [name for name in rounds if name == "seconds" or str(name).startswith("failure_")]
+    attrs = _attributes(algorithm, federation, record, seed)
+    attrs |= {"partition": type(federation.partition).__name__, "released": RELEASED}
+    posterior.attrs.update(attrs)
+    return make_inference_data({"posterior": posterior, "federation": rounds.drop_vars(told)}, attrs)
 
 
 def posterior_alone(
@@ -148,11 +183,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
-    import arviz as az  # here, where there is a result: clients have none
-
-    if hasattr(az, "InferenceData"):
-        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
+    return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
@@ -201,9 +232,15 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
+def _posterior(
+    federation: Federation,
+    problem: Problem,
+    draws: Tensor,
+    seed: int | None,
+    rows: tuple[Tensor, ...] | None = None,
+) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part) for part in in_chunks(flat, densities_at_once(problem))]
+    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
@@ -211,7 +248,7 @@ def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: in
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
-    if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
+    if not federation.holds_data or rows is not None:  # what a deterministic site says of rows, it says at the clients
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
@@ -235,7 +272,7 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """Settings as strings and numbers, which NetCDF can hold."""
+    """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -244,17 +281,23 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": str(isinstance(algorithm, Pooled)),
+        "centralized": int(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
-        "converged": "unknown" if record.converged is None else str(record.converged),
-        "interrupted": str(record.interrupted),
+        **({} if record.converged is None else {"converged": int(record.converged)}),
+        "interrupted": int(record.interrupted),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
-        "audited": str(record.audited),
-        **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
+        "audited": int(record.audited),
+        **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }
+
+
+def _spent(record: Record) -> dict[str, float]:
+    """What a private run spent, and how large its noise is."""
+    private = record.private
+    return {} if private is None else {"epsilon": private.epsilon, "delta": private.delta, "noise": private.noise}

@@ -16,6 +16,7 @@ from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
+from pyro_fed.runtime.interruption.sigint import Interruption
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Context:
     start: Start | None = None
     evaluation: Evaluation | None = None
     budget: Budget = field(default_factory=Budget)
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Phase:
         given: the user's schedule, of the last phase.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
+        name: as its progress is shown.
     """
 
     algorithm: Algorithm
@@ -57,3 +60,4 @@ class Phase:
     local: State
     done: int = 0
     last: bool = False
+    name: str = ""

@@ -29,6 +29,7 @@ from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -72,11 +73,13 @@ def predict(
     function = model.problem.model if isinstance(model, Federation) else model
     latents = {str(name): np.asarray(value.values) for name, value in posterior.data_vars.items()}
     shape = next(iter(latents.values())).shape[:2]
-    arguments = flatten(function, args, kwargs)
+    kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
+    labels = model.problem.arguments.labels if isinstance(model, Federation) else None
+    arguments = flatten(function, args, kwargs, labels)
     dtype = arguments.floating_dtype()
     args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
     values = {name: _flat(value, dtype) for name, value in latents.items()}
-    run = _Run(function, args, kwargs, dtype, hidden)
+    run = _Run(function, args, kwargs, dtype, hidden, kept)
     sites = run.sites({name: value[0] for name, value in values.items()})
     drawn = _draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
     groups = _groups(model, sites, {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()})
@@ -91,7 +94,7 @@ def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 def _posterior(idata: InferenceData, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
     """The posterior, and the latents inside the plate, which it is without for new rows."""
-    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if new_rows:
         return posterior.drop_vars(hidden & set(posterior.data_vars)), hidden
     missing = sorted(hidden - set(posterior.data_vars))
@@ -122,12 +125,14 @@ class _Run:
         kwargs: Mapping[str, Any],
         dtype: torch.dtype,
         hidden: frozenset[str] = frozenset(),
+        constants: dict[str, Any] | None = None,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
+        self.constants = constants
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
-        handler = _Redraw(values, self.hidden)
+        handler = _Redraw(values, self.hidden, self.constants)
         execution = run_model(self.model, self.args, self.kwargs, handler, indices=None, dtype=self.dtype)
         return execution.trace, handler
 
@@ -160,9 +165,9 @@ class _Redraw(Messenger):
 
     plate = None
 
-    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str]) -> None:
+    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str], constants: dict[str, Any] | None) -> None:
         super().__init__()
-        self.values, self.hidden = values, hidden
+        self.values, self.hidden, self.constants = values, hidden, constants
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.ops.arviz_versions import ess, rhat
 from pyro_fed.ops.entries import evenly
 
 #: Draws a chain that the buffers have room for at first.
@@ -73,11 +74,8 @@ def _judge(shared: State) -> State:
     moving = draws.var(1).sum(0) > 0
     if not bool(moving.all()):
         return shared
-    import arviz as az  # takes seconds, and clients can do without
-    import xarray as xr
-
-    data = xr.Dataset({"draws": (("chain", "draw", "dim"), draws.cpu().numpy())})
-    found = {"r_hat": az.rhat(data)["draws"].max(), "ess": az.ess(data)["draws"].min()}
+    values = draws.cpu().numpy()
+    found = {"r_hat": rhat(values).max(), "ess": ess(values).min()}
     return shared | {name: torch.tensor(float(value)) for name, value in found.items()} | {"judged": shared["kept"]}
 
 

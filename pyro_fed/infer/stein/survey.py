@@ -166,7 +166,9 @@ class Survey(Algorithm, ServerWork):
             return coordinates.white(draws), whole
         if self.begin == "modes":
             modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
-            return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+            if len(modes):
+                return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+            # No climb has settled on a maximum, as in a funnel that has none: around the Gaussian of the warm start.
         points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
         return (self.probe * points if self.begin == "checked" else points), whole
 
