@@ -34,6 +34,9 @@ from pyro_fed.results.record_dataset import audit_group, federation_group
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
+#: Draws × rows above which the log density of the draws is left out where no log-likelihood is asked for: it would cost
+#: more than many an algorithm.
+MAX_UNASKED = 50_000_000
 
 
 def to_inference_data(
@@ -139,10 +142,13 @@ def _from_data(
 ) -> dict[str, xr.Dataset]:
     """The groups that need the rows."""
     flat = draws.reshape(-1, draws.shape[-1])
-    pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
-    lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
+    if not log_likelihood and len(flat) * problem.evaluations > MAX_UNASKED:
+        pointwise, lp = {}, {}
+    else:
+        pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
+        lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
     groups = {
-        "sample_stats": _stats({"lp": lp, **stats}),
+        "sample_stats": _stats({**lp, **stats}),
         "observed_data": observed_data(federation),
         "constant_data": constant_data(federation),
     }
@@ -240,7 +246,10 @@ def _posterior(
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
+    if rows is not None or problem.reported or problem.layout.local or problem.layout.discrete:
+        pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
+    else:  # nothing depends on the rows
+        pieces = [problem.constrain(flat, problem.fewest_rows)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)

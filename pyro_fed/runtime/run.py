@@ -21,7 +21,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
-from pyro_fed.density.compiling.process import common_of
+from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -233,7 +233,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
-    common = common_of(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
     levels = kept.levels if common is None else common.levels
     if mode not in levels:
         particles, clients = trial(problem)
