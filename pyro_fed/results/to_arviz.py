@@ -64,7 +64,7 @@ def to_inference_data(
     """
     drawn = collect_local and federation.holds_data
     groups = {
-        "posterior": _posterior(federation, problem, draws, seed if drawn else None),
+        "posterior": posterior_group(federation, problem, draws, seed if drawn else None),
         "federation": federation_group(record),
         "audit": audit_group(record),
     }
@@ -93,7 +93,7 @@ def posterior_alone(
         The group `posterior` alone.
     """
     return make_inference_data(
-        {"posterior": _posterior(federation, problem, draws, None)},
+        {"posterior": posterior_group(federation, problem, draws, None)},
         {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
     )
 
@@ -199,7 +199,15 @@ def constant_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def _posterior(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
+def posterior_group(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
+    """Constrained draws under the model's own names, dims and coords.
+
+    Args:
+        federation: names of dimensions and their labels.
+        problem: its densities, or their joint form.
+        draws: (chain, draw, D), unconstrained.
+        seed: of draws of the rows' discrete latents; None for none.
+    """
     flat = draws.reshape(-1, draws.shape[-1])
     pieces = [problem.constrain(part) for part in in_chunks(flat, problem.evaluations)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
@@ -245,6 +253,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "centralized": str(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
+        "plate": problem.plate,
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),

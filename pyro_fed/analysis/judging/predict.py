@@ -3,14 +3,15 @@
 For each posterior draw z_s the model runs on the given arguments with its latent sites at z_s, and its
 observed sites are drawn anew:  y_s ~ p(y | x, z_s).  Over all draws this is the posterior predictive
 distribution p(y | x, data), without any approximation of the integral but its finite number of draws. Latents
-inside the partitioned plate belong to the rows that they were inferred for; new rows draw theirs from the prior
-p(x_new | θ_s). Draws are made together by `vmap`, one by one where the model or a sampler does not allow it.
+inside the partitioned plate belong to the groups that they were inferred for: new data of such a group take its draws
+x_s, so that y_s ~ p(y | x, x_s, θ_s); other groups draw theirs from the prior p(x_new | θ_s) (see `groups`). Draws are
+made together by `vmap`, one by one where the model or a sampler does not allow it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,20 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_fed.analysis.judging.groups import NEW, Groups, Plate, match
 from pyro_fed.conventions import seeding
 from pyro_fed.density.checks.sites import site_dims
+from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.running.handlers import run_model
-from pyro_fed.density.running.trace_sites import is_deterministic
-from pyro_fed.errors import DataError
+from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
+from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import make_inference_data
+from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
+from pyro_fed.runtime.collecting import collected
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256
@@ -42,18 +46,25 @@ def predict(
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
+    groups: str | Sequence[Any] | None = None,
     seed: int = 0,
 ) -> InferenceData:
     """Draw observations for new data, or for the training data, from a posterior.
 
     Args:
         idata: result of `pyro_fed.run`, or any InferenceData with the model's latent sites in `posterior`.
-        model: the Pyro model, or the federation that it was fitted on.
+        model: the Pyro model, or the federation that it was fitted on. Latents inside the plate that the result
+            lacks are drawn here, from the federation's rows: at a client, pass a federation of its own rows alone.
         args: the model's arguments for the new data, as in `model(*args)`; what stands for the observations
-            (None where the model allows it, else any values of the right shape) is ignored. Their rows are new, with
-            new latents of their own. Left out, with a federation: the training data with the latents inferred
-            there, so that `arviz.plot_ppc` works on the answer.
+            (None where the model allows it, else any values of the right shape) is ignored. Left out, with a
+            federation: the training data with the latents inferred there, so that `arviz.plot_ppc` works on the
+            answer.
         kwargs: the model's keyword arguments.
+        groups: whose the new data are, where latents belong to the elements of a plate (a hospital's own level):
+            "known", the fitted groups in their order; "new", others, whose effects the population says; or a label
+            for each element, such as `groups=["Dresden", None]`, None for a new one. By default "known" where
+            observations look their group up by its number and there are as many groups as were fitted; else see
+            `pyro_fed.analysis.judging.groups`, which warns where that is a guess.
         seed: of the draws.
 
     Returns:
@@ -61,26 +72,46 @@ def predict(
         names, and `observed_data` where observations were given. `idata.extend(...)` adds them to a result.
 
     Raises:
-        DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict.
+        DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict; groups
+            that were not fitted.
+        SettingError: `groups` that mean nothing here.
 
     Example:
         >>> pf.predict(idata, fed)["posterior_predictive"]              # the training rows
         >>> pf.predict(idata, model, (x_new, None))["posterior_predictive"]["y"]
+        >>> pf.predict(idata, fed, (x_new, hospital_idx, 1, None), groups=["Dresden"])
     """
-    posterior, hidden = _posterior(idata, new_rows=args is not None or bool(kwargs))
+    new_rows = args is not None or bool(kwargs)
+    if groups is not None and not new_rows:
+        raise SettingError("predict: groups says whose new data are, and there are none: pass args, or leave it out")
+    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    if hidden - set(posterior.data_vars) and isinstance(model, Federation) and _wanted(model, new_rows, groups):
+        posterior = with_own_latents(posterior, model, seed)
+    if not new_rows and (missing := sorted(hidden - set(posterior.data_vars))):
+        raise DataError(
+            f"the latents inside the plate, sites {missing}, were not collected, so that the training rows cannot be "
+            "predicted where these are not: run with collect_local=True, or pass args for new rows"
+        )
     args, kwargs = _arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
-    latents = {str(name): np.asarray(value.values) for name, value in posterior.data_vars.items()}
-    shape = next(iter(latents.values())).shape[:2]
     arguments = flatten(function, args, kwargs)
     dtype = arguments.floating_dtype()
     args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
-    values = {name: _flat(value, dtype) for name, value in latents.items()}
+    latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
+    values = {name: _flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     run = _Run(function, args, kwargs, dtype, hidden)
-    sites = run.sites({name: value[0] for name, value in values.items()})
+    first = run.first({name: value[0] for name, value in values.items()})
+    found = None
+    if new_rows:
+        found = _matched(first, posterior, hidden, groups, str(idata.attrs.get("plate", "")))
+        if found is not None and found.known.any():
+            values |= run.keep(first, found, posterior)
     drawn = _draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
-    groups = _groups(model, sites, {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()})
-    return make_inference_data(groups, dict(idata.attrs))
+    shape = (posterior.sizes["chain"], posterior.sizes["draw"])
+    shaped = {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()}
+    known = {} if not new_rows or found is None or found.labels is None else {found.plate.name: found.labels}
+    rows = _row_dims(first) if new_rows else frozenset()
+    return make_inference_data(_groups(model, first, shaped, rows, known), dict(idata.attrs))
 
 
 def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -89,18 +120,82 @@ def _flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _posterior(idata: InferenceData, new_rows: bool) -> tuple[xr.Dataset, frozenset[str]]:
-    """The posterior, and the latents inside the plate, which it is without for new rows."""
-    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
-    if new_rows:
-        return posterior.drop_vars(hidden & set(posterior.data_vars)), hidden
-    missing = sorted(hidden - set(posterior.data_vars))
+def _wanted(federation: Federation, new_rows: bool, groups: Any) -> bool:
+    """Whether the latents inside the plate are worth drawing, from rows that are here."""
+    named = bool(federation.problem.arguments.nested_plates) or federation.problem.plate in federation.coords
+    return federation.holds_data and (not new_rows or groups not in (None, NEW) or (groups is None and named))
+
+
+def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -> xr.Dataset:
+    """A posterior with the latents inside the plate, drawn where the rows are.
+
+    Args:
+        posterior: with all sites outside the plate.
+        federation: the model with the rows, of one client or of all.
+        seed: of the draws.
+
+    Raises:
+        DataError: a site that is missing.
+    """
+    problem = federation.problem
+    missing = [name for name in problem.sites if name not in posterior]
     if missing:
-        raise DataError(
-            f"the latents inside the plate, sites {missing}, were not collected, so that the training rows cannot be "
-            "predicted: run with collect_local=True, or pass args for new rows, which draw their own"
-        )
-    return posterior, hidden
+        raise DataError(f"the posterior has no values for the latent sites {missing}; it has {sorted(posterior)}")
+    with threads(1), torch.no_grad():
+        draws = unconstrained_draws({"posterior": posterior}, problem)
+        draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
+        if problem.local_dim:
+            federation, problem, draws = collected(federation, problem, draws, seed)
+        return posterior_group(federation, problem, draws, seed)
+
+
+def _matched(
+    first: dict[str, Any],
+    posterior: xr.Dataset,
+    hidden: Collection[str],
+    groups: str | Sequence[Any] | None,
+    plate: str,
+) -> Groups | None:
+    """Which fitted groups the new data have; None where no latent belongs to one.
+
+    Args:
+        first: the sites of a run on the new data.
+        posterior: with the latents inside the plate, if there are any to be had.
+        hidden: their names.
+        groups: the user's word.
+        plate: the partitioned plate's name.
+
+    Raises:
+        DataError: the user names groups, but the posterior has no latents of theirs.
+        SettingError: the user names groups, but the model has none.
+    """
+    inside = {name: frame_of(first[name], plate) for name in sorted(hidden & first.keys())}
+    frames = {name: frame for name, frame in inside.items() if frame is not None}
+    asked = groups not in (None, NEW)
+    if not frames:
+        if asked:
+            raise SettingError(
+                "predict: groups says whose new data are, but no latent of this model is inside the partitioned plate: "
+                "every effect is in the posterior already. Leave it out"
+            )
+        return None
+    lacking = sorted(name for name in frames if name not in posterior or plate not in posterior[name].dims)
+    if lacking:
+        if asked:
+            raise DataError(
+                f"the posterior has no values of {lacking}, latents inside plate '{plate}', so that known groups "
+                "cannot be predicted: run with collect_local=True, or pass the federation in place of the model, at "
+                "a client that of its own rows"
+            )
+        return None
+    looked_up = not any(site["redrawn"] and frame_of(site, plate) is not None for site in first.values())
+    size = next(iter(frames.values())).size
+    return match(groups, Plate(plate, size, looked_up), posterior)
+
+
+def _row_dims(first: dict[str, Any]) -> frozenset[str]:
+    """Plates of the predicted sites: the new data's rows are no training rows, whatever those were called."""
+    return frozenset(frame.name for site in first.values() if site["redrawn"] for frame in site["cond_indep_stack"])
 
 
 def _arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,15 +219,16 @@ class _Run:
         hidden: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
+        self.partly: dict[str, Tensor] = {}
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
-        handler = _Redraw(values, self.hidden)
+        handler = _Redraw(values, self.hidden, self.partly)
         execution = run_model(self.model, self.args, self.kwargs, handler, indices=None, dtype=self.dtype)
         return execution.trace, handler
 
-    def sites(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        """The predicted sites' messages, checked.
+    def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
+        """The random sites' messages, checked; `redrawn` says which of them are predicted.
 
         Raises:
             DataError: the posterior lacks a latent site, or there is nothing to predict.
@@ -145,7 +241,39 @@ class _Run:
         unknown = [name for name in outside if name not in handler.given]
         if unknown:
             raise DataError(f"the posterior has no values for the latent sites {unknown}; it has {sorted(values)}")
-        return {name: {**trace.nodes[name], "given": handler.given.get(name)} for name in handler.drawn}
+        names = [*handler.drawn, *(name for name in self.hidden if name in trace.nodes)]
+        return {
+            name: {**trace.nodes[name], "given": handler.given.get(name), "redrawn": name in handler.drawn}
+            for name in names
+        }
+
+    def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
+        """The known groups' values (S, ...) of the latents inside the plate, which later runs take from now on.
+
+        Args:
+            first: the sites of a run on the new data.
+            groups: which of the plate's elements are known.
+            posterior: with these latents.
+
+        Raises:
+            DataError: a latent has another shape in the posterior.
+        """
+        found = {}
+        for name in sorted(self.hidden & first.keys()):
+            axis = row_axis(first[name], groups.plate.name)
+            if axis is None:
+                continue
+            value = first[name]["value"]
+            kept, mask = groups.of(posterior[name], axis - value.dim())
+            if kept.shape[2:] != value.shape:
+                raise DataError(
+                    f"latent site '{name}' has the shape {tuple(value.shape)} on the new data, and that of the fitted "
+                    f"groups would be {tuple(kept.shape[2:])}: was the posterior fitted on another model?"
+                )
+            found[name] = _flat(kept.numpy(), self.dtype)
+            if not bool(mask.all()):
+                self.partly[name] = mask
+        return found
 
     def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         trace, handler = self.trace(values)
@@ -155,21 +283,23 @@ class _Run:
 class _Redraw(Messenger):
     """Put the latents at given values, and draw everything else that is random, observed or not.
 
-    Latents in `hidden` that have no value are drawn, and are no prediction.
+    Latents in `hidden` that have no value are drawn, and are no prediction; those in `partly` have values where its
+    mask says so, and are drawn elsewhere.
     """
 
     plate = None
 
-    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str]) -> None:
+    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str], partly: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.values, self.hidden = values, hidden
+        self.values, self.hidden, self.partly = values, hidden, partly
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
         if name in self.values and not is_deterministic(msg):
-            msg["value"], msg["done"] = self.values[name], True
+            value, mask = self.values[name], self.partly.get(name)
+            msg["value"], msg["done"] = value if mask is None else torch.where(mask, value, msg["fn"].sample()), True
         elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit):  # a `pyro.factor`
             if msg["is_observed"]:
                 self.given[name] = msg["value"]
@@ -204,8 +334,20 @@ def _maps(batched: Callable[..., Any], values: dict[str, Tensor]) -> bool:
     return True
 
 
-def _groups(model: Any, sites: dict[str, Any], drawn: dict[str, Tensor]) -> dict[str, xr.Dataset]:
+def _groups(
+    model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
+) -> dict[str, xr.Dataset]:
+    """The groups of the answer.
+
+    Args:
+        model: as given to `predict`.
+        sites: of a run on the arguments.
+        drawn: the predictions, (chain, draw, ...).
+        rows: dimensions that the federation's labels do not belong to, since their rows are others.
+        known: labels of those that do after all.
+    """
     named, coords = (model.dims, model.coords) if isinstance(model, Federation) else ({}, {})
+    coords = {dim: values for dim, values in coords.items() if dim not in rows} | dict(known)
     predicted, observed = {}, {}
     sizes: dict[str, int] = {}
     for name, value in drawn.items():
@@ -216,8 +358,8 @@ def _groups(model: Any, sites: dict[str, Any], drawn: dict[str, Tensor]) -> dict
             observed[name] = (dims, sites[name]["given"].cpu().numpy())
 
     def labels(*skip: str) -> dict[str, Any]:
-        known = {dim: coords[dim] if len(coords.get(dim, ())) == n else np.arange(n) for dim, n in sizes.items()}
-        return {dim: value for dim, value in known.items() if dim not in skip}
+        found = {dim: coords[dim] if len(coords.get(dim, ())) == n else np.arange(n) for dim, n in sizes.items()}
+        return {dim: value for dim, value in found.items() if dim not in skip}
 
     groups = {"posterior_predictive": xr.Dataset(predicted, coords=labels())}
     if observed:
