@@ -8,6 +8,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     OnGraph       works without a server: one state an agent, mixed over a graph
     Indicators    answers a schedule that asks how important each client is
     SiteKeeping   its clients keep what the server made of their messages
+    Sites         its answer is the prior's Gaussian site times one of each client
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -128,6 +129,35 @@ class SiteKeeping(ABC):
         raise no_sites(self)
 
 
+class Sites(ABC):
+    """Its answer is q ∝ t_0 Π_k t_k, Gaussian sites on the flat vector, so that a client can be divided out of it."""
+
+    @abstractmethod
+    def sites(self, shared: State, local: State) -> State | None:
+        """The clients' sites, from what they keep.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+
+        Returns:
+            `precision` (K, D, D) or (K, D) and `eta` (K, D); None where the answer is no product of such sites.
+        """
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """The sites after a round, as the server can tell from what it was sent and what it took of that.
+
+        Args:
+            sites: of the round's clients before it, (C, ...).
+            messages: of these, (C, ...).
+            told: the server's `SiteKeeping.feedback`, (C, ...).
+
+        Returns:
+            None where the messages do not tell.
+        """
+        return None
+
+
 def no_sites(algorithm: object) -> SettingError:
     """The error of an algorithm whose clients' contributions cannot be put in or taken out."""
     return SettingError(
@@ -229,7 +259,18 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SettingError: names the methods and the capability.
     """
     kind = type(algorithm)
-    with_methods = (OnGraph, Indicators, SiteKeeping, Chains, ServerWork, KnownDensity, DrawStats, Advice, Delegates)
+    with_methods = (
+        OnGraph,
+        Indicators,
+        SiteKeeping,
+        Sites,
+        Chains,
+        ServerWork,
+        KnownDensity,
+        DrawStats,
+        Advice,
+        Delegates,
+    )
     for capability in with_methods:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
         methods = {name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")}

@@ -77,6 +77,9 @@ class Record:
         interrupted: whether the user stopped it.
         audited: whether the result was judged at its draws.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
+        sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
+            `q_eta`; empty where there are none.
+        sites_of: the algorithm that left them: the run's own, or one that it started from.
     """
 
     client_names: list[str]
@@ -89,6 +92,8 @@ class Record:
     interrupted: bool = False
     audited: bool = False
     measured: dict[str, np.ndarray] = field(default_factory=dict)
+    sites: State = field(default_factory=dict)
+    sites_of: str = ""
 
     @property
     def latest(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.record_dataset import audit_group, federation_group
+from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
@@ -67,6 +67,7 @@ def to_inference_data(
         "posterior": posterior_group(federation, problem, draws, seed if drawn else None),
         "federation": federation_group(record),
         "audit": audit_group(record),
+        "sites": sites_group(record, federation.problem),
     }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
@@ -196,7 +197,24 @@ def constant_data(federation: Federation) -> xr.Dataset:
             dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
             # xarray takes a variable that is named like a dimension for the dimension's labels.
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
-    return xr.Dataset(data)
+    owners, labels = _owners(federation)
+    return xr.Dataset({**owners, **data}, coords=labels)
+
+
+def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Whose each nested row is: the argument that says it, and as coordinates the groups' labels, if they have any."""
+    problem = federation.problem
+    labels = federation.coords.get(problem.plate)
+    numbers: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    for plate, (owner, *_) in problem.arguments.nested_by_name.items():
+        values = problem.arguments.leaves[problem.arguments.names.index(owner)].cpu().numpy()
+        taken = (plate, problem.plate)
+        numbers[f"{owner}_values" if owner in taken else owner] = ([plate], values)
+        if labels is not None:
+            named[problem.plate] = labels
+            named[f"{owner}_label"] = (plate, [labels[number] for number in values.tolist()])
+    return numbers, named
 
 
 def posterior_group(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:

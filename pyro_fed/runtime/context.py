@@ -47,6 +47,7 @@ class Phase:
         given: the user's schedule, of the last phase.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
+        ledger: the clients' sites as the server can follow them; empty where it cannot.
     """
 
     algorithm: Algorithm
@@ -57,3 +58,4 @@ class Phase:
     local: State
     done: int = 0
     last: bool = False
+    ledger: State = field(default_factory=dict)

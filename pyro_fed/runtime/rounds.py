@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
@@ -24,6 +25,7 @@ from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.one_round import one_round
@@ -73,9 +75,21 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+            phase.ledger = phase.ledger or opened(part, *start)
+        _keep_sites(phase, context)
         if finished is not None and start is not None and not context.budget.ended and not context.record.interrupted:
             finished.append((part, start))
     return phase.shared
+
+
+def _keep_sites(phase: Phase, context: Context) -> None:
+    """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some."""
+    record, algorithm = context.record, phase.algorithm
+    if not phase.ledger and phase.last and not isinstance(context.executor, Remote):
+        phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
+    if phase.ledger and context.combination is None and (phase.last or not record.sites):
+        q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
+        record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
 def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
@@ -107,7 +121,8 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    return Phase(algorithm, number, rounds, given, shared, local)
+    ledger = opened(algorithm, shared, local) if rounds else {}
+    return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:

@@ -21,7 +21,7 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_fed.analysis.judging.groups import NEW, Groups, Plate, match
+from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.conventions import seeding
 from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.compiling.compiler import threads
@@ -64,7 +64,7 @@ def predict(
             "known", the fitted groups in their order; "new", others, whose effects the population says; or a label
             for each element, such as `groups=["Dresden", None]`, None for a new one. By default "known" where
             observations look their group up by its number and there are as many groups as were fitted; else see
-            `pyro_fed.analysis.judging.groups`, which warns where that is a guess.
+            `pyro_fed.analysis.predicting.groups`, which warns where that is a guess.
         seed: of the draws.
 
     Returns:
@@ -147,6 +147,52 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         if problem.local_dim:
             federation, problem, draws = collected(federation, problem, draws, seed)
         return posterior_group(federation, problem, draws, seed)
+
+
+#: Draws of a client's observations (S, ...) by site, from a generator, and what it has observed.
+OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+
+def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | None]:
+    """For each client, what replicates its own rows with its own effects; None for one without rows.
+
+    Args:
+        idata: a result on the federation.
+        federation: with the rows.
+
+    Raises:
+        DataError: a latent site that the posterior lacks.
+    """
+    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    if hidden - set(posterior.data_vars):
+        posterior = with_own_latents(posterior, federation, 0)
+    return [
+        _own(posterior, hidden, federation, k) if len(rows) else None for k, rows in enumerate(federation.client_rows)
+    ]
+
+
+def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows:
+    """The same of one client."""
+    args, kwargs = federation.client_args(client)
+    dtype, plate = federation.problem.dtype, federation.problem.plate
+    mine = federation.client_rows[client].numpy()
+    nested = federation.problem.arguments.nested_plates
+    values = {}
+    for name, value in posterior.data_vars.items():
+        at = {plate: mine} if plate in value.dims else {}
+        at |= {
+            part: federation.problem.arguments.rows_of(part, federation.client_rows[client]).numpy() for part in nested
+        }
+        kept = value.isel({dim: index for dim, index in at.items() if dim in value.dims})
+        values[str(name)] = _flat(np.asarray(kept.values), dtype)
+
+    def draw(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        run = _Run(federation.problem.model, args, kwargs, dtype, hidden)
+        first = run.first({name: value[0] for name, value in values.items()})
+        given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
+        return {name: value for name, value in _draw(run, values, generator).items() if name in given}, given
+
+    return draw
 
 
 def _matched(
