@@ -80,6 +80,7 @@ class Record:
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty where there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
+        stands_apart: what is to be said of clients that move the answer more than others do.
     """
 
     client_names: list[str]
@@ -94,6 +95,7 @@ class Record:
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     sites: State = field(default_factory=dict)
     sites_of: str = ""
+    stands_apart: str = ""
 
     @property
     def latest(self) -> dict[str, float]:

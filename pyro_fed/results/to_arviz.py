@@ -280,6 +280,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
         "audited": str(record.audited),
+        "stands_apart": record.stands_apart,
         **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

@@ -13,6 +13,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence
 from pyro_fed.audit import audit as audited
+from pyro_fed.audit.influence import who_stands_apart
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import DivergenceError
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -91,6 +92,8 @@ class Finish:
             record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
+        if self.audit:
+            self._say_who_stands_apart()
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         if self.audit and whole:  # else the result is not meant to be the posterior of all rows
             record.audited = True
@@ -99,6 +102,15 @@ class Finish:
             )
             record.doubts += audited(evidence)
             record.measured = evidence.measured
+
+    def _say_who_stands_apart(self) -> None:
+        """A note on clients that move the answer more than others do; what it means is for the user to say."""
+        record, problem = self.context.record, self.context.problem
+        labels = [problem.name_of(number) for number in range(problem.dim)]
+        record.stands_apart = who_stands_apart(record.sites, record.client_names, labels)
+        note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
+        if record.stands_apart and note not in record.notes:
+            record.notes.append(note)
 
     def result(self, shared: State, draws: Tensor) -> InferenceData:
         """The draws and the record as InferenceData."""

@@ -68,6 +68,7 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         if saved is not None and number == saved.phase:
             phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
+            phase.ledger = opened(part, saved.shared, saved.local)
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)

@@ -49,7 +49,7 @@ def test_a_site_taken_out_leaves_the_posterior_of_the_others(algorithm):
 
 def test_disagreement_is_in_sds_of_chance():
     """A client whose mean is d SDs of the difference off, in one direction, disagrees by d."""
-    from pyro_fed.analysis.criticism.influence import by_sites
+    from pyro_fed.audit.influence import by_sites
     from pyro_fed.ops.gaussian_structures import STRUCTURES
 
     for structure in ("full", "diag"):
@@ -153,3 +153,56 @@ def test_without_sites_the_clients_have_to_be_asked():
     idata = pf.run(pf.NUTS(num_samples=50, warmup_steps=50, num_chains=1), fed, **QUIET)
     with pytest.raises(pf.SettingError, match=r"of NUTS, has no Gaussian sites.*pass the federation"):
         pf.influence(idata)
+
+
+@pytest.mark.filterwarnings("ignore:client clinic [0-8] moves")
+@pytest.mark.parametrize("kind", ["labels flipped", "rows duplicated"])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(pf.FedAIS(), {}), (pf.P2PVI(), {"graph": pf.graph.ring(10)})],
+    ids=["FedAIS", "P2PVI"],
+)
+def test_it_is_named_without_sites_too(algorithm, options, kind):
+    fed, bad = trial(3, kind)
+    found = pf.influence(pf.run(algorithm, fed, **QUIET, **options), fed)
+    assert found["client"].values[int(found["influence"].values.argmax())] == bad
+    assert found.attrs["stands_apart"].startswith(f"client {bad} moves")
+
+
+def test_an_audited_run_names_it():
+    fed, bad = trial(1, "labels flipped")
+    with pytest.warns(UserWarning, match=rf"client {bad} moves the mean of 'w\[.\]' by .* SDs.*: see pf\.influence"):
+        idata = pf.run(pf.FedEP(), fed, **QUIET | {"audit": True})
+    assert idata.attrs["stands_apart"].startswith(f"client {bad} moves")
+
+
+def evidence_on_a_grid(fed, clients):
+    """log Z of some clients of a model with two parameters, by the trapezoidal rule."""
+    axis = torch.linspace(-8, 8, 321, dtype=torch.float64)
+    z = torch.cartesian_prod(axis, axis)
+    rows = torch.cat([fed.client_rows[k] for k in clients])
+    problem = fed.problem
+    log_lik = torch.cat(
+        [problem.pointwise_log_lik(part, tuple(leaf[rows] for leaf in problem.rows)).sum(1) for part in z.split(20_000)]
+    )
+    return float((problem.log_prior(z) + log_lik).logsumexp(0)) + 2 * math.log(float(axis[1] - axis[0]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pareto's k of refits
+@pytest.mark.parametrize("path", ["weights", "refit"])
+def test_leaving_out_agrees_with_exact_integrals(path, monkeypatch):
+    """A model that is not conjugate, ten clients of 12 rows sorted by a covariate; no error above 0.1."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(120, 2, generator=generator, dtype=torch.float64)
+    y = (torch.rand(120, generator=generator, dtype=torch.float64) < (x[:, 0] - x[:, 1]).sigmoid()).double()
+    fed = pf.Federation(logistic, (x, y), plate="data", num_clients=10, partition=pf.partition.SortedBy(x[:, 0]))
+    if path == "refit":
+        monkeypatch.setattr("pyro_fed.analysis.criticism.leave_out.LARGEST_PARETO_K", -1.0)
+        fed = fed.without(*fed.client_names[3:])
+    table = pf.leave_one_client_out(pf.run(pf.FedEP(), fed, **QUIET), fed)
+    assert (table["by"] == path).all()
+    everyone = range(fed.num_clients)
+    whole = evidence_on_a_grid(fed, everyone)
+    for k in everyone:
+        exact = whole - evidence_on_a_grid(fed, [j for j in everyone if j != k])
+        assert table["elpd"].iloc[k] == pytest.approx(exact, abs=0.1)

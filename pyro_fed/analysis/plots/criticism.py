@@ -50,7 +50,7 @@ def plot_influence(found: xr.Dataset) -> np.ndarray:
     right.barh(place - 0.2, size, 0.4, color=COLORS[0], label="influence")
     right.barh(place + 0.2, far, 0.4, color=COLORS[1], label="disagreement")
     right.set(yticks=[], ylim=(len(names) - 0.5, -0.5), xlabel="SDs")
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     tidy(right, grid="x")
     return np.array([left, right])
 

@@ -140,7 +140,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
     problem = federation.problem
     missing = [name for name in problem.sites if name not in posterior]
     if missing:
-        raise DataError(f"the posterior has no values for the latent sites {missing}; it has {sorted(posterior)}")
+        raise DataError(f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}")
     with threads(1), torch.no_grad():
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
