@@ -4,11 +4,15 @@ from .algorithm import combination as combination
 from .algorithm import schedule as schedule
 from .algorithm.privacy import Private as Private
 from .analysis import *
+from .conventions.progress import Progress as Progress
+from .conventions.progress import set_progress as set_progress
 from .density.latents.quadrature import Quadrature as Quadrature
+from .density.running.shared import shared as shared
 from .errors import CheckpointError as CheckpointError
 from .errors import DataError as DataError
 from .errors import DivergenceError as DivergenceError
 from .errors import GraphError as GraphError
+from .errors import InterruptedRun as InterruptedRun
 from .errors import ModelError as ModelError
 from .errors import ProtocolError as ProtocolError
 from .errors import PyroFedError as PyroFedError

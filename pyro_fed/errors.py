@@ -10,6 +10,8 @@ from typing import Any
 
 #: Names that a message lists.
 LISTED = 10
+#: Characters of a value that a message shows.
+SHOWN = 100
 
 
 class PyroFedError(Exception):
@@ -70,6 +72,32 @@ class QuorumError(StoppedError, RuntimeError):
     """Fewer clients replied than the run needs."""
 
 
+class InterruptedRun(KeyboardInterrupt):
+    """Ctrl-C before there was a posterior to return; a `KeyboardInterrupt` as any other, and no `PyroFedError`.
+
+    Attributes:
+        algorithm: the algorithm that was interrupted: the one asked for, or one that it starts from.
+        state: the server's state.
+    """
+
+    def __init__(self, message: str, algorithm: Any = None, state: Any = None) -> None:
+        super().__init__(message)
+        self.algorithm, self.state = algorithm, state
+
+
+class PartialWork(KeyboardInterrupt):
+    """Ctrl-C in a piece of work that has something to show for it all the same, such as a chain with some draws.
+
+    Attributes:
+        messages: what the clients of the round have to say so far, (C, ...).
+        info: their figures, likewise.
+    """
+
+    def __init__(self, messages: Any, info: Any) -> None:
+        super().__init__("interrupted with a part of the work done")
+        self.messages, self.info = messages, info
+
+
 class GraphError(SettingError):
     """A graph or mixing matrix that cannot carry a consensus: not stochastic, not connected, periodic."""
 
@@ -79,3 +107,13 @@ def listed(names: Iterable[Any]) -> str:
     all_names = [str(name) for name in names]
     more = len(all_names) - LISTED
     return ", ".join(all_names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in one line and not too long: its text and its type, whatever it is."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a user's own class may not even have a text
+        text = "something"
+    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return f"{text} ({type(value).__name__})"

@@ -41,7 +41,7 @@ ROOMS = {
         guides sites
         averaging laplace
         ep peers pooled
-        stein surrogates
+        stein subposteriors surrogates
         langevin
         auto
         door
@@ -62,7 +62,7 @@ TOP_ENTRIES = 16
 #: Modules of a room that are in no room of their own.
 LOOSE_MODULES = 16
 #: ops/ is a library of small pure functions, grouped in its door's docstring; infer/ has families alone.
-OTHER_LIMITS = {"pyro_fed.ops": 24, "pyro_fed.infer": 0}
+OTHER_LIMITS = {"pyro_fed.ops": 25, "pyro_fed.infer": 0}
 #: A door's docstring has at least so many words.
 DOOR_WORDS = 4
 

@@ -20,9 +20,9 @@ PROMISED = (
     *("FedAIS", "FedAvg", "FedEP", "FedLaplace", "FedPA", "FedSEP", "Given", "LocalSGLD", "P2PFedAvg", "PaperDSVGD"),
     *("PaperParallelDSVGD", "PaperSVGD", "ParallelDSVGD"),
     *("CheckpointError", "DataError", "DivergenceError", "GraphError", "ModelError", "ProtocolError", "PyroFedError"),
-    *("QuorumError", "SettingError", "Federation", "InferenceData", "Private", "Quadrature"),
+    *("QuorumError", "SettingError", "Federation", "InferenceData", "Overview", "Private", "Progress", "Quadrature"),
     *("combination", "executors", "graph", "metrics", "partition", "schedule"),
-    *("Auto", "column_sums", "compare", "fit", "ksd", "pooled_moments", "predict", "run", "steps"),
+    *("Auto", "column_sums", "compare", "fit", "ksd", "pooled_moments", "predict", "run", "set_progress", "steps"),
     *("plot_comparison", "plot_consensus", "plot_convergence", "plot_graph", "plot_particles", "plot_partition"),
     "plot_reliability",
 )

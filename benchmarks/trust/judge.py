@@ -95,7 +95,7 @@ def judged(posterior: Posterior, kept: Mapping[str, Any], run: Any) -> Verdict:
     doubts = [doubt for doubt in idata.attrs["doubts"].split("\n") if doubt]
     warned = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     others = [text for text in warned if not any(doubt in text for doubt in doubts)]
-    converged = {"True": True, "False": False}.get(idata.attrs["converged"])
+    converged = {1: True, 0: False}.get(idata.attrs.get("converged"))
     if not kept["sites"]:
         found = (nan, nan, nan, "")
         wrong = True  # there is no posterior: whatever is answered is wrong

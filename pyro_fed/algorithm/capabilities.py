@@ -14,7 +14,9 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     KnownDensity  the log density that its draws come from is known
     DrawStats     more columns for `sample_stats`
     Advice        a cure of its own for an update that left the finite numbers
+    Undoing       an error of its server's state is undone by later rounds, by a known part of it in each
     Delegates     what a user names; by its settings another algorithm may be run in its place
+    FitsSize      its defaults are others where the model is large
 """
 
 from __future__ import annotations
@@ -231,6 +233,19 @@ class Advice(ABC):
         """
 
 
+class Undoing(ABC):
+    """The clients' next messages undo a known part of an error of the server's state, such as noise put into it."""
+
+    @abstractmethod
+    def undone(self, clients: int, num_clients: int) -> float:
+        """The part that one round undoes, in [0, 1].
+
+        Args:
+            clients: that work in the round.
+            num_clients: K.
+        """
+
+
 class Delegates(ABC):
     """What a user names; by its settings another algorithm may be run in its place.
 
@@ -244,9 +259,35 @@ class Delegates(ABC):
         """The algorithm that is run: another one, or this."""
 
 
+class FitsSize(ABC):
+    """Its defaults are others where the model is large: a network, say."""
+
+    @abstractmethod
+    def fitted(self, problem: Problem) -> Algorithm:
+        """This algorithm with the settings that the model's size asks for; what a user has set stays as it is.
+
+        Args:
+            problem: the model's densities.
+
+        Raises:
+            SettingError: it cannot be run on a model of that size; names what can.
+        """
+
+
 def resolved(algorithm: Algorithm) -> Algorithm:
     """The algorithm that is run where a user names this one."""
     return algorithm.delegate() if isinstance(algorithm, Delegates) else algorithm
+
+
+def run_as(algorithm: Algorithm, problem: Problem) -> Algorithm:
+    """The algorithm that is run where a user names this one, with the settings that the model's size asks for.
+
+    Args:
+        algorithm: what a user or another algorithm names.
+        problem: the model's densities.
+    """
+    found = resolved(algorithm)
+    return found.fitted(problem) if isinstance(found, FitsSize) else found
 
 
 def check_taken_up(algorithm: Algorithm) -> None:
@@ -269,7 +310,9 @@ def check_taken_up(algorithm: Algorithm) -> None:
         KnownDensity,
         DrawStats,
         Advice,
+        Undoing,
         Delegates,
+        FitsSize,
     )
     for capability in with_methods:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())

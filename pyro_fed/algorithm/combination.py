@@ -43,6 +43,10 @@ class Combination(ABC):
     def middle(self, messages: Tensor) -> Tensor:
         """m̄ (P,) of messages (C, P), float64."""
 
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse settings that make no sense for so many clients; none by default."""
+        return
+
     def figures(self, releases: int) -> dict[str, float]:
         """Figures after so many rounds whose m̄ was used."""
         return {}
@@ -124,14 +128,20 @@ def clip(messages: Tensor, norm: float) -> Tensor:
     return messages * (norm / lengths).clamp_max(1.0)
 
 
-def check_combination(combination: Combination | None, chain: list[Algorithm]) -> None:
-    """Refuse a combination where a phase of the run cannot do with sums alone.
+def check_combination(combination: Combination | None, chain: list[Algorithm], num_clients: int) -> None:
+    """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
+
+    Args:
+        combination: of the run, or None.
+        chain: its phases.
+        num_clients: K.
 
     Raises:
         SettingError: names the algorithm and the cure.
     """
     if combination is None:
         return
+    combination.check_clients(num_clients)
     for algorithm in chain:
         name = type(algorithm).__name__
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):

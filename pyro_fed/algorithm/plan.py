@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.capabilities import OnGraph, run_as
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -17,6 +17,19 @@ from pyro_fed.errors import SettingError
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
     from pyro_fed.graph import Graph
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One algorithm of a plan, and on what.
+
+    Args:
+        algorithm: what is run.
+        noncentred: on the form of the model in which effects are in units of their own scale, where it has one.
+    """
+
+    algorithm: Algorithm
+    noncentred: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +43,8 @@ class Plan(SettingsRepr, ABC):
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
             first round of a phase is not known before it, and may come on top.
-        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
-            more stages are tried for that. 0: none is needed.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it, as it
+            is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
     """
@@ -50,8 +63,8 @@ class Plan(SettingsRepr, ABC):
             raise SettingError(f"{type(self).__name__}: sd_factor must be above 1, received {self.sd_factor}")
 
     @abstractmethod
-    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm]:
-        """What to try, in this order; at least one.
+    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
+        """What to try, in this order; at least one, of which the first is on the model as it is.
 
         Args:
             problem: the model's densities, which say what can be run on them.
@@ -59,8 +72,8 @@ class Plan(SettingsRepr, ABC):
         """
 
 
-def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Algorithm]:
-    """The algorithms that are run where a user names this one or this plan, as the graph asks for them.
+def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:
+    """The stages that are run where a user names this one or this plan, as the graph asks for them.
 
     Args:
         named: what a user gave.
@@ -68,5 +81,9 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
         graph: who talks to whom; None where there is a server.
     """
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
-    stages = [resolved(one) for one in given]
-    return [one.on_graph(graph) if graph is not None and isinstance(one, OnGraph) else one for one in stages]
+    stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
+    return [replace(one, algorithm=_on(run_as(one.algorithm, problem), graph)) for one in stages]
+
+
+def _on(algorithm: Algorithm, graph: Graph | None) -> Algorithm:
+    return algorithm.on_graph(graph) if graph is not None and isinstance(algorithm, OnGraph) else algorithm

@@ -17,6 +17,7 @@ private run is the one kind that cannot be repeated to the bit.
 from __future__ import annotations
 
 import secrets
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +32,11 @@ from pyro_fed.errors import SettingError
 class Private(Combination):
     """The mean of clipped messages with Gaussian noise.
 
-    The group `federation` gets `epsilon` after each round, the result's attributes `epsilon` and `delta`; figures
-    that clients give of themselves are left out of the record.
+    The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that
+    clients say of themselves. The group `federation` gets `epsilon` after each round, the result's attributes
+    `epsilon`, `delta` and `noise`: the noise's largest SD in a mean, in posterior SDs. The draws have that noise in
+    their spread; what clipping takes away is not in it. A checkpoint of the run holds the server's state, and is the
+    server's alone.
 
     Args:
         norm: r, the longest that a message may be.
@@ -56,6 +60,18 @@ class Private(Combination):
         check_positive(self, "norm", "noise_multiplier")
         check_between(self, "delta", 0.0, 0.5)
         self.epsilon(1)
+
+    def check_clients(self, num_clients: int) -> None:
+        """δ is below one over the clients: else a mechanism that publishes one of them all would do.
+
+        Raises:
+            SettingError: it is not.
+        """
+        if self.delta * num_clients >= 1:
+            raise SettingError(
+                f"Private: delta={self.delta:g} means nothing for {num_clients} clients: to publish one client's rows "
+                f"would be as private; expected well below 1/{num_clients}, such as {0.01 / num_clients:.1g}"
+            )
 
     def middle(self, messages: Tensor) -> Tensor:
         """The mean of the clipped messages, with noise."""
@@ -82,4 +98,6 @@ class Private(Combination):
             ) from error
         accountant = RDPAccountant()
         accountant.history = [(self.noise_multiplier, 1.0, releases)]
-        return float(accountant.get_epsilon(delta=self.delta))
+        with warnings.catch_warnings():  # beyond the range of its orders the bound is only looser
+            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+            return float(accountant.get_epsilon(delta=self.delta))

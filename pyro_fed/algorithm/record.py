@@ -62,6 +62,21 @@ class Round:
         return cls(**{**plain, **traffic, "asked": asked, "info": info, "failures": failures})
 
 
+@dataclass(frozen=True)
+class Released:
+    """That a run was private, and what it spent.
+
+    Attributes:
+        noise: the largest SD of the noise in a mean, in SDs without it; of a point in its own units.
+        epsilon: ε, of all rounds.
+        delta: δ.
+    """
+
+    noise: float
+    epsilon: float
+    delta: float
+
+
 @dataclass
 class Record:
     """The rounds of a run, all phases.
@@ -81,6 +96,7 @@ class Record:
             `q_eta`; empty where there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
         stands_apart: what is to be said of clients that move the answer more than others do.
+        private: what a private run spent; None of any other.
     """
 
     client_names: list[str]
@@ -96,6 +112,7 @@ class Record:
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
+    private: Released | None = None
 
     @property
     def latest(self) -> dict[str, float]:

@@ -10,3 +10,4 @@ from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
 from .plots import *
 from .predicting.predict import predict as predict
+from .report.overview import Overview as Overview

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def digits(count: int) -> Callable[[float], str]:
-    """A writer of numbers with so many digits behind the point, of large ones in powers of ten."""
-    return lambda value: f"{value:.{count}f}" if abs(value) < 1e4 else f"{value:.1e}"
+    """A writer of numbers with so many digits behind the point: 0.25; 10,036; large ones in powers of ten, 1.2e+09."""
+    return lambda value: f"{value:,.{count if abs(value) < 1e4 else 0}f}" if abs(value) < 1e7 else f"{value:.1e}"
 
 
 def percent(value: float) -> str:

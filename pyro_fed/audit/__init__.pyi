@@ -4,3 +4,4 @@ from .audit import audit as audit
 from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
 from .motion import Moments as Moments
+from .size import not_audited as not_audited

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 
@@ -58,10 +57,8 @@ class Target:
             draws: (S, D), S at least 2.
             temperature: of the likelihood.
         """
-        level = problem.compiler.level
-        compiler = Compiler("trace" if level == "inductor" else level, False, 1, problem.compiler.cache)
         z = draws.double()
-        return cls(replace(problem, compiler=compiler, progress=False), z.mean(0), _factor(z), temperature)
+        return cls(replace(problem, compiler=problem.compiler.for_checks(), progress=False), z.mean(0), _factor(z), temperature)
 
     @property
     def scale(self) -> Tensor:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
 @options.out("Write the comparison as one HTML page.")
+@options.results
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int, partition_text: str,
-    assignments: tuple[str, ...], seed: int, out: Path | None, quiet: bool,
+    assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
@@ -35,7 +36,7 @@ def compare(
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
     """
     import pyro_fed as pf
-    from pyro_fed.analysis.report import page, terminal
+    from pyro_fed.analysis.report import page, plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
@@ -53,8 +54,15 @@ def compare(
     stem = Path(reference).stem if reference else None
     table = pf.compare(results, stem, federation=fed, test=test)
     click.echo(comparison_block(table))
+    if results_folder is not None:
+        results_folder.mkdir(parents=True, exist_ok=True)
+        for name, idata in results.items():
+            idata.to_netcdf(str(results_folder / f"{name}.nc"))
+        what = {"model": Path(str(module.__file__)).stem, "clients": clients, "partition": partition_text, "seed": seed}
+        values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
+        (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
-        rows = terminal.client_line(fed.row_counts.tolist())
+        rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
         page.write_report(out, table, results, fed, title=title, lead=lead, reference=stem, test=test)

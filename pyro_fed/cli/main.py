@@ -15,7 +15,7 @@ import click
 from pyro_fed.cli import options
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.flower import flower
-from pyro_fed.errors import DivergenceError, PyroFedError
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -35,6 +35,12 @@ class _InputError(click.ClickException):
     exit_code = 2
 
 
+class _Interrupted(click.ClickException):
+    """Ctrl-C without a result: one line, and the exit code that shells give it."""
+
+    exit_code = 130
+
+
 class _Commands(click.Group):
     """Commands in the order in which they are written, their errors and warnings in one line each."""
 
@@ -46,6 +52,8 @@ class _Commands(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
+            except InterruptedRun as error:
+                raise _Interrupted(_one_line(error)) from error
             except DivergenceError as error:
                 raise click.ClickException(_one_line(error)) from error
             except PyroFedError as error:

@@ -46,6 +46,15 @@ rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds, of a
 #: The seed of all randomness.
 seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition and of the runs.")
 
+#: A folder for what is compared.
+results = click.option(
+    "--results",
+    "results_folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
+)
+
 #: Without progress bars.
 quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
 

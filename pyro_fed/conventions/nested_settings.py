@@ -17,7 +17,7 @@ from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from pyro_fed.conventions.settings_repr import SettingsRepr
+from pyro_fed.conventions.settings_repr import SettingsRepr, changed
 from pyro_fed.conventions.spelling import LIKENESS, closest, snake_case
 from pyro_fed.errors import SettingError
 
@@ -58,6 +58,9 @@ class Variant(Settings, ABC):
         """The name of this kind: "mcmc"."""
         return snake_case(cls.__name__)
 
+
+#: Under which attribute an instance remembers which settings it was given.
+GIVEN = "_given_settings"
 
 Family = TypeVar("Family", bound=Variant)
 Owner = TypeVar("Owner")
@@ -154,10 +157,28 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
         for name in settings:
             if name not in known:
                 raise SettingError(_unknown(type(self), name, settings[name]))
+        object.__setattr__(self, GIVEN, frozenset(settings))
         init(self, *values, **settings)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
     return cls
+
+
+def given(settings: Any) -> frozenset[str]:
+    """The settings that a user has written, also those that are written as their defaults are.
+
+    All at once is `dataclasses.replace`, of which nobody has written more than what differs from the defaults.
+
+    Args:
+        settings: an instance of a class that `explains_unknown` decorates.
+
+    Example:
+        >>> sorted(given(pf.FedEP(client="newton", damping=0.5)))
+        ['client', 'damping']
+    """
+    names: frozenset[str] = getattr(settings, GIVEN, frozenset())
+    fields = {field.name for field in dataclasses.fields(settings) if field.init}
+    return frozenset(changed(settings)) if names >= fields else names
 
 
 class _Place(NamedTuple):

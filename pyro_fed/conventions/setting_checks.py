@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Integral, Real
 from typing import Any
 
-from pyro_fed.errors import SettingError
+import numpy as np
+
+from pyro_fed.errors import SettingError, shown
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one finite real number: no flag, text, array or tensor."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number: no flag, and no float that happens to be one."""
+    return isinstance(value, Integral) and not isinstance(value, bool | np.bool_)
 
 
 def check_positive(owner: Any, *names: str, allow_none: bool = False) -> None:
-    """Settings that must be greater than zero.
+    """Settings that must be finite numbers greater than zero.
 
     Raises:
         SettingError: names the setting and its value.
@@ -17,6 +31,8 @@ def check_positive(owner: Any, *names: str, allow_none: bool = False) -> None:
         value = getattr(owner, name)
         if value is None and allow_none:
             continue
+        if not is_number(value):
+            raise SettingError(f"{type(owner).__name__}: {name} must be a finite number, received {shown(value)}")
         if not value > 0:
             raise SettingError(f"{type(owner).__name__}: {name} must be positive, received {value}")
 
@@ -31,14 +47,14 @@ def check_at_least(owner: Any, least: int, *names: str, allow_none: bool = False
         value = getattr(owner, name)
         if value is None and allow_none:
             continue
-        if not isinstance(value, int) or value < least:
+        if not is_whole(value) or value < least:
             raise SettingError(
-                f"{type(owner).__name__}: {name} must be a whole number of at least {least}, received {value}"
+                f"{type(owner).__name__}: {name} must be a whole number of at least {least}, received {shown(value)}"
             )
 
 
 def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(]") -> None:
-    """A setting that must lie in an interval.
+    """A setting that must be a number in an interval.
 
     Args:
         owner: whose setting it is.
@@ -51,10 +67,12 @@ def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(
         SettingError: names the setting and its value.
     """
     value = getattr(owner, name)
-    inside = low < value < high or (value == low and ends[0] == "[") or (value == high and ends[1] == "]")
+    inside = is_number(value) and (
+        low < value < high or (value == low and ends[0] == "[") or (value == high and ends[1] == "]")
+    )
     if not inside:
         interval = f"{ends[0]}{low}, {high}{ends[1]}"
-        raise SettingError(f"{type(owner).__name__}: {name} must lie in {interval}, received {value}")
+        raise SettingError(f"{type(owner).__name__}: {name} must lie in {interval}, received {shown(value)}")
 
 
 def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -64,8 +82,8 @@ def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:
         SettingError: names the setting, its value and the choices.
     """
     value = getattr(owner, name)
-    if value not in choices:
-        raise SettingError(f"{type(owner).__name__}: {name} must be one of {list(choices)}, received {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise SettingError(f"{type(owner).__name__}: {name} must be one of {list(choices)}, received {shown(value)}")
 
 
 def check_betas(owner: Any) -> None:
@@ -74,5 +92,7 @@ def check_betas(owner: Any) -> None:
     Raises:
         SettingError: names the setting and its value.
     """
-    if len(owner.betas) != 2 or not all(0 <= beta < 1 for beta in owner.betas):
-        raise SettingError(f"{type(owner).__name__}: betas must be two numbers in [0, 1), received {owner.betas}")
+    betas = owner.betas
+    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(beta) for beta in betas)
+    if not two or not all(0 <= beta < 1 for beta in betas):
+        raise SettingError(f"{type(owner).__name__}: betas must be two numbers in [0, 1), received {shown(betas)}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 from typing import Any
 
 from torch import Tensor
 
+from pyro_fed.conventions import html
 from pyro_fed.conventions.spelling import snake_case
 
 
@@ -32,6 +34,21 @@ class SettingsRepr:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={_text(value)}' for name, value in changed(self).items())})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, the settings that differ from their defaults, and folded those that do not."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        differs = changed(self)
+        default = {field.name: _text(default_of(field)) for field in fields}
+        rows = [[name, _text(value), default[name]] for name, value in differs.items()]
+        same = [[field.name, default[field.name]] for field in fields if field.name not in differs]
+        said = (inspect.getdoc(type(self)) or "").split("\n")[0]
+        return html.block(
+            type(self).__name__,
+            html.text(said),
+            html.table(["setting", "here", "default"], rows),
+            html.folded(f"{len(same)} settings at their defaults", html.table(["setting", "default"], same)),
+        )
 
 
 def changed(settings: Any) -> dict[str, Any]:

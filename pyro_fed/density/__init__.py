@@ -7,6 +7,7 @@
 from pyro_fed.density.build import build
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CLIENTS, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
@@ -17,6 +18,7 @@ __all__ = [
     "Batch",
     "ClientData",
     "JointProblem",
+    "NonCentred",
     "Problem",
     "Quadrature",
     "build",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
@@ -30,7 +31,7 @@ class BoundModel:
         plate: name of the partitioned plate.
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
-        constants: values of `pyro.param` statements, each kept as the first run that meets it finds it.
+        constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds it.
         in_double: whether what the model would compute in float32 is computed in float64.
     """
 
@@ -39,15 +40,12 @@ class BoundModel:
     plate: str
     num_rows: int
     dtype: torch.dtype
-    constants: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
     in_double: bool = False
 
     def doubled(self) -> BoundModel:
         """The same model computed in float64, with these data."""
-        constants = {
-            name: value.to(torch.promote_types(value.dtype, torch.float64)) if value.is_floating_point() else value
-            for name, value in self.constants.items()
-        }
+        constants = {name: pytree.tree_map(_doubled, value) for name, value in self.constants.items()}
         return replace(
             self,
             arguments=self.arguments.to(torch.float64),
@@ -108,7 +106,12 @@ class BoundModel:
                 validate=validate,
                 first_enum_dim=enumerate_at,
                 members=self.arguments.members(rows),
+                incomplete=self.arguments.incomplete,
             )
+
+
+def _doubled(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 class RowDensities(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.factorisation import check_splits
@@ -25,6 +26,7 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.shared import is_shared
 from pyro_fed.errors import DataError
 
 
@@ -36,7 +38,7 @@ def build(
     dtype: torch.dtype,
     *,
     quadrature: Quadrature | None = None,
-    constants: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Any] | None = None,
     seen: FirstRun | None = None,
 ) -> Problem:
     """A model's densities, once it is checked that they can be split over the rows.
@@ -85,20 +87,30 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
     Raises:
         DataError: data outside a likelihood's support, or with which the model has other sites.
     """
-    bound = replace(problem.bound, arguments=arguments, constants=dict(problem.bound.constants))
+    constants = {name: value for name, value in problem.bound.constants.items() if not is_shared(name)}
+    bound = replace(problem.bound, arguments=arguments, constants=constants)
     seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), bound.dtype)
     if describe(bound, seen) != problem.layout:
         raise DataError(
             "with the new data the model has other sites, or sites of other shapes: make a new Federation for them"
         )
     found = replace(problem, bound=bound)
-    if not problem.arguments.shares_with(arguments):
+    if not problem.arguments.shares_with(arguments) or not _same(problem.bound.constants, bound.constants):
         found = replace(found, compiler=Compiler(problem.compiler.level))
     if problem.local_dim:
         fitted = (quadrature or Quadrature()).fitted(found)
         if fitted != problem.quadrature:
             found = replace(found, quadrature=fitted, compiler=Compiler(problem.compiler.level))
     return found
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether constants are equal, shared values among them."""
+    a, b = (pytree.tree_leaves(dict(sorted(constants.items()))) for constants in (one, other))
+    return len(a) == len(b) and all(
+        torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y or bool(x == y)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _try(problem: Problem, seen: FirstRun) -> None:
@@ -120,7 +132,7 @@ def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
 
 
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
-    held = sorted(name for name in bound.constants if not _is_centring(name, layout))
+    held = sorted(name for name in bound.constants if not _is_centring(name, layout) and not is_shared(name))
     if held:
         warnings.warn(
             f"pyro.param statements {held} are held constant at their present values: give them priors to infer them",

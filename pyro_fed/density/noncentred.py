@@ -21,6 +21,7 @@ from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message, without_event_dims
+from pyro_fed.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +35,31 @@ class NonCentred(Problem):
     effects: tuple[str, ...] = field(default=())
 
     @classmethod
-    def of(cls, problem: Problem) -> NonCentred | None:
-        """The non-centred form of a problem, with a compiler of its own; None where no scale is a latent's.
+    def of(cls, problem: Problem) -> NonCentred:
+        """The non-centred form of a problem, with a compiler of its own.
 
         Args:
             problem: with the effects as the model has them.
+
+        Raises:
+            ModelError: no latent outside the plate has a scale that is a latent's.
         """
-        execution, places = run_at_zero(problem.bound)
-        effects = []
-        for name, site in problem.sites.items():
-            pair = _affine(without_event_dims(execution.trace.nodes[name]["fn"]))
-            if pair is None or pair[0].shape != site.unconstrained_shape:
-                continue
-            # A scale to the power of zero depends on its base by name alone: its derivative is zero.
-            if any(bool(slope.any()) for slope in derivatives(pair[1], places).values()):
-                effects.append(name)
+        effects = effects_of(problem)
         if not effects:
-            return None
+            raise ModelError(
+                f"the model has no non-centred form: of its latents {list(problem.sites)} none has a scale that "
+                "depends on another latent"
+            )
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
-        return cls(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": tuple(effects)})
+        return cls(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects})
+
+    def collect(self, source: Source) -> Tensor:
+        """The flat vector (D,), with e, of what `source` says of each latent site.
+
+        Args:
+            source: gives a latent site's unconstrained value from its message and transform.
+        """
+        return self.apart(super().collect(source)[None])[0]
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
         """The latents' values, of `effects` loc + scale e.
@@ -126,6 +133,24 @@ class NonCentred(Problem):
 
         found: Tensor = self.vmap(one)(points)
         return found
+
+
+def effects_of(problem: Problem) -> tuple[str, ...]:
+    """Names of the latents outside the plate whose scale depends on another latent.
+
+    Args:
+        problem: the model's densities.
+    """
+    execution, places = run_at_zero(problem.bound)
+    found = []
+    for name, site in problem.sites.items():
+        pair = _affine(without_event_dims(execution.trace.nodes[name]["fn"]))
+        if pair is None or pair[0].shape != site.unconstrained_shape:
+            continue
+        # A scale to the power of zero depends on its base by name alone: its derivative is zero.
+        if any(bool(slope.any()) for slope in derivatives(pair[1], places).values()):
+            found.append(name)
+    return tuple(found)
 
 
 def _pair(msg: Message) -> tuple[Tensor, Tensor]:

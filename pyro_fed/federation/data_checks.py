@@ -1,26 +1,26 @@
-"""Checks of the data before anything is run: values that are not finite, and data that are there twice."""
+"""Checks of the data before a run: values that are not finite, and data that are there twice."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.missing import unhandled
 from pyro_fed.density.layout import name_dims
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError
 
-if TYPE_CHECKING:
-    from pyro_fed.density.problem import Problem
 
-
-def check_finite(
+def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
-) -> None:
-    """Refuse NaN and infinity in row-sharded data, and NaN in shared arguments.
+) -> DataError | None:
+    """What to say of the first NaN or infinity in row-sharded data; None where there is none.
 
     Args:
         arguments: pooled arguments.
@@ -28,8 +28,12 @@ def check_finite(
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
 
+    Returns:
+        An error that names client, argument and row, with the number of rows concerned: it is one unless the model
+        handles what is missing.
+
     Raises:
-        DataError: names client, argument and row, with the number of rows concerned.
+        DataError: NaN in an argument that all clients share.
     """
     _check_shared(arguments)
     for name, nested, leaf in arguments.columns:
@@ -41,7 +45,24 @@ def check_finite(
             if bad.any():
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
-                _raise_not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index))
+                masked = name in arguments.masked
+                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked)
+    return None
+
+
+def check_handled(problem: Problem, missing: DataError | None) -> None:
+    """Refuse data with missing values unless the model handles them.
+
+    Args:
+        problem: the model's densities.
+        missing: what there is to say of the first of them.
+
+    Raises:
+        DataError: that, and what the model makes of them.
+    """
+    reason = None if missing is None else unhandled(problem)
+    if reason is not None:
+        raise DataError(f"{missing} As the model is, {reason}.")
 
 
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
@@ -66,6 +87,38 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
                 raise SettingError(
                     f"coords['{dim}'] has {len(coords[dim])} values, but site '{name}' has {size} along it"
                 )
+
+
+def warn_unsplit(problem: Problem, said: bool) -> None:
+    """Warn of data that every client holds all of, since they are not split, or lie in a plate that is not.
+
+    Args:
+        problem: the model's densities.
+        said: whether the user has said which arguments are split by the partitioned plate.
+    """
+    arguments = problem.arguments
+    z = torch.zeros(problem.dim, dtype=problem.dtype)
+    trace = problem.execute_at(z, problem.fewest_rows).trace
+    plates = {} if said or arguments.declared else {problem.plate: (problem.num_rows, None)}
+    split = {problem.plate, *arguments.nested_plates}
+    for name, msg in trace.nodes.items():
+        frames = msg.get("cond_indep_stack", ())
+        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
+            if not any(frame.name in split for frame in frames):
+                plates |= {frame.name: (frame.size, name) for frame in frames}
+    for plate, (size, site) in plates.items():
+        for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+            if i in arguments.split or not isinstance(leaf, Tensor) or size < 2 or size not in leaf.shape:
+                continue
+            holds = f"plate '{plate}' ({size} rows{f', observed site {site!r}' if site else ''})"
+            both = (*arguments.nested_plates, plate) if arguments.declared else (problem.plate, plate)
+            cure = f"plate={both}" if site else f"shard={{'{name}': {list(leaf.shape).index(size)}}}"
+            warnings.warn(
+                f"argument '{name}' of shape {tuple(leaf.shape)} is as long as {holds}, but it is not split: every "
+                f"client holds all of it. Where these are somebody's data, split them too, by {cure}",
+                UserWarning,
+                stacklevel=5,
+            )
 
 
 def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
@@ -101,12 +154,17 @@ def _check_shared(arguments: Arguments) -> None:
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
 
 
-def _raise_not_finite(name: str, row: Tensor, client: str, number: int, bad: int, total: int) -> None:
+def _not_finite(name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool) -> DataError:
     position = torch.nonzero(~torch.isfinite(row), as_tuple=False)[0].tolist()
     value = row[tuple(position)] if position else row
-    kind = "NaN" if bool(torch.isnan(value)) else "infinite"
+    kind = ("masked" if masked else "NaN") if bool(torch.isnan(value)) else "infinite"
     where = ", ".join(map(str, [number, *position]))
-    raise DataError(
-        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. "
-        "Drop or impute these rows, or mark them by `obs_mask` with a finite placeholder."
+    cure = (
+        "Drop or impute these rows, or let the model handle them: "
+        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` with a "
+        "latent in the plate for a covariate."
+    )
+    masks = f" ({name} is NaN where it is masked.)" if masked else ""
+    return DataError(
+        f"client {client}, argument '{name}'[{where}] is {kind} ({bad} of {total} rows). Nothing was run. {cure}{masks}"
     )

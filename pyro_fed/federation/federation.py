@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,23 +13,28 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions import html
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
-from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
-from pyro_fed.federation.data_checks import check_finite, check_labels
-from pyro_fed.federation.groups.naming import grouped_table, groups_alone, with_group_names
+from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
+from pyro_fed.federation.failures import told
+from pyro_fed.federation.given import taken_apart
+from pyro_fed.federation.groups.naming import grouped_table, groups_alone, owner_labels, with_group_names
 from pyro_fed.federation.groups.reading import group_arguments
-from pyro_fed.federation.labels import client_table, discrete_labels, row_labels
-from pyro_fed.federation.pooling import first_look, pool_clients
+from pyro_fed.federation.groups.several import AND, several_arguments
+from pyro_fed.federation.labels import client_table, discrete_labels, label_coords, row_labels
+from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
-from pyro_fed.federation.split_arguments import choose_shards
+from pyro_fed.federation.split_arguments import Shard, choose_shards
 
 
 class Federation:
@@ -37,16 +42,20 @@ class Federation:
 
     Args:
         model: an ordinary Pyro model (a function or a `PyroModule`).
-        args: its positional arguments, as in `model(*args)`; NumPy arrays and pandas objects become tensors.
+        args: its positional arguments, as in `model(*args)`; NumPy arrays, pandas and xarray objects, and lists of
+            numbers become tensors, text and categories codes from 0. NaN is what the model handles by `torch.isnan`.
         kwargs: its keyword arguments.
-        plate: name of the plate whose rows are split over the clients.
+        plate: name of the plate whose rows are split over the clients; or of several plates of data, all of which are:
+            `plate=("observed", "censored")`, whose rows are numbered one plate's after the other's.
         rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that says
             to which group a row belongs: `plate="county", rows={"obs": "county_idx"}`. That argument may be followed
             by the plate's others, where their length does not tell: `{"obs": ("county_idx", "x", "y")}`.
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
-            is the plate's size. The others are shared by all clients.
+            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it is
+            another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several plates
+            each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
         seed: seed of the partition.
         dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
             be too little for their columns.
@@ -73,21 +82,26 @@ class Federation:
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        plate: str,
+        plate: str | Sequence[str],
         rows: Mapping[str, str | Sequence[str]] | None = None,
         num_clients: int | None = None,
         partition: partitions.Partition | None = None,
-        shard: Collection[int | str] | str | int | None = None,
+        shard: Shard = None,
         seed: int = 0,
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
         quadrature: Quadrature | None = None,
     ) -> None:
+        model, args, kwargs = taken_apart(model, args, kwargs)
+        plate = joined(plate, rows)
         arguments = flatten(model, args, kwargs)
         given, dtype = dtype, _floating(dtype, arguments)
-        sizes, seen = first_look(model, arguments, plate, rows, dtype)
-        if rows:
+        with told(arguments, model, plate):
+            sizes, seen = first_look(model, arguments, plate, rows, dtype)
+        if parts_of(plate):
+            arguments = several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
+        elif rows:
             arguments = group_arguments(arguments, plate, sizes, rows, shard)
         else:
             arguments = choose_shards(arguments, sizes[plate], shard)
@@ -95,7 +109,7 @@ class Federation:
         if num_clients is not None and num_clients < 1:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
-        num_rows = arguments.num_rows or sizes[plate]
+        num_rows = sizes[plate] if arguments.num_rows is None else arguments.num_rows
         split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), row_labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
         names = self.partition.names(len(clients))
@@ -106,6 +120,7 @@ class Federation:
             coords=with_group_names(coords, plate, clients, names, grouped=bool(rows)),
             quadrature=quadrature,
             seen=seen,
+            said=shard is not None,
         )
 
     @classmethod
@@ -114,10 +129,10 @@ class Federation:
         model: Callable[..., Any],
         clients: Sequence[Any] | Mapping[str, Any],
         *,
-        plate: str,
+        plate: str | Sequence[str],
         rows: Mapping[str, str | Sequence[str]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        shard: Collection[int | str] | str | int | None = None,
+        shard: Shard = None,
         dtype: torch.dtype | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
@@ -155,6 +170,7 @@ class Federation:
             check_client_id(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
+        plate = joined(plate, rows)
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         given, dtype = dtype, _floating(dtype, arguments)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
@@ -169,6 +185,7 @@ class Federation:
                 coords, plate, index, names if isinstance(clients, Mapping) else None, grouped=bool(rows)
             ),
             quadrature=quadrature,
+            said=shard is not None,
         )
         return self
 
@@ -187,6 +204,7 @@ class Federation:
         coords: Mapping[str, Sequence[Any]] | None = None,
         quadrature: Quadrature | None = None,
         seen: FirstRun | None = None,
+        said: bool = False,
     ) -> None:
         """What all ways of making a federation end in.
 
@@ -203,18 +221,34 @@ class Federation:
             coords: coordinate values: `{"feature": names}`.
             quadrature: how latent sites inside the plate are integrated out at the clients.
             seen: a validated run of the model on all rows, where there has been one.
+            said: whether the user has said which arguments are split.
         """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
         self._local_numbering = local_numbering
         self._quadrature = quadrature
-        check_finite(arguments, clients, self.client_names, local_numbering)
+        missing = not_finite(arguments, clients, self.client_names, local_numbering)
         if num_rows < 1:
             raise DataError(f"the data have no rows: plate '{plate}' is empty at every client")
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
-        self.problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+        try:
+            with told(arguments, model, plate):
+                self.problem = build(
+                    model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen
+                )
+        except ModelError:
+            raise
+        except Exception as error:
+            if missing is None:
+                raise
+            raise missing from error  # whatever a model makes of NaN
+        check_handled(self.problem, missing)
+        if missing is None or seen is not None:
+            warn_unsplit(self.problem, said)
         check_labels(self.problem, self.dims, self.coords)
+        self.coords |= owner_labels(arguments, plate, self.coords)
+        self.coords |= label_coords(self.problem, self.coords)
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
@@ -270,6 +304,22 @@ class Federation:
         other.problem = JointProblem.of(self.problem)
         return other
 
+    @cached_property
+    def noncentred(self) -> Federation:
+        """The same with every effect whose scale is a latent's in units of that scale, see `density.NonCentred`.
+
+        Where the data say little of the effects a run there meets no funnel; results are on the model's own scale.
+
+        Raises:
+            ModelError: no latent outside the plate has such a scale.
+
+        Example:
+            >>> idata = pf.run(pf.FedEP(), fed.noncentred)
+        """
+        other = copy(self)
+        other.problem = NonCentred.of(self.problem)
+        return other
+
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone.
 
@@ -311,12 +361,16 @@ class Federation:
             raise DataError("the rows are at the clients, which alone can have new ones: start the clients again")
         if not problem.arguments.split:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
-        new = flatten(problem.model, args, kwargs)
+        new = flatten(problem.model, args, kwargs, problem.arguments.labels)
         arguments = problem.arguments.with_leaves_of(new, problem.dtype).dealt(self.client_rows)
-        check_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
+        missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
+        if missing is not None and not problem.arguments.incomplete:
+            raise missing
         other = copy(self)
         vars(other).pop("joint", None)
-        other.problem = rebuilt(problem, arguments, self._quadrature)
+        with told(arguments, problem.model, problem.plate):
+            other.problem = rebuilt(problem, arguments, self._quadrature)
+        check_handled(other.problem, missing)
         return other
 
     def without(self, *names: str) -> Federation:
@@ -341,7 +395,7 @@ class Federation:
         if reason:
             raise DataError(f"clients {list(names)} cannot be left out: {reason}")
         index = torch.cat([self.client_rows[k] for k in keep])
-        if arguments.nested_plates:
+        if arguments.nested_by_name:
             args, kwargs = groups_alone(problem.model, problem.plate, arguments, index)
         else:
             args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
@@ -355,7 +409,7 @@ class Federation:
             plate=problem.plate,
             rows=arguments.nested_by_name or None,
             partition=partitions.Explicit([[next(rows) for _ in range(size)] for size in sizes]),
-            shard=arguments.row_names,
+            shard=_split_as(arguments),
             dtype=problem.dtype,
             dims=self.dims,
             coords=coords,
@@ -382,7 +436,7 @@ class Federation:
             1        100    0.5       75       25
         """
         arguments = self.problem.arguments
-        if arguments.nested_plates:
+        if arguments.nested_by_name:
             return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names)
         return client_table(self.client_rows, self.client_names, discrete_labels(arguments))
 
@@ -391,6 +445,12 @@ class Federation:
             f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same, and each client's rows and labels."""
+        clients = self.summary().drop(columns="share")
+        rows = ([name, *values] for name, *values in clients.itertuples())
+        return html.block(repr(self), html.table(["client", *map(str, clients.columns)], rows))
 
 
 def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
@@ -401,7 +461,46 @@ def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
     return dtype
 
 
+def joined(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
+    """The plate's name; of several plates, which are split together, that of all of their rows.
+
+    Args:
+        plate: one name, or several.
+        rows: nested plates, which go with one plate alone.
+
+    Raises:
+        SettingError: no plate, or several with nested ones.
+    """
+    plates = (plate,) if isinstance(plate, str) else tuple(plate)
+    if not plates or len(set(plates)) < len(plates):
+        raise SettingError(f"plate= names one plate, or several different ones, received {plate!r}")
+    if len(plates) > 1 and rows:
+        raise SettingError(f"rows= belongs to one plate of groups, but plate= names {list(plates)}")
+    return AND.join(plates)
+
+
+def _by_plate(shard: Shard) -> Mapping[str, Any] | None:
+    if shard is None or isinstance(shard, Mapping):
+        return shard
+    raise SettingError(
+        f"with several plates shard= says each one's arguments, {{'plate': ('x', 'y')}}, received {shard!r}"
+    )
+
+
+def _split_as(arguments: Arguments) -> Shard:
+    """What `shard=` says of arguments as these."""
+    if not arguments.axes:
+        return arguments.row_names
+    return {
+        name: arguments.axes.get(i, 0) if i in arguments.sharded else None
+        for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True))
+        if isinstance(leaf, Tensor) and leaf.dim()
+    }
+
+
 def _why_not_left_out(keep: list[int], arguments: Arguments) -> str:
     if not keep:
         return "nobody would be left"
+    if arguments.nested_plates and not arguments.nested_by_name:
+        return "its rows are in several plates: make a federation of the clients that remain, with `start=` as here"
     return "" if arguments.split else "the model indexes its own data: no argument is split by rows"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 
 #: Whole numbers with more different values than this are no labels.
@@ -39,6 +41,25 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
         return None
     values = np.unique(labels)
     return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
+
+
+def label_coords(problem: Problem, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Labels of text and categories as coordinates of the plates that they number, where one plate alone has as many.
+
+    Args:
+        problem: the model's densities.
+        coords: those given.
+    """
+    sites = [*problem.layout.latents.values(), *problem.layout.local.values()]
+    sizes = {dim: size for site in sites for dim, size in zip(site.dims, site.shape, strict=True)}
+    found: dict[str, list[Any]] = {}
+    for labels in problem.arguments.labels.values():
+        dims = [
+            dim for dim, size in sizes.items() if size == len(labels) and dim not in coords and dim != problem.plate
+        ]
+        if len(dims) == 1:
+            found[dims[0]] = list(labels)
+    return found
 
 
 def client_table(client_rows: Sequence[Tensor], names: Sequence[str], labels: np.ndarray | None) -> pd.DataFrame:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run
-from pyro_fed.density.checks.plate_size import size_of_plate
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError
 from pyro_fed.federation.data_checks import warn_duplicates
+from pyro_fed.federation.failures import no_such_plate
 from pyro_fed.federation.groups.reading import check_rows, group_arguments
-from pyro_fed.federation.split_arguments import choose_shards
-
-Shard = Collection[int | str] | str | int | None
+from pyro_fed.federation.groups.several import AND, several_arguments
+from pyro_fed.federation.split_arguments import Shard, choose_shards
 
 
 def first_look(
@@ -46,8 +45,10 @@ def first_look(
     args, kwargs = arguments.to(dtype).whole()
 
     def run(source: Source) -> Execution:
-        filler = FillLatents(source, plate, {}, nested=tuple(rows or ()))
-        return run_model(model, args, kwargs, filler, indices=None, dtype=dtype, validate=True)
+        filler = FillLatents(source, plate, {}, nested=tuple(rows or parts_of(plate)))
+        return run_model(
+            model, args, kwargs, filler, indices=None, dtype=dtype, validate=True, incomplete=arguments.incomplete
+        )
 
     try:
         seen = first_run(run, dtype)
@@ -55,7 +56,7 @@ def first_look(
         raise
     except Exception:  # of any kind: it is raised again below, or by `build`, unless something else is to blame
         return plate_sizes(model, arguments, plate, rows), None
-    size_of_plate(plate, seen.execution.plates)
+    _check_plates(plate, seen.execution.plates, lambda: run(_zeros(dtype)).trace)
     return seen.execution.plates, seen
 
 
@@ -82,21 +83,46 @@ def plate_sizes(
         DataError: see `group_reading.check_rows`.
     """
     dtype = arguments.floating_dtype()
-
-    def zeros(msg: Any, transform: Any) -> Tensor:
-        return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=dtype)
-
-    filler = FillLatents(zeros, plate, {})
+    filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
     args, kwargs = arguments.to(dtype).whole()
     declared: dict[str, int] = {}
+
+    def run() -> Any:
+        options = {"indices": None, "dtype": dtype, "declared": declared, "incomplete": arguments.incomplete}
+        return run_model(model, args, kwargs, filler, **options).trace
+
     try:
-        run_model(model, args, kwargs, filler, indices=None, dtype=dtype, declared=declared)
+        run()
     except (RuntimeError, IndexError):
         if plate in declared:  # an index out of range or of another length says more than where the model stumbled
             check_rows(arguments, plate, declared, rows or {}, where)
         raise
-    size_of_plate(plate, declared)
+    _check_plates(plate, declared, run)
     return declared
+
+
+def parts_of(plate: str) -> tuple[str, ...]:
+    """The model's plates that are split together; none where it is one.
+
+    Args:
+        plate: name of the partitioned plate, or of several, as `joined` gives it.
+    """
+    parts = tuple(plate.split(AND))
+    return parts if len(parts) > 1 else ()
+
+
+def _zeros(dtype: torch.dtype) -> Source:
+    def zeros(msg: Any, transform: Any) -> Tensor:
+        return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=dtype)
+
+    return zeros
+
+
+def _check_plates(plate: str, declared: dict[str, int], run: Callable[[], Any]) -> None:
+    """Refuse a model without the plates that are to be split, with its own lines."""
+    for part in parts_of(plate) or (plate,):
+        if part not in declared:
+            raise no_such_plate(part, sorted(declared), run)
 
 
 def pool_clients(
@@ -125,9 +151,15 @@ def pool_clients(
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
     each = [flatten(model, args, kwargs) for args in clients]
+    labels = _all_labels(each)
+    if any(arguments.labels != labels for arguments in each):
+        each = [flatten(model, args, kwargs, labels) for args in clients]
     for arguments, name in zip(each, names, strict=True):
         _check_structure(arguments, name, each[0], names[0])
-    each = _grouped(model, each, names, plate, rows, shard) if rows else _sharded(model, each, names, plate, shard)
+    if parts_of(plate):
+        each = _several(model, each, names, plate, shard)
+    else:
+        each = _grouped(model, each, names, plate, rows, shard) if rows else _sharded(model, each, names, plate, shard)
     for arguments, name in zip(each, names, strict=True):
         _check_like_first(arguments, name, each[0], names[0])
     warn_duplicates(each, names)
@@ -138,16 +170,48 @@ def pool_clients(
     return each[0].pooled(leaves, starts[-1]).dealt(index), index
 
 
+def _all_labels(each: list[Arguments]) -> dict[str, tuple[Any, ...]]:
+    """Labels of categories over all clients, sorted; as they are where the clients agree."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for arguments in each:
+        for name, labels in arguments.labels.items():
+            known = found.setdefault(name, labels)
+            if known != labels:
+                found[name] = tuple(sorted({*known, *labels}))
+    return found
+
+
+def _several(
+    model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
+) -> list[Arguments]:
+    """The clients' arguments with several plates of rows, as the first client shows them whose lengths tell."""
+    parts = parts_of(plate)
+    sizes = [
+        plate_sizes(model, arguments, plate, where=f" at client {name}")
+        for arguments, name in zip(each, names, strict=True)
+    ]
+    clear = [k for k, size in enumerate(sizes) if len({size[part] for part in parts}) == len(parts)]
+    first = clear[0] if clear else 0
+    given = shard if isinstance(shard, Mapping) else None
+    told = several_arguments(each[first], parts, sizes[first], given, f" at client {names[first]}")
+    listed = {part.plate: [told.names[i] for i in part.leaves] for part in told.nested}
+    return [
+        several_arguments(arguments, parts, size, listed, f" at client {name}")
+        for arguments, size, name in zip(each, sizes, names, strict=True)
+    ]
+
+
 def _sharded(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
     """The clients' arguments with the leaves split by rows marked."""
-    sharded = _sharded_leaves(model, each, plate, shard)
-    row_names = [each[0].names[i] for i in sharded]
+    told = _told(model, each, plate, shard)
     for arguments, name in zip(each, names, strict=True):
-        _check_has_rows(arguments, sharded, name)
+        _check_has_rows(arguments, told.sharded, name)
+    axes = {told.names[i]: told.axes.get(i, 0) for i in told.sharded}
+    found: Shard = axes if told.axes else list(axes)
     return [
-        choose_shards(arguments, None, row_names, where=f" at client {name}")
+        choose_shards(arguments, None, found, where=f" at client {name}")
         for arguments, name in zip(each, names, strict=True)
     ]
 
@@ -176,15 +240,17 @@ def _grouped(
     ]
 
 
-def _sharded_leaves(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> tuple[int, ...]:
-    """Positions of the leaves split by rows, guessed from the first client that has rows."""
+def _told(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> Arguments:
+    """The first client's arguments that has rows, with the leaves split by rows as they are said or guessed to be."""
+    if isinstance(shard, Mapping):
+        return choose_shards(each[0], plate_sizes(model, each[0], plate)[plate], shard)
     if shard is not None:
-        return choose_shards(each[0], None, shard).sharded
+        return choose_shards(each[0], None, shard)
     for arguments in each:
         sizes = [len(leaf) for leaf in arguments.leaves if isinstance(leaf, Tensor) and leaf.dim()]
         if sizes and min(sizes) > 0:
-            chosen = choose_shards(arguments, plate_sizes(model, arguments, plate)[plate], None).sharded
-            if not chosen:
+            chosen = choose_shards(arguments, plate_sizes(model, arguments, plate)[plate], None)
+            if not chosen.sharded:
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen
     raise DataError("no client has any row")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch import Tensor
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 
+#: Which arguments are split by rows, as a user says it.
+Shard = Collection[int | str] | Mapping[Any, Any] | str | int | None
+
 
 def choose_shards(
     arguments: Arguments,
     num_rows: int | None,
-    shard: Collection[int | str] | str | int | None,
+    shard: Shard,
     where: str = "",
 ) -> Arguments:
     """Say which leaves are split by rows.
@@ -23,14 +27,17 @@ def choose_shards(
     Args:
         arguments: the flattened arguments.
         num_rows: size of the partitioned plate, for the guess; None where `shard` says it.
-        shard: names (or positions) of the arguments to split; None guesses: tensors whose leading dimension
-            is the plate's size.
+        shard: names (or positions) of the arguments to split; a mapping from names to the axis of their rows, None
+            for an argument that is not split, which leaves the others to be guessed; None guesses: tensors whose
+            leading dimension is the plate's size.
         where: which client the arguments are of, for messages.
 
     Raises:
         ModelError: an unknown name, or a guess that is ambiguous.
         DataError: sharded leaves whose leading dimensions disagree.
     """
+    if isinstance(shard, Mapping):
+        return _by_axis(arguments, num_rows, shard, where)
     if shard is None:
         chosen = [i for i, leaf in enumerate(arguments.leaves) if _splits(arguments, i, leaf, num_rows)]
     else:
@@ -38,8 +45,53 @@ def choose_shards(
     sizes = {arguments.names[i]: len(arguments.leaves[i]) for i in chosen}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{name}' has {size} rows" for name, size in sizes.items())
-        raise DataError(f"row-sharded arguments must have the same leading dimension, but {listed}{where}")
+        cure = elsewhere(arguments, max(num_rows or 0, *sizes.values()), chosen)
+        raise DataError(
+            f"row-sharded arguments must have the same leading dimension, but {listed}{where}. {cure}".rstrip()
+        )
     return replace(arguments, sharded=tuple(chosen))
+
+
+def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int | None], where: str) -> Arguments:
+    """The leaves with their rows first, and split: those named along their axis, the others as they are guessed."""
+    axes: dict[int, int | None] = {}
+    for name, axis in shard.items():
+        for i in _named(arguments, [name]):
+            leaf = arguments.leaves[i]
+            if axis is not None and not -leaf.dim() <= axis < leaf.dim():
+                raise ModelError(
+                    f"shard={{'{name}': {axis}}} names an axis that argument '{arguments.names[i]}' of shape "
+                    f"{tuple(leaf.shape)} does not have"
+                )
+            axes[i] = None if axis is None else axis % leaf.dim()
+    moved = arguments.rows_first({i: axis for i, axis in axes.items() if axis})
+    rest = [i for i, leaf in enumerate(moved.leaves) if i not in axes and _splits(moved, i, leaf, num_rows)]
+    chosen = sorted([i for i, axis in axes.items() if axis is not None] + rest)
+    lengths = {f"'{arguments.names[i]}' has {len(moved.leaves[i])} rows": len(moved.leaves[i]) for i in chosen}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"row-sharded arguments must have as many rows as one another, but {', '.join(lengths)}{where}")
+    return replace(moved, sharded=tuple(chosen))
+
+
+def elsewhere(arguments: Arguments, num_rows: int, split: Collection[int]) -> str:
+    """The cure where an argument has its rows on another axis than the first; empty where none has.
+
+    Args:
+        arguments: the flattened arguments.
+        num_rows: rows of the plate.
+        split: positions of the leaves that are split along the first axis.
+    """
+    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+        if not isinstance(leaf, Tensor) or num_rows < 2 or i in arguments.axes:
+            continue
+        axes = [axis for axis, size in enumerate(leaf.shape) if size == num_rows]
+        if axes and 0 not in axes:
+            head = name if name.startswith("args[") else re.split(r"[.\[]", name)[0]
+            return (
+                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axes[0]}, say "
+                f"shard={{'{head}': {axes[0]}}}, or transpose it. "
+            )
+    return ""
 
 
 def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bool:
@@ -56,7 +108,7 @@ def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bo
 
 def _named(arguments: Arguments, wanted: list[int | str]) -> list[int]:
     """Leaves named by themselves (`x['age']`), by the argument they belong to (`x`), or by its position."""
-    heads = [name if name.startswith("args[") else name.split("[")[0] for name in arguments.names]
+    heads = [name if name.startswith("args[") else re.split(r"[.\[]", name)[0] for name in arguments.names]
     order = list(dict.fromkeys(heads))
     names = [order[w] if isinstance(w, int) and -len(order) <= w < len(order) else w for w in wanted]
     unknown = [name for name in names if name not in order and name not in arguments.names]

@@ -26,6 +26,7 @@ from pyro_fed.density.compiling.compiler import Compiler, threads
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.running.shared import PREFIX, is_shared
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
@@ -143,7 +144,7 @@ class _Site:
             chosen = recipes.load(path)
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
-            for part in (part for stage in stages for part in chain_of(stage, problem)):
+            for part in (part for stage in stages for part in chain_of(stage.algorithm, problem)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
@@ -157,9 +158,16 @@ def _check(federation: Federation) -> None:
         ModelError: says what.
     """
     problem = federation.problem
-    if problem.bound.constants:
+    constants = problem.bound.constants
+    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
+    if pooled:
         raise ModelError(
-            f"pyro.param statements {sorted(problem.bound.constants)} may differ between clients' processes: write "
+            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client over Flower has its own "
+            "alone: agree on them beforehand, and write them into the model"
+        )
+    if constants:
+        raise ModelError(
+            f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
             "their values into the model"
         )
     if problem.local_dim or problem.arguments.nested_plates:

@@ -7,4 +7,5 @@ from .laplace import *
 from .peers import *
 from .pooled import *
 from .stein import *
+from .subposteriors import *
 from .surrogates import *

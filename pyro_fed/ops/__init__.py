@@ -7,4 +7,5 @@ runs it over clients and ``make_fx`` traces it.
     natural, gaussian, gaussian_structures, backtrack, anderson, mixing     natural parameters
     points, langevin, visits, step_sizes, annealing, importance             expectations, chains, weights
     cholesky, tiny, matrices, entries                                       linear algebra
+    arviz_versions                                                          what ArviZ computes of arrays, in NumPy
 """

@@ -7,10 +7,12 @@ systematic resampling.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pyro_fed.ops.arviz_versions import psis
 
 #: A tail of this shape is too long for weighted means (Vehtari et al. 2024).
 LARGEST_PARETO_K = 0.7
@@ -36,15 +38,12 @@ class Smoothed(NamedTuple):
 
 def smoothed(log_weights: Tensor) -> Smoothed:
     """Pareto-smoothed weights from the logarithms (S,) of raw ones, which need not be normalised."""
-    import arviz as az  # takes seconds, and clients can do without
-
     log_weights = log_weights.double()
     if float(log_weights.std()) < EQUAL:
         return Smoothed(torch.full_like(log_weights, 1 / len(log_weights)), -math.inf)
-    psislw: Any = az.psislw  # without types
-    smooth, k = psislw(log_weights.cpu().numpy())
+    smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()
-    return Smoothed(weights / weights.sum(), float(k))
+    return Smoothed(weights / weights.sum(), k)
 
 
 def log_mean(log_weights: Tensor) -> tuple[float, float]:

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+#: Dimensions of Sobol's sequence, as torch has it.
+MOST_SOBOL_DIMS = SobolEngine.MAXDIM
 #: Sobol points are multiples of 2^-30 in [0, 1): half a cell more is inside, where the quantile is finite.
 SOBOL_HALF_CELL = 2.0**-31
 
@@ -54,6 +56,27 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
     engine: Any = SobolEngine  # torch gives its constructor no types
     uniform: Tensor = engine(dim, scramble=True, seed=seed).draw(num_half, dtype=torch.float64)
     half = _standardised(torch.special.ndtri(uniform + SOBOL_HALF_CELL))
+    return torch.cat([half, -half])
+
+
+def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
+    """Antithetic, standardised pseudo-random normal points, in any number of dimensions; see the module's header.
+
+    Args:
+        num_points: n, even.
+        dim: d.
+        seed: the global random state is neither used nor changed.
+
+    Returns:
+        (n, d), float64: the rows z_1 ... z_h, then -z_1 ... -z_h.
+
+    Raises:
+        ValueError: if ``num_points`` is not even and positive.
+    """
+    if num_points < 2 or num_points % 2:
+        raise ValueError(f"standardised_random: expected an even num_points >= 2, received {num_points}")
+    generator = torch.Generator().manual_seed(seed)
+    half = _standardised(torch.randn(num_points // 2, dim, generator=generator, dtype=torch.float64))
     return torch.cat([half, -half])
 
 

@@ -1,21 +1,30 @@
 """The type of a result: what `run` and `predict` return, and what everything in `analysis` takes.
 
-    ArviZ 0.2x      arviz.InferenceData
+    ArviZ 0.23      arviz.InferenceData
     ArviZ 1.x       xarray.DataTree, which replaces it
 
-Both give a group by `idata["posterior"]`, say whether there is one by `"log_likelihood" in idata`, have `attrs` and
-write `to_netcdf`; this package uses nothing else of them. Type checkers read ArviZ's own class, and where the installed
-ArviZ has none, take any.
+`pyro_fed.ops.arviz_versions` has what differs. Type checkers read ArviZ's own class, and where the installed ArviZ has
+none, take any.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from arviz import InferenceData as InferenceData
 else:
-    import arviz
-    import xarray
+    from pyro_fed.ops.arviz_versions import result_type
 
-    InferenceData = getattr(arviz, "InferenceData", None) or xarray.DataTree
+    InferenceData = result_type()
+
+
+def flag(attrs: Mapping[Any, Any], name: str) -> bool:
+    """A flag among the attributes of a result; False where it is not there.
+
+    Args:
+        attrs: of a result, also of one whose file was written when flags were texts.
+        name: such as "centralized".
+    """
+    return str(attrs.get(name)) in ("1", "True")

@@ -24,8 +24,11 @@ from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
@@ -78,6 +81,39 @@ def to_inference_data(
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
 
 
+#: What the result of a private run says of itself.
+RELEASED = (
+    "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
+    "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
+)
+
+
+def released_alone(
+    algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
+) -> InferenceData:
+    """The result of a private run: nothing that was not computed from what the mechanism released.
+
+    Args:
+        algorithm: what was run.
+        federation: on what.
+        problem: its densities.
+        draws: (chain, draw, D), unconstrained.
+        record: what happened.
+        seed: the run's seed.
+
+    Returns:
+        The groups `posterior`, without what depends on rows, and `federation`, without what clients say of themselves.
+    """
+    public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
+    posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
+    rounds = federation_group(record)
+    told = [name for name in rounds if name == "seconds" or str(name).startswith("failure_")]
+    attrs = _attributes(algorithm, federation, record, seed)
+    attrs |= {"partition": type(federation.partition).__name__, "released": RELEASED}
+    posterior.attrs.update(attrs)
+    return make_inference_data({"posterior": posterior, "federation": rounds.drop_vars(told)}, attrs)
+
+
 def posterior_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
 ) -> InferenceData:
@@ -120,6 +156,7 @@ def _from_data(
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
+    at_once = densities_at_once(problem)
     too_many = len(flat) * problem.widest > MAX_POINTWISE
     if wanted and too_many:
         warnings.warn(
@@ -129,8 +166,8 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             stacklevel=5,
         )
     if not wanted or too_many:
-        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, problem.evaluations)])
-    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, problem.evaluations)]
+        return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
+    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, at_once)]
     pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
@@ -147,11 +184,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
     """
-    import arviz as az  # here, where there is a result: clients have none
-
-    if hasattr(az, "InferenceData"):
-        return InferenceData(attrs=attrs, warn_on_custom_groups=False, **groups)
-    return cast("InferenceData", xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups}))
+    return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
@@ -217,7 +250,13 @@ def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
     return numbers, named
 
 
-def posterior_group(federation: Federation, problem: Problem, draws: Tensor, seed: int | None) -> xr.Dataset:
+def posterior_group(
+    federation: Federation,
+    problem: Problem,
+    draws: Tensor,
+    seed: int | None,
+    rows: tuple[Tensor, ...] | None = None,
+) -> xr.Dataset:
     """Constrained draws under the model's own names, dims and coords.
 
     Args:
@@ -225,17 +264,18 @@ def posterior_group(federation: Federation, problem: Problem, draws: Tensor, see
         problem: its densities, or their joint form.
         draws: (chain, draw, D), unconstrained.
         seed: of draws of the rows' discrete latents; None for none.
+        rows: that deterministic sites are computed on; all by default.
     """
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part) for part in in_chunks(flat, problem.evaluations)]
+    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
-        parts = zip(pieces, in_chunks(flat, problem.evaluations), strict=True)
+        parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
         pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
-    if not federation.holds_data:  # what a deterministic site says of rows, it says at the clients
+    if not federation.holds_data or rows is not None:  # what a deterministic site says of rows, it says at the clients
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
@@ -259,7 +299,7 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """Settings as strings and numbers, which NetCDF can hold."""
+    """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -268,19 +308,25 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": str(isinstance(algorithm, Pooled)),
+        "centralized": int(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "plate": problem.plate,
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
-        "converged": "unknown" if record.converged is None else str(record.converged),
-        "interrupted": str(record.interrupted),
+        **({} if record.converged is None else {"converged": int(record.converged)}),
+        "interrupted": int(record.interrupted),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
-        "audited": str(record.audited),
+        "audited": int(record.audited),
         "stands_apart": record.stands_apart,
-        **{name: record.latest[name] for name in ("epsilon", "delta") if name in record.latest},
+        **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }
+
+
+def _spent(record: Record) -> dict[str, float]:
+    """What a private run spent, and how large its noise is."""
+    private = record.private
+    return {} if private is None else {"epsilon": private.epsilon, "delta": private.delta, "noise": private.noise}

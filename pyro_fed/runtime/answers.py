@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 
@@ -20,7 +20,7 @@ class Answer:
     """What one stage of a plan found.
 
     Args:
-        algorithm: the stage.
+        stage: what was run.
         number: its place among the stages.
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.
@@ -31,7 +31,7 @@ class Answer:
         measured: what the audit measured of it.
     """
 
-    algorithm: Algorithm
+    stage: Stage
     number: int
     shared: State
     draws: Tensor
@@ -44,7 +44,7 @@ class Answer:
     @property
     def name(self) -> str:
         """The algorithm's, with what it starts from where that has been set."""
-        return named(self.algorithm)
+        return named(self.stage)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -52,15 +52,35 @@ class Answer:
         flat = self.draws.flatten(0, 1).double()
         return flat.mean(0), flat.std(0)
 
+    @cached_property
+    def corrected(self) -> tuple[Tensor, Tensor] | None:
+        """Means and SDs (D,) that the audit's chains came to from these draws; None where there were none."""
+        if not self.measured or self.stage.noncentred:
+            return None  # of a non-centred form the audit's numbers are other ones
+        mean, sd = self.moments
+        found = {name: torch.from_numpy(self.measured[name][: len(mean)]) for name in ("mean_error", "sd_ratio")}
+        posterior = sd * found["sd_ratio"]
+        return mean + found["mean_error"] * posterior, posterior
 
-def named(algorithm: Algorithm) -> str:
-    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`."""
-    return repr(algorithm).removesuffix("()")
+
+def named(stage: Stage) -> str:
+    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`, `FedEP, non-centred`."""
+    return repr(stage.algorithm).removesuffix("()") + (", non-centred" if stage.noncentred else "")
 
 
-def disagreement(plan: Plan, problem: Problem, one: Answer, other: Answer) -> str:
-    """Where two answers are farthest apart, as a clause; "" where they agree."""
-    (mean, sd), (other_mean, other_sd) = one.moments, other.moments
+def disagreement(
+    plan: Plan, problem: Problem, one: Answer, other: Answer, moments: tuple[Tensor, Tensor] | None = None
+) -> str:
+    """Where two answers are farthest apart, as a clause; "" where they agree.
+
+    Args:
+        plan: its limits.
+        problem: the posterior.
+        one: an answer.
+        other: another one.
+        moments: means and SDs to compare with, in place of the other answer's own.
+    """
+    (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
     away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
@@ -94,7 +114,8 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
 
     One with fewer doubts goes before one with more, then one with which another agrees, then draws before particles,
     which have a spacing, then the later one, whose algorithm assumes less. It is settled where it has no doubts and
-    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it.
+    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it. A doubted
+    answer agrees also where the audit's chains, which began at its draws, came to this one.
 
     Args:
         plan: what is being tried.
@@ -110,10 +131,15 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
     }
 
     def confirmed(one: Answer) -> bool:
-        return any(number == one.number and not clause for (number, _), clause in apart.items())
+        agrees = any(number == one.number and not clause for (number, _), clause in apart.items())
+        return agrees or any(
+            other.corrected is not None and not disagreement(plan, problem, one, other, other.corrected)
+            for other in answers
+            if other is not one
+        )
 
     def rank(one: Answer) -> tuple[int, bool, bool, int]:
-        return -len(one.doubts), confirmed(one), one.algorithm.draws_are != "particles", one.number
+        return -len(one.doubts), confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
 
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]

@@ -16,6 +16,7 @@ from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
+from pyro_fed.runtime.interruption.sigint import Interruption
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Context:
     start: Start | None = None
     evaluation: Evaluation | None = None
     budget: Budget = field(default_factory=Budget)
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Phase:
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
         ledger: the clients' sites as the server can follow them; empty where it cannot.
+        name: as its progress is shown.
     """
 
     algorithm: Algorithm
@@ -59,3 +62,4 @@ class Phase:
     done: int = 0
     last: bool = False
     ledger: State = field(default_factory=dict)
+    name: str = ""

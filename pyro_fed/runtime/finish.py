@@ -10,17 +10,22 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import DrawStats
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
+from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence
+from pyro_fed.audit import Evidence, not_audited
 from pyro_fed.audit import audit as audited
 from pyro_fed.audit.influence import who_stands_apart
 from pyro_fed.conventions import seeding
-from pyro_fed.errors import DivergenceError
+from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import to_inference_data
+from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.collecting import collected, integration_notes
 from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
+from pyro_fed.runtime.privacy_noise import with_noise
+from pyro_fed.runtime.replies import hidden
 
 
 @dataclass
@@ -46,7 +51,10 @@ class Finish:
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; what speaks against it is said."""
         draws = self.drawn(shared)
-        self.judge(shared, draws)
+        if hidden(self.context):
+            draws = self.noisy(shared, draws)
+        else:
+            self.judge(shared, draws)
         self.context.record.notes += self.context.record.failed()
         say(self.context.record.said())
         return self.result(shared, draws)
@@ -55,7 +63,7 @@ class Finish:
         """Draws (chain, draw, D), unconstrained.
 
         Raises:
-            KeyboardInterrupt: the run was interrupted before there was a distribution.
+            InterruptedRun: the run was interrupted before there was a posterior.
             DivergenceError: there is no distribution, or its draws are not finite. It keeps the state.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
@@ -65,12 +73,18 @@ class Finish:
             raise self._undrawn(shared, f"is no distribution ({str(error).partition(';')[0]})") from error
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
+        if self.context.record.interrupted and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
+            raise self._interrupted(shared)
         return draws
 
-    def _undrawn(self, shared: State, why: str) -> DivergenceError | KeyboardInterrupt:
+    def _interrupted(self, shared: State) -> InterruptedRun:
+        done = f"{type(self.algorithm).__name__}, after {len(self.context.record.rounds)} rounds"
+        return no_posterior(done, self.context, self.algorithm, shared)
+
+    def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun:
         """The error for a last state that cannot be drawn from, which it keeps; or the user's interruption."""
         if self.context.record.interrupted:
-            return KeyboardInterrupt("interrupted before there was a distribution to draw from")
+            return self._interrupted(shared)
         rounds = len(self.context.record.rounds)
         error = DivergenceError(
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. Take more rounds, or "
@@ -81,21 +95,41 @@ class Finish:
         error.algorithm, error.state = self.algorithm, shared
         return error
 
+    def noisy(self, shared: State, draws: Tensor) -> Tensor:
+        """Draws with the noise of a private run in their spread; all else that could be said of them looks at rows."""
+        context, record = self.context, self.context.record
+        found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
+        record.doubts += found.doubts + self.unsettled()
+        assert isinstance(context.combination, Private)
+        releases = sum(bool(one.clients) for one in record.rounds)
+        epsilon = context.combination.epsilon(releases) if releases else 0.0
+        record.private = Released(found.noise, epsilon, context.combination.delta)
+        return found.draws
+
+    def unsettled(self) -> list[str]:
+        """That the last round's change was too large, where the algorithm says so."""
+        record = self.context.record
+        if record.converged is not False or "change" not in record.latest:
+            return []
+        return [f"not converged after {len(record.figures)} rounds: the last change was {record.latest['change']:.3g}"]
+
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""
         context, record = self.context, self.context.record
         own = self.algorithm.warnings(record, context.problem)
         record.doubts += own
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
-        if record.converged is False and not said and "change" in record.latest:
-            change = record.latest["change"]
-            record.doubts.append(f"not converged after {len(record.figures)} rounds: the last change was {change:.3g}")
+        if not said:
+            record.doubts += self.unsettled()
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         if self.audit:
             self._say_who_stands_apart()
         whole = context.federation.holds_data and context.combination is None and not record.failed()
-        if self.audit and whole:  # else the result is not meant to be the posterior of all rows
+        unaudited = not_audited(context.problem) if self.audit and whole else ""
+        if unaudited:
+            record.notes.append(unaudited)
+        elif self.audit and whole:  # else the result is not meant to be the posterior of all rows
             record.audited = True
             evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
@@ -117,6 +151,8 @@ class Finish:
         context = self.context
         federation, problem = context.federation, context.problem
         stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
+        if context.record.private is not None:
+            return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
         if problem.local_dim and self.collect_local and federation.holds_data:
             federation, problem, draws = collected(federation, problem, draws, context.seed)
         return to_inference_data(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, resolved
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions import seeding
+from pyro_fed.conventions import progress, seeding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -26,6 +24,7 @@ from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.one_round import one_round
@@ -55,7 +54,7 @@ def run_phases(
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
-    check_combination(context.combination, chain)
+    check_combination(context.combination, chain, context.federation.num_clients)
     networks = [  # the run's own algorithm first: it is the one that the user named
         connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
         for part in reversed(chain)
@@ -73,12 +72,15 @@ def run_phases(
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
         phase.last = last
+        phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
             phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
-        if finished is not None and start is not None and not context.budget.ended and not context.record.interrupted:
+        if context.record.interrupted:
+            break
+        if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
     return phase.shared
 
@@ -104,9 +106,9 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
     """The algorithm after all that it starts from."""
-    chain = [resolved(algorithm)]
+    chain = [run_as(algorithm, problem)]
     while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, resolved(first))
+        chain.insert(0, run_as(first, problem))
     return chain
 
 
@@ -116,7 +118,6 @@ def _begin(
     record = context.record
     record.figures.clear()
     record.converged = None
-    rounds = 0 if record.interrupted else rounds
     generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
     if context.start is not None:
         shared, local = context.start
@@ -143,35 +144,25 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:
         return
-    if not phase.done and not record.interrupted:
+    if not phase.done:
         _save(phase, context)  # who is killed in the first round has something to resume from
-    before, bar = len(record.rounds) - phase.done, _progress(phase, context)
+    before = len(record.rounds) - phase.done
+    bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
-        for index in bar:
+        for index in range(phase.done, phase.rounds):
             _round(phase, context, network, data, index)
-            bar.set_postfix_str(_postfix(context))
+            bar.advance(_postfix(context))
             if record.converged:
                 break
-    except KeyboardInterrupt:
-        record.interrupted = True
-        del record.rounds[before + phase.done :]  # a round cut short does not count
-        record.notes.append(f"{type(algorithm).__name__} was interrupted after {phase.done} of {phase.rounds} rounds")
+            context.interruption.check()
+    except KeyboardInterrupt as stop:
+        del record.rounds[before + phase.done :], record.figures[phase.done :]  # a round cut short does not count
+        interrupted(phase, context, stop)
     except BudgetEnded:
         pass  # the budget remembers it
     finally:
         bar.close()
     record.notes += network.notes()
-
-
-def _progress(phase: Phase, context: Context) -> Any:
-    return tqdm(
-        range(phase.done, phase.rounds),
-        initial=phase.done,
-        total=phase.rounds,
-        desc=type(phase.algorithm).__name__,
-        disable=not context.progress,
-        unit="round",
-    )
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:

@@ -11,28 +11,34 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Indicators, Pooled, check_taken_up
+from pyro_fed.algorithm.capabilities import Indicators, OnGraph, Pooled, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.density.compiling.compiler import LEVELS, choose_level, threads
+from pyro_fed.conventions.progress import Show, showing
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
+from pyro_fed.density.compiling.process import common_of
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.checkpoint.handover import hand_over
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.finish import Finish
-from pyro_fed.runtime.handover import hand_over
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
+
+#: Draws of a density where none are asked for.
+NUM_DRAWS = 1000
 
 
 def run(
@@ -43,10 +49,10 @@ def run(
     schedule: Schedule | None = None,
     graph: Graph | None = None,
     executor: str | Executor = "vectorised",
-    num_draws: int = 1000,
+    num_draws: int | None = None,
     seed: int = 0,
     compile: str = "auto",
-    progress: bool = True,
+    progress: Show = True,
     num_threads: int | None = 1,
     log_likelihood: bool = True,
     collect_local: bool = True,
@@ -70,11 +76,13 @@ def run(
         graph: who talks to whom, of an algorithm without a server, such as `pf.graph.ring(5)`; agents that the
             schedule leaves out of a round are asleep in it.
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
-        num_draws: draws of the posterior, where the result is a density (particles are returned as they are).
+        num_draws: draws of the posterior, where the result is a density (particles are returned as they are); None
+            takes 1000, and of a model of more than 1000 parameters as many as 20 million numbers have room for.
         seed: the only source of randomness; same seed, same answer, whatever the executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
             compiled), or "auto": what the expected work repays.
-        progress: show a progress bar.
+        progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
+            elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
         log_likelihood: compute the pointwise log-likelihood of all rows.
@@ -99,14 +107,15 @@ def run(
     Returns:
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
         federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
-        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early and returns
-        what is done so far.
+        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early: it returns what has been found
+        so far, with `attrs["interrupted"]`, where that is a posterior.
 
     Raises:
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
+        InterruptedRun: Ctrl-C before there was a posterior; its `state`, or the checkpoint, holds what there was.
     """
     if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
         raise SettingError(
@@ -125,34 +134,37 @@ def run(
         )
     stages = stages_of(algorithm, federation.problem, graph)
     for one in stages:
-        check_taken_up(one)
-    first = stages[0]
+        check_taken_up(one.algorithm)
+    first = stages[0].algorithm
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
+    if num_draws is None:
+        num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
-    with threads(num_threads), torch.no_grad():
-        problem = _compiled(federation.problem, compile, rounds, progress)
+    with threads(num_threads), torch.no_grad(), showing(progress):
+        problem = _compiled(federation.problem, compile, rounds, progress is not False)
         record = Record(federation.client_names)
         context = Context(
-            federation, problem, graph, resolve(executor), seed, progress, record, min_clients, combination
+            federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
+        if start is not None:
+            context.start = hand_over(first, federation, Path(start))
         if checkpoint is not None:
             marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
-        if start is not None:
-            context.start = hand_over(first, federation, Path(start))
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
-            if plan is not None:
-                context.budget = Budget(plan.max_rounds, plan.max_bytes)
-                return run_stages(plan, stages, finish)
-            shared = run_phases(first, context, rounds, schedule)
+            with context.interruption:
+                if plan is not None:
+                    context.budget = Budget(plan.max_rounds, plan.max_bytes)
+                    return run_stages(plan, stages, finish)
+                shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
             if error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
@@ -162,7 +174,14 @@ def run(
             raise
         finally:
             context.executor.close()
+            if context.checkpoint is not None:
+                context.checkpoint.close()
         return finish(shared)
+
+
+def _chains(algorithm: Algorithm, federation: Federation) -> int:
+    """How many chains a result has: one an agent of a graph."""
+    return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _check_of_plan(plan: Plan, **given: Any) -> None:
@@ -208,7 +227,9 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
-    if mode not in kept.levels:
+    common = common_of(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    levels = kept.levels if common is None else common.levels
+    if mode not in levels:
         particles, clients = trial(problem)
 
         def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -220,8 +241,12 @@ def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Probl
             found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
             return found
 
-        level = choose_level(mode, scores, (particles, *clients))
+        example = (particles, *clients)
+        if mode == "auto":  # whether it can be traced is seen once anything is
+            level = "trace" if maps(scores, example) else "loop"
+        else:
+            level = choose_level(mode, scores, example)
         if level != LEVELS[mode]:  # with a warning, which the next run gives again
             return replace(problem, compiler=kept.at(mode, level, rounds), progress=progress)
-        kept.levels[mode] = level
-    return replace(problem, compiler=kept.at(mode, kept.levels[mode], rounds), progress=progress)
+        levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common), progress=progress)

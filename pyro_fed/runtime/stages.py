@@ -10,13 +10,15 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import DivergenceError, PyroFedError, QuorumError, SettingError
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
+from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.finish import Finish, say
 from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
 
@@ -47,12 +49,12 @@ class Step:
     chosen: bool = False
 
 
-def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> InferenceData:
+def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData:
     """Try the stages of a plan in turn.
 
     Args:
         plan: whose they are.
-        stages: its algorithms, as they are run on this problem.
+        stages: its stages, as they are run on this problem.
         finish: the end of a run of the first of them.
 
     Returns:
@@ -87,10 +89,11 @@ def run_stages(plan: Plan, stages: list[Algorithm], finish: Finish) -> Inference
     return _result(plan, choice, trial, finish)
 
 
-def _weighed_by(coming: list[Algorithm], answer: Answer, problem: Problem) -> bool:
+def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
     """Whether the next stage begins with the particles of this one, whose spacing costs them spread."""
-    first = coming[0].warm_start(problem) if coming else None
-    return answer.algorithm.draws_are == "particles" and first is not None and resolved(first) == answer.algorithm
+    first = coming[0].algorithm.warm_start(problem) if coming else None
+    own = answer.stage.algorithm
+    return own.draws_are == "particles" and first is not None and resolved(first) == own
 
 
 class _Trial:
@@ -106,26 +109,34 @@ class _Trial:
         self.answers: list[Answer] = []
         self.errors: list[Exception] = []
         self.deserted = False
-        self._finished: Finished = []
-        self._failed: list[Algorithm] = []
+        self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
+        self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
 
-    def run(self, number: int, stage: Algorithm) -> None:
+    def run(self, number: int, stage: Stage) -> None:
         """One stage, or why it gives no answer."""
         record = self.finish.context.record
         began, before, step = time.perf_counter(), len(record.rounds), Step(named(stage))
         self.steps.append(step)
-        if again := [part for part in chain_of(stage, self.finish.context.problem) if part in self._failed]:
+        if stage.noncentred and not self.finish.context.federation.holds_data:
+            step.end = "not tried: clients elsewhere have the model in its own form"
+            return
+        failed = self._failed[stage.noncentred]
+        if again := [part for part in chain_of(stage.algorithm, self.finish.context.problem) if part in failed]:
             step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
             return
         try:
             answer = self._answer(number, stage)
+        except InterruptedRun:
+            if not self.answers:
+                raise
+            step.end = self._cut()
         except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
             if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise
             kind = "" if isinstance(error, PyroFedError) else f"{type(error).__name__}: "
             step.end = kind + " ".join(str(error).split())
             self.errors.append(error)
-            self._failed.append(getattr(error, "algorithm", None) or stage)
+            failed.append(getattr(error, "algorithm", None) or stage.algorithm)
             self.deserted = isinstance(error, QuorumError)
         else:
             step.doubts = answer.doubts if answer else None
@@ -135,18 +146,21 @@ class _Trial:
         step.bytes = sum(one.bytes for one in record.rounds[before:])
         step.seconds = time.perf_counter() - began
 
-    def _answer(self, number: int, stage: Algorithm) -> Answer | None:
+    def _answer(self, number: int, stage: Stage) -> Answer | None:
         """What the stage found; None where it was cut short and an earlier answer stands."""
-        context = self.finish.context
-        record = context.record
+        record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured = [], {}
-        shared = run_phases(stage, context, stage.default_rounds(context.federation.num_clients), None, self._finished)
+        context = self._on_form(stage)
+        rounds = algorithm.default_rounds(context.federation.num_clients)
+        shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
         cut = self._cut()
         if cut and self.answers:
             return None
-        finish = replace(self.finish, algorithm=stage)
+        finish = replace(self.finish, algorithm=algorithm, context=context)
         draws = finish.drawn(shared)
         finish.judge(shared, draws)
+        if isinstance(context.problem, NonCentred):
+            draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
         return Answer(
             stage,
@@ -159,6 +173,17 @@ class _Trial:
             record.converged,
             record.measured,
         )
+
+    def _on_form(self, stage: Stage) -> Context:
+        """The run, on the form of the model that the stage takes."""
+        context = self.finish.context
+        if not stage.noncentred:
+            return context
+        federation, own = context.federation.noncentred, context.problem
+        level = own.compiler.level, own.compiler.auto, own.compiler.rounds
+        compiler = replace(federation.problem.compiler, level=level[0], auto=level[1], rounds=level[2])
+        problem = replace(federation.problem, compiler=compiler, progress=own.progress)
+        return replace(context, federation=federation, problem=problem)
 
     def _cut(self) -> str:
         """What ended the stage before its time."""
@@ -176,7 +201,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.doubts, record.measured = choice.doubts, answer.measured
     say(record.said())
     trial.steps[answer.number].chosen = True
-    found = replace(finish, algorithm=answer.algorithm).result(answer.shared, answer.draws)
+    found = replace(finish, algorithm=answer.stage.algorithm).result(answer.shared, answer.draws)
     more = {
         "algorithm": type(plan).__name__,
         "settings": repr(whole(plan)),

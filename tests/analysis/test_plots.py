@@ -28,7 +28,7 @@ def result(mean, sd=1.0, count=400, rounds=4, seed=0):
             }
         ),
     }
-    return make_inference_data(groups, {"draws_are": "particles", "centralized": "False"})
+    return make_inference_data(groups, {"draws_are": "particles", "centralized": 0})
 
 
 def test_comparison_centres_on_the_reference_and_names_what_is_outside():

@@ -9,12 +9,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
+from arviz_results import arviz_function, extend, groups_of
 from late import late
 from pyro.infer import Predictive
 from zoo import CASES
 
 import pyro_fed as pf
 from pyro_fed.errors import DataError
+from pyro_fed.results.to_arviz import make_inference_data
 
 az, xr = late("arviz"), late("xarray")
 
@@ -25,7 +27,7 @@ def posterior(**sites):
         n: (["chain", "draw", *(f"{n}_dim_{i}" for i in range(v.ndim - 1))], np.asarray(v)[None])
         for n, v in sites.items()
     }
-    return az.InferenceData(posterior=xr.Dataset(data), warn_on_custom_groups=False)
+    return make_inference_data({"posterior": xr.Dataset(data)}, {})
 
 
 def test_the_predictive_of_a_gaussian_is_gaussian():
@@ -127,9 +129,9 @@ def test_training_rows_serve_plot_ppc():
     drawn = pf.predict(idata, fed)
     assert drawn.posterior_predictive["y"].shape == (1, 10, 23)
     np.testing.assert_array_equal(drawn.observed_data["y"], idata.observed_data["y"])
-    assert az.plot_ppc(drawn) is not None
-    idata.extend(drawn)
-    assert "posterior_predictive" in idata.groups()
+    assert arviz_function("plot_ppc")(drawn) is not None
+    extend(idata, drawn)
+    assert "posterior_predictive" in groups_of(idata)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

@@ -8,6 +8,7 @@ import pytest
 from late import late
 
 from pyro_fed.analysis.report import terminal
+from pyro_fed.results.to_arviz import make_inference_data
 
 az, xr = late("arviz"), late("xarray")
 
@@ -28,7 +29,7 @@ def result(size=4, **attrs):
             "seconds": (("round", "client"), np.array([[0.5, np.nan, np.nan], [np.nan, 0.25, np.nan]])),
         }
     )
-    return az.InferenceData(attrs, posterior=posterior, federation=counts, warn_on_custom_groups=False)
+    return make_inference_data({"posterior": posterior, "federation": counts}, attrs)
 
 
 def test_posterior_table():

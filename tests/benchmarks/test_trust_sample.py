@@ -15,7 +15,7 @@ from benchmarks.trust.references import by_grid, by_quadratic, read
 from benchmarks.trust.trials import trials
 from pyro_fed.results.to_arviz import make_inference_data
 
-ATTRS = {"doubts": "", "converged": "True"}
+ATTRS = {"doubts": "", "converged": 1}
 
 SAMPLE = [
     ("linear_sorted", "FedEP"),

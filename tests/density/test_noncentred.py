@@ -7,6 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.noncentred import NonCentred
+from pyro_fed.errors import ModelError
 
 
 def chain_of_scales(group, y):
@@ -47,7 +48,7 @@ def problem_of(model):
 def test_it_is_the_same_distribution(model, effects):
     problem = problem_of(model)
     form = NonCentred.of(problem)
-    assert form is not None and form.effects == effects
+    assert form.effects == effects
     z = problem.init(4, torch.Generator().manual_seed(1))
     e = form.apart(z)
     assert float((e - z).abs().max()) > 0.1
@@ -67,4 +68,15 @@ def test_effects_are_standard_in_the_prior():
 
 
 def test_a_model_without_latent_scales_has_none():
-    assert NonCentred.of(problem_of(flat)) is None
+    with pytest.raises(ModelError, match=r"no non-centred form: of its latents \['a', 'tau'\]"):
+        NonCentred.of(problem_of(flat))
+
+
+def test_values_are_taken_and_given_on_the_models_own_scale():
+    problem = problem_of(chain_of_scales)
+    form = NonCentred.of(problem)
+    e = form.init(5, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(form.centred(e), problem.init(5, torch.Generator().manual_seed(3)))
+    values = form.constrain(e)
+    torch.testing.assert_close(values["theta"], problem.constrain(form.centred(e))["theta"])
+    torch.testing.assert_close(form.unconstrain({name: value[0] for name, value in values.items()}), e[0])

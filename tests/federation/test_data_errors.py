@@ -132,9 +132,14 @@ def test_shared_arguments_that_differ(first, second):
         pf.Federation.from_clients(model, [(X[:6], Y[:6], first), (X[6:], Y[6:], second)], plate="data")
 
 
-def test_text_is_not_data():
-    with pytest.raises(pf.DataError, match=r"dtype .*expected numbers or booleans.*pandas.factorize"):
+def test_text_is_no_measurement():
+    with pytest.raises(pf.DataError, match=r"observed site 'y' \(Normal\).*argument 'y' is text.*numbers"):
         build(linear, X, pd.Series(["yes", "no"] * 6 + ["no"]))
+
+
+def test_numbers_in_text_are_not_taken_for_labels():
+    with pytest.raises(pf.DataError, match=r"argument 'y' is text that reads as numbers.*pandas.to_numeric"):
+        build(logistic, X, pd.Series(["1", "0"] * 6 + ["10"]))
 
 
 def logistic(x, y):

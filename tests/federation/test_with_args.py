@@ -72,12 +72,12 @@ def runs_of(call):
 
 def test_nothing_is_compiled_again():
     fed, algorithm = federation(), pf.FedEP()
-    draws(algorithm, fed)
+    draws(algorithm, fed, compile="trace")
     steps = set(fed.problem.compiler.cache)
-    again = runs_of(lambda: draws(algorithm, fed))
+    again = runs_of(lambda: draws(algorithm, fed, compile="trace"))
     made = []
     assert runs_of(lambda: made.append(fed.with_args(data(1)))) == 1  # validated, on all rows
-    assert runs_of(lambda: draws(algorithm, made[0])) == again  # what checks and the result need, and no step
+    assert runs_of(lambda: draws(algorithm, made[0], compile="trace")) == again  # what checks and the result need, and no step
     assert set(made[0].problem.compiler.cache) == steps
 
 

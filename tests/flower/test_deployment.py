@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arviz_results import groups_of
 from click.testing import CliRunner
 from late import late
 
@@ -121,4 +122,4 @@ def test_a_deployment_gives_the_sequential_answer(tmp_path):
     here = pf.run(algorithm, fed, num_rounds=2, progress=False, **same)
     assert np.array_equal(idata.posterior["w"].values, here.posterior["w"].values)
     assert idata.federation["participated"].values.all()
-    assert not {"observed_data", "constant_data", "log_likelihood"} & set(idata.groups())
+    assert not {"observed_data", "constant_data", "log_likelihood"} & groups_of(idata)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -199,7 +200,7 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
 
 
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
-    import pyro_fed.runtime.checkpoint as module
+    import pyro_fed.runtime.checkpoint.folder as module
 
     written = []
 
@@ -216,3 +217,43 @@ def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.writing"))
     rest = run(checkpoint=tmp_path, resume=True)
     assert (rest.posterior["w"].values == run().posterior["w"].values).all()
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    """The second names the first, in this process and in another, and its folder is free again once it has ended."""
+    seen = []
+
+    def evaluate(idata):
+        with pytest.raises(CheckpointError, match=rf"belongs to a run that goes on: process {os.getpid()} on "):
+            run(checkpoint=tmp_path, resume=True)
+        seen.append(1)
+        return {}
+
+    run(checkpoint=tmp_path, evaluate=evaluate, evaluate_every=ROUNDS)
+    assert seen == [1]
+    run(checkpoint=tmp_path, resume=True)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 2
+
+
+def test_a_folder_is_free_after_a_run_that_failed_or_was_killed(tmp_path):
+    with pytest.raises(SettingError):
+        run(checkpoint=tmp_path, evaluate=lambda idata: "no figures")
+    script = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from pyro_fed.runtime.checkpoint.lock import Lock
+        Lock(Path({str(tmp_path)!r}))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "lock").exists()
+    run(checkpoint=tmp_path, resume=True)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(SettingError, match="expected a folder"):
+            run(checkpoint=path)

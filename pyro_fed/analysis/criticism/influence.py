@@ -21,6 +21,7 @@ from pyro_fed.audit.influence import Without, apart, by_sites
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -56,7 +57,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         >>> found["shift"].to_pandas()
         >>> found["influence"].to_series().sort_values()
     """
-    kept = idata["sites"] if "sites" in idata else None  # noqa: SIM401
+    kept = group_of(idata, "sites") if "sites" in idata else None
     run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # of a plan, the stage whose answer it is
     own = kept is not None and kept.attrs.get("algorithm") == run_by
     if kept is not None and (own or federation is None):

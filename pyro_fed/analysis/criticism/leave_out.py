@@ -38,6 +38,7 @@ from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.infer import FedAIS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, joined
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
 from pyro_fed.runtime.run import run
@@ -243,7 +244,7 @@ def others_of(federation: Federation, client: int) -> Federation:
 
 def _gaussians(idata: InferenceData, federation: Federation) -> tuple[Gaussian, Gaussian]:
     """q and the clients' sites: those that the run left, or such as the draws suggest."""
-    group = idata["sites"] if "sites" in idata else None  # noqa: SIM401
+    group = group_of(idata, "sites") if "sites" in idata else None
     if group is not None and group["client"].values.tolist() == federation.client_names:
         q, sites = kept_sites(group)
         if q.dim == federation.problem.dim:

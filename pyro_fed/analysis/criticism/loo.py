@@ -16,6 +16,7 @@ from pyro_fed.analysis.criticism.influence import checked_draws
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import QuorumError, SettingError
+from pyro_fed.ops.arviz_versions import elpd_data, ess, group_of
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import resolve
@@ -207,48 +208,10 @@ def _grouped(arguments: Any, plate: str, groups: Tensor) -> Tensor:
 
 def _efficiency(idata: InferenceData) -> float:
     """Draws that independent ones would be worth, over their number, as `arviz.loo` takes it: one of a single chain."""
-    posterior = idata["posterior"]
-    if posterior.sizes["chain"] == 1:
+    posterior = group_of(idata, "posterior")
+    chains, each = posterior.sizes["chain"], posterior.sizes["draw"]
+    if chains == 1:
         return 1.0
-    import arviz as az  # takes seconds
-
-    ess: Any = az.ess  # without types
-    found = ess(posterior, method="mean")
-    count = posterior.sizes["chain"] * posterior.sizes["draw"]
-    return float(np.hstack([found[name].values.flatten() for name in posterior.data_vars]).mean() / count)
-
-
-def elpd_data(found: dict[str, Any]) -> Any:
-    """The installed ArviZ's ELPDData.
-
-    Args:
-        found: its fields by the names of ArviZ 0.2x; what it has no place for stands among its attributes.
-    """
-    import arviz as az  # takes seconds
-
-    if hasattr(az, "ELPDData") and not hasattr(az, "waic"):  # ArviZ 1.x
-        return _new_elpd_data(az.ELPDData, found)
-    from arviz.stats.stats_utils import ELPDData  # type: ignore[import-untyped,unused-ignore]
-
-    return ELPDData(data=list(found.values()), index=list(found))
-
-
-def _new_elpd_data(kind_of: Any, found: dict[str, Any]) -> Any:
-    (kind,) = [name.removeprefix("elpd_") for name in found if name.startswith("elpd_")]
-    data = kind_of(
-        kind=kind,
-        elpd=found[f"elpd_{kind}"],
-        se=found["se"],
-        p=found[f"p_{kind}"],
-        n_samples=found["n_samples"],
-        n_data_points=found["n_data_points"],
-        scale=found["scale"],
-        warning=found["warning"],
-        good_k=found.get("good_k"),
-        elpd_i=found.get(f"{kind}_i"),
-        pareto_k=found.get("pareto_k"),
-    )
-    for name in ("k_counts", "by_client"):
-        if name in found:
-            setattr(data, name, found[name])
-    return data
+    values = [value.transpose("chain", "draw", ...).values for value in posterior.data_vars.values()]
+    flat = np.concatenate([value.reshape(chains, each, -1).astype(float) for value in values], 2)
+    return float(ess(flat, method="mean").mean() / (chains * each))

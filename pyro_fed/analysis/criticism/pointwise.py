@@ -25,6 +25,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
+from pyro_fed.ops.arviz_versions import psis
 
 #: From this Pareto k on an estimate is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -204,11 +205,8 @@ def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarra
         log_lik: (S, n).
         efficiency: draws that independent ones would be worth, over S.
     """
-    import arviz as az  # takes seconds
-
-    psislw: Any = az.psislw  # without types
-    weights, k = psislw(-log_lik.T, efficiency)
-    return np.asarray(weights).T, np.atleast_1d(np.asarray(k, dtype=float))
+    smoothed = [psis(-row, efficiency) for row in log_lik.T]
+    return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)
 
 
 def _log_sum(values: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Above, the Hessian costs more than the check is worth.
@@ -240,7 +240,7 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
     if "federation" not in idata or not {"bytes_up", "bytes_down", "seconds"} <= set(idata["federation"]):
         return {}
     record = idata["federation"]
-    pooled = str(idata.attrs.get("centralized")) == "True"
+    pooled = flag(idata.attrs, "centralized")
     up, down = (math.nan if pooled else float(np.nansum(record[name])) for name in ("bytes_up", "bytes_down"))
     seconds = float(np.nansum(record["seconds"]))
     return {"rounds": record.sizes["round"], "bytes_up": up, "bytes_down": down, "seconds": seconds}

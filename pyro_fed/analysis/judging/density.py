@@ -15,7 +15,8 @@ from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Draws at which scores are taken, evenly spaced.
@@ -65,7 +66,7 @@ def against_density(
     said = doubts.density_warnings(count, distance, draws.labels[distance.farthest])
     if sds is not None:
         said += doubts.spread_warnings(z, sds)
-    if str(idata.attrs.get("audited")) != "True":
+    if not flag(idata.attrs, "audited"):
         whole = unconstrained(idata, problem, draws.kind)
         said += audit_draws(federation, torch.from_numpy(whole.values).to(problem.dtype), draws.kind or "chains")
     return values, said
@@ -125,7 +126,7 @@ def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     Returns:
         The group `posterior` alone.
     """
-    posterior = idata["posterior"]
+    posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])
     kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))
     return {"posterior": posterior.isel(draw=kept)}

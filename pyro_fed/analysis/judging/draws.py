@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import xarray as xr
 
+from pyro_fed.ops.arviz_versions import ess
 from pyro_fed.results.inference_data import InferenceData
 
 #: Larger draws have squares, or squares over the reference's variance, that are no numbers in double precision.
@@ -121,10 +120,7 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
         return np.full(dim, repeats.sum() ** 2 / np.square(repeats).sum())
     if each < FEWEST_OF_A_CHAIN:
         return np.full(dim, float(chains))
-    import arviz as az  # takes seconds
-
-    ess: Any = az.ess  # without types
-    found = np.asarray(ess(xr.Dataset({"z": (("chain", "draw", "i"), values)}), method="mean")["z"])
+    found = ess(values, method="mean")
     constant = np.ptp(values.reshape(-1, dim), axis=0) == 0
     return np.where(constant, float(chains), np.nan_to_num(found, nan=float(chains)))
 

@@ -91,7 +91,8 @@ def _common(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> list[str]:
     if odd:
         raise DataError(
             f"the results have different parameters: {odd} are not in all of them. Compare results of one model, or "
-            "leave those out: idata.posterior = idata.posterior.drop_vars([...])"
+            "leave those out: idata['posterior'] = idata['posterior'].drop_vars([...]), on ArviZ 1.x "
+            "idata['posterior'].to_dataset().drop_vars([...])"
         )
     for variable in sorted(common):
         found = {name: each[variable] for name, each in shapes.items()}

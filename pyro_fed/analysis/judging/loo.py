@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import numpy as np
-import xarray as xr
 
+from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import make_inference_data
 
 #: How a sentence begins that speaks of this estimate alone, not of the posterior.
 ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
@@ -47,15 +43,15 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
         ]
     if np.ptp(total, axis=0).max() == 0:
         return {}, []  # a single point, repeated: nothing can be left out
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Estimated shape parameter of Pareto")  # kept as `bad_pareto_k`
-        import arviz as az  # takes seconds
-
-        psis: Any = az.loo  # without types
-        found = psis(_as_idata(total), pointwise=True)
-    bad = np.asarray(found.pareto_k) > LARGEST_PARETO_K
-    costs = np.logaddexp.reduce(total, 0) - np.log(len(total)) - np.asarray(found.loo_i)
-    values = {"elpd_loo": float(found.elpd_loo), "elpd_loo_se": float(found.se), "bad_pareto_k": int(bad.sum())}
+    smoothed = [psis(-row) for row in total.T]
+    bad = np.array([k for _, k in smoothed]) > LARGEST_PARETO_K
+    without = np.logaddexp.reduce(total + np.stack([weights for weights, _ in smoothed], 1), 0)
+    costs = np.logaddexp.reduce(total, 0) - np.log(len(total)) - without
+    values = {
+        "elpd_loo": float(without.sum()),
+        "elpd_loo_se": float((len(without) * without.var()) ** 0.5),
+        "bad_pareto_k": int(bad.sum()),
+    }
     if costs[bad].sum() <= SHARE_THAT_MATTERS * values["elpd_loo_se"]:
         return values, []
     return values, [
@@ -64,13 +60,3 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
         "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
         "at a time"
     ]
-
-
-def _as_idata(log_likelihood: np.ndarray) -> InferenceData:
-    """What `arviz.loo` needs, of a pointwise log-likelihood (S, N)."""
-    dims = ("chain", "draw", "row")
-    groups = {
-        "posterior": xr.Dataset({"none": (dims[:2], np.zeros((1, len(log_likelihood))))}),
-        "log_likelihood": xr.Dataset({"all": (dims, log_likelihood[None])}),
-    }
-    return make_inference_data(groups, {})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import xarray as xr
 from scipy import special
 
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, worth
 from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
+from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
 #: Chains whose means differ by as many of their SDs as make a mean wrong have this R-hat, (1 + 0.25²)^½.
@@ -33,12 +31,8 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
     chains, each, dim = draws.values.shape
     markov = draws.kind in ("chains", "")
     if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
-        import arviz as az  # takes seconds
-
-        rhat: Any = az.rhat  # without types
         varies = np.ptp(draws.flat, axis=0) > 0
-        moving = xr.Dataset({"z": (("chain", "draw", "i"), draws.values[:, :, varies])})
-        worst = np.nan_to_num(np.asarray(rhat(moving)["z"]), nan=np.inf)  # chains that stand still, apart
+        worst = np.nan_to_num(rhat(draws.values[:, :, varies]), nan=np.inf)  # chains that stand still, apart
         if worst.max() > LARGEST_RHAT:
             where = np.array(draws.labels)[varies][int(worst.argmax())]
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")

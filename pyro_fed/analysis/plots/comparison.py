@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +12,7 @@ from matplotlib.figure import Figure
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import colors, tidy
 from pyro_fed.errors import SettingError
+from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
 
 #: Half-width of a panel, in SDs of the reference: a result outside it is named at the edge.
@@ -89,6 +88,8 @@ def _chosen(
 def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict[str, str]) -> None:
     truth = draws[reference]
     low, high = truth.mean() - PANEL_SDS * truth.std(), truth.mean() + PANEL_SDS * truth.std()
+    if min(values.min() for values in draws.values()) > 0:  # where no draw of any result is, no density is drawn
+        low = max(low, 0.0)
     grid, density = _density(truth)
     ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)", linewidth=0)
     for name, values in draws.items():
@@ -110,11 +111,9 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
 
 
 def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel density estimate that falls to zero outside the draws."""
-    room = values.std()
-    estimate: Any = az.kde  # without types
-    grid, density = estimate(values, bound_correction=False, custom_lims=(values.min() - room, values.max() + room))
-    return grid, density
+    """A kernel density estimate that falls to zero outside the draws; of positive ones none below zero."""
+    room, low = values.std(), values.min()
+    return kde(values, max(low - room, 0.0) if low > 0 else low - room, values.max() + room)
 
 
 def _outside(ax: Axes, name: str, right: bool, color: str) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
 from pyro_fed.errors import SettingError
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.inference_data import InferenceData, flag
 
 #: Traffic that varies by more than this factor is shown on a logarithmic axis.
 DECADES = 100.0
@@ -49,7 +49,7 @@ def plot_convergence(
         style = {"color": palette[name], "label": name, "linewidth": 1.6, "marker": "o", "markersize": 3}
         known = np.isfinite(values)  # a phase that it started from has its own measure
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
-        if str(idata.attrs.get("centralized")) != "True":
+        if not flag(idata.attrs, "centralized"):
             axes[1].plot(megabytes[known], values[known], **style)
     for ax, label in zip(axes, ("round", "sent and received until then, MB"), strict=True):
         ax.set_xlabel(label)

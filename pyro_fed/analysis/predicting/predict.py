@@ -32,6 +32,7 @@ from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
 from pyro_fed.runtime.collecting import collected
@@ -84,7 +85,7 @@ def predict(
     new_rows = args is not None or bool(kwargs)
     if groups is not None and not new_rows:
         raise SettingError("predict: groups says whose new data are, and there are none: pass args, or leave it out")
-    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars) and isinstance(model, Federation) and _wanted(model, new_rows, groups):
         posterior = with_own_latents(posterior, model, seed)
     if not new_rows and (missing := sorted(hidden - set(posterior.data_vars))):
@@ -94,12 +95,14 @@ def predict(
         )
     args, kwargs = _arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
-    arguments = flatten(function, args, kwargs)
+    kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
+    labels = model.problem.arguments.labels if isinstance(model, Federation) else None
+    arguments = flatten(function, args, kwargs, labels)
     dtype = arguments.floating_dtype()
     args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: _flat(np.asarray(value.values), dtype) for name, value in latents.items()}
-    run = _Run(function, args, kwargs, dtype, hidden)
+    run = _Run(function, args, kwargs, dtype, hidden, kept)
     first = run.first({name: value[0] for name, value in values.items()})
     found = None
     if new_rows:
@@ -140,7 +143,9 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
     problem = federation.problem
     missing = [name for name in problem.sites if name not in posterior]
     if missing:
-        raise DataError(f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}")
+        raise DataError(
+            f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}"
+        )
     with threads(1), torch.no_grad():
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
@@ -163,7 +168,7 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
     Raises:
         DataError: a latent site that the posterior lacks.
     """
-    posterior, hidden = idata["posterior"], frozenset(idata.attrs.get("local_sites", "").split())
+    posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars):
         posterior = with_own_latents(posterior, federation, 0)
     return [
@@ -187,7 +192,7 @@ def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, 
         values[str(name)] = _flat(np.asarray(kept.values), dtype)
 
     def draw(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        run = _Run(federation.problem.model, args, kwargs, dtype, hidden)
+        run = _Run(federation.problem.model, args, kwargs, dtype, hidden, dict(federation.problem.bound.constants))
         first = run.first({name: value[0] for name, value in values.items()})
         given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
         return {name: value for name, value in _draw(run, values, generator).items() if name in given}, given
@@ -263,13 +268,15 @@ class _Run:
         kwargs: Mapping[str, Any],
         dtype: torch.dtype,
         hidden: frozenset[str] = frozenset(),
+        constants: dict[str, Any] | None = None,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
+        self.constants = constants
         self.partly: dict[str, Tensor] = {}
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
-        handler = _Redraw(values, self.hidden, self.partly)
+        handler = _Redraw(values, self.hidden, self.constants, self.partly)
         execution = run_model(self.model, self.args, self.kwargs, handler, indices=None, dtype=self.dtype)
         return execution.trace, handler
 
@@ -335,9 +342,15 @@ class _Redraw(Messenger):
 
     plate = None
 
-    def __init__(self, values: dict[str, Tensor], hidden: frozenset[str], partly: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        values: dict[str, Tensor],
+        hidden: frozenset[str],
+        constants: dict[str, Any] | None,
+        partly: Mapping[str, Tensor],
+    ) -> None:
         super().__init__()
-        self.values, self.hidden, self.partly = values, hidden, partly
+        self.values, self.hidden, self.constants, self.partly = values, hidden, constants, partly
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 

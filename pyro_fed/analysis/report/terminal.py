@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
+from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
+from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData
 
 if TYPE_CHECKING:
@@ -92,19 +93,22 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
         idata: result of `pyro_fed.run`.
         max_rows: rows to show; what is left out is counted in a last line.
     """
-    import arviz as az  # the rest of this module does without
-
     made = idata.attrs.get("draws_are")
-    kind: Literal["all", "stats"] = "all" if made == "chains" else "stats"
-    alone: dict[str, Any] = {"stat_funcs": {"value": np.mean}, "extend": False} if made == "point" else {}
-    names = list(map(str, idata["posterior"].data_vars))
-    table = az.summary(idata, var_names=names, kind=kind, round_to="none", **alone)
+    table = _values(idata) if made == "point" else summary(idata, chains=made == "chains")
     text = table.head(max_rows).to_string(float_format=lambda number: f"{number:.3g}")
     left_out = len(table) - max_rows
     lines = [f"  {line}" for line in text.splitlines()]
     if left_out > 0:
         lines.append(f"  ... and {left_out} more (all of them: --rows {len(table)})")
     return "\n".join([heading("Point, no posterior" if made == "point" else "Posterior"), *lines])
+
+
+def _values(idata: InferenceData) -> pd.DataFrame:
+    """The values of a point, a row a scalar: of agents that have one each, their mean."""
+    import pandas as pd
+
+    draws = Draws.of(idata, list(map(str, idata["posterior"].data_vars)))
+    return pd.DataFrame({"value": draws.flat.mean(0)}, index=draws.labels)
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:
@@ -141,12 +145,14 @@ def cost_block(idata: InferenceData) -> str:
     return "\n".join([heading("Cost"), *lines])
 
 
-def client_line(sizes: Sequence[int]) -> str:
+def client_line(sizes: Sequence[int], unit: str = "") -> str:
     """How many clients there are and how many rows they hold, in a few words.
 
     Args:
         sizes: rows of each client.
+        unit: behind their number, such as "clients".
     """
+    count = f"{len(sizes)} {unit}".rstrip()
     if min(sizes) == max(sizes):
-        return f"{len(sizes)}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
-    return f"{len(sizes)}, {min(sizes)} to {max(sizes)} rows each"
+        return f"{count}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
+    return f"{count}, {min(sizes)} to {max(sizes)} rows each"

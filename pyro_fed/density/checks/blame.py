@@ -89,7 +89,7 @@ def line_of(error: BaseException) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         inside = inside or code is run_model.__code__
-        if inside and _is_users(code):
+        if inside and is_users(code):
             found = code.co_filename, trace.tb_lineno
         trace = trace.tb_next
     return f" at {quoted(found)}" if found else ""
@@ -157,21 +157,25 @@ class _Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         value = func(*args, **(kwargs or {}))
-        line = _line()
+        line = current_line()
         if line is not None and len(self.results) < MOST_RESULTS:
             self.results.append(_Result(func, line, _kept(value)))
         return value
 
 
-class _Statements(Messenger):
-    """Notes the line of each `pyro.sample`."""
+class Statements(Messenger):
+    """Notes the line of each `pyro.sample`.
+
+    Args:
+        statements: gets the lines by the sites' names.
+    """
 
     def __init__(self, statements: dict[str, Line]) -> None:
         super().__init__()
         self.statements = statements
 
     def _pyro_sample(self, msg: Any) -> None:
-        line = _line()
+        line = current_line()
         if line is not None:
             self.statements[msg["name"]] = line
 
@@ -182,18 +186,23 @@ def _kept(value: Any) -> Any:
     return tuple(_kept(part) for part in value) if isinstance(value, (list, tuple)) else None
 
 
-def _line() -> Line | None:
+def current_line() -> Line | None:
     """The innermost line of the model itself that is running; None outside the model's run."""
     frame: Any = sys._getframe(1)
     found: Line | None = None
     while frame is not None and frame.f_code is not run_model.__code__:
-        if found is None and _is_users(frame.f_code):
+        if found is None and is_users(frame.f_code):
             found = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return found if frame is not None else None
 
 
-def _is_users(code: CodeType) -> bool:
+def is_users(code: CodeType) -> bool:
+    """Whether this is code of the model's own, and none of torch, Pyro, the standard library or this package.
+
+    Args:
+        code: of a frame.
+    """
     path = code.co_filename
     if path.startswith(_FOREIGN):
         return False
@@ -203,7 +212,7 @@ def _is_users(code: CodeType) -> bool:
 def _recorded(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, at: Tensor) -> _Recording | None:
     recording = _Recording()
     try:
-        with recording, _Statements(recording.statements):
+        with recording, Statements(recording.statements):
             problem.log_terms(z, tuple(leaf[at] for leaf in rows), local[at])
     except (RuntimeError, ValueError, IndexError, TypeError):  # it was run mapped before, and may not be without
         return None

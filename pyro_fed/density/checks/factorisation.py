@@ -28,11 +28,15 @@ from pyro_fed.density.checks.blame import blame, line_of
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
+from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
-from pyro_fed.errors import ModelError, PyroFedError
+from pyro_fed.errors import ModelError, PyroFedError, listed
 
 #: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
 REFERENCE_ROWS = 2048
+#: Rows × parameters of these at most, but so many rows at least; with more parameters than `LARGE` fewer points too.
+REFERENCE_NUMBERS, FEWEST_ROWS, LARGE = 50_000_000, 64, 50_000
 #: Rows that are looked at in pairs, and in how many columns the extreme ones are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
 #: With fewer rows each is beside itself: two pairs of four rows may have all in common with the four.
@@ -51,7 +55,8 @@ Terms = dict[str, Tensor]
 #: What every row that does not factorise is told.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
-    "summarise the data before the model, or partition over an outer plate"
+    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), or partition over an outer "
+    "plate"
 )
 
 
@@ -112,9 +117,10 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
 # -- rows and points --------------------------------------------------------------------------------------------
 def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
     bound = problem.bound
-    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:REFERENCE_ROWS].sort().values
+    count = _reference_rows(bound.num_rows, problem.dim)
+    at = torch.randperm(bound.num_rows, generator=torch.Generator().manual_seed(0))[:count].sort().values
     rows = tuple(leaf[at] for leaf in problem.rows)
-    number = LOOPED_POINTS if problem.looped else None
+    number = LOOPED_POINTS if problem.looped or problem.dim > LARGE else None
     pairs = _pairs(problem, rows)
     weight = torch.rand(pairs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return _Sample(
@@ -126,6 +132,11 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
         points(problem, seen)[:number],
         local_points(problem, seen, at)[:number],
     )
+
+
+def _reference_rows(num_rows: int, dim: int) -> int:
+    """Rows among which each row is looked at: fewer where a row's density has very many parameters."""
+    return min(num_rows, REFERENCE_ROWS, max(FEWEST_ROWS, REFERENCE_NUMBERS // max(1, dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
@@ -205,13 +216,46 @@ def _apart(problem: RowDensities, sample: _Sample) -> _Run:
 def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
     bound = problem.bound
     return ModelError(
-        f"the model runs on all {bound.num_rows} rows but not on some of them: the arguments split by rows are "
-        f"{[name for name, _, _ in bound.arguments.columns]}, and plate '{bound.plate}' and every latent must "
+        f"the model runs on all {bound.num_rows} rows but not on some of them, where it said{line_of(error)}: "
+        f"{str(error).splitlines()[0]}. {_why_not_on_some(problem)}"
+    )
+
+
+def _why_not_on_some(problem: RowDensities) -> str:
+    """What may be the cause: data that are no arguments, rows on another axis, sizes that are not of the rows."""
+    bound = problem.bound
+    names = list(bound.arguments.names)
+    held = held_data(bound.model, bound.num_rows)
+    if held:
+        return as_arguments(bound.model, names, held, bound.plate).strip()
+    columns = [name for name, _, _ in bound.arguments.columns]
+    said = _other_axis(bound.arguments, bound.num_rows)
+    sizes = held_sizes(bound.model, bound.num_rows)
+    if sizes:
+        one = columns[0] if columns else "y"
+        said += (
+            f"{listed(sorted(set(sizes)))} is the number of all rows, {bound.num_rows}: write len({one}), which is a "
+            "client's own at each. "
+        )
+    return (
+        f"{said}The arguments split by rows are {columns}, and plate '{bound.plate}' and every latent must "
         "take their sizes from them or be independent of them. Say which arguments are split with shard=(...); a "
         "number that is read from the rows' values, such as int(group.max()) + 1, is another one at each client: "
-        f"compute it before the model and pass it as an argument. {_nested_cure(problem)}The model "
-        f"said{line_of(error)}: {str(error).splitlines()[0]}"
+        "compute it before the model and pass it as an argument, or in the model by pf.shared('groups', lambda: ...). "
+        f"{_nested_cure(problem)}".rstrip()
     )
+
+
+def _other_axis(arguments: Arguments, num_rows: int) -> str:
+    """The cure where an argument has its rows on another axis than the first; empty where none has."""
+    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+        if isinstance(leaf, Tensor) and num_rows in leaf.shape and i not in arguments.split:
+            axis = list(leaf.shape).index(num_rows)
+            return (
+                f"Argument '{name}' has shape {tuple(leaf.shape)}: where its rows are on dimension {axis}, say "
+                f"shard={{'{name}': {axis}}}, or transpose it. "
+            )
+    return ""
 
 
 # -- comparing --------------------------------------------------------------------------------------------------
@@ -320,7 +364,10 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
         if bool(_off(terms[sample.pairs], whole.inside[name][:, 0]).any()):
             raise ModelError(
                 f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
-                "they are latents inside the plate: mask the likelihood instead, or impute outside the model"
+                "they are latents inside the plate. Write them as one: `known = ~torch.isnan(x)`, in the plate "
+                '`drawn = pyro.sample("drawn", prior)`, the observed ones by `pyro.sample("x", prior, '
+                "obs=torch.where(known, x, drawn.detach()))` under `poutine.mask(mask=known)`, and then "
+                "`torch.where(known, x, drawn)` in place of x; or mask the likelihood, or impute outside the model"
             )
 
 
@@ -374,7 +421,8 @@ def _refusal(
         what = f"the prior of site '{name}'" if name else "the support of a latent site"
         return ModelError(
             f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {cause.where}Compute "
-            "summaries of the data once, before the model, and pass them as shared arguments; or exclude an argument "
+            "summaries of the data once, before the model, and pass them as shared arguments, or in the model by "
+            "pf.shared('name', lambda: ...), such as pf.shared('n', len(x)); or exclude an argument "
             "that is not split by rows with shard=(...)"
         )
     if kind == "slope":

@@ -34,4 +34,7 @@ def check_plate_size(plate: str, size: int, num_rows: int) -> None:
         DataError: names both numbers.
     """
     if size != num_rows:
-        raise DataError(f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows")
+        raise DataError(
+            f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows. Where the rows are on "
+            "another dimension than the first, name it, shard={'counts': 1}, or transpose the argument"
+        )

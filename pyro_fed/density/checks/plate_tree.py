@@ -74,10 +74,11 @@ def plate_tree(bound: BoundModel) -> str:
         root.at(path).sites.append(f"{name} ← {', '.join(on)}" if on else name)
     if len(execution.plates) < 2:
         return ""
-    titles = {name: f"plate '{name}' ({size})" for name, size in execution.plates.items()}
+    titles = {bound.plate: f"the rows of plates {' and '.join(nested)}"}
+    titles |= {name: f"plate '{name}' ({size})" for name, size in execution.plates.items()}
     titles[bound.plate] += ", split over the clients"
     for name in nested:
-        titles[name] += f", whose rows follow '{bound.plate}'"
+        titles[name] += "" if bound.arguments.declared else f", whose rows follow '{bound.plate}'"
     return "\nThe model's plates, their sites, and what those depend on:\n" + "\n".join(root.lines(titles))
 
 

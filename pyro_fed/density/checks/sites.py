@@ -16,16 +16,18 @@ from pyro_fed.density.checks.plate_size import check_plate_size, size_of_plate
 from pyro_fed.density.checks.plate_tree import check_followers
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import (
     Message,
     frame_of,
+    innermost,
     is_deterministic,
     is_improper,
     is_imputed,
     plate_of,
     row_axis,
 )
-from pyro_fed.errors import DataError, ModelError
+from pyro_fed.errors import DataError, ModelError, listed
 
 
 def describe(bound: BoundModel, seen: FirstRun) -> Layout:
@@ -44,7 +46,7 @@ def describe(bound: BoundModel, seen: FirstRun) -> Layout:
     _check_plate(bound, execution.plates, execution.trace)
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
-    _check_observed(execution.trace)
+    _check_observed(execution.trace, bound.arguments)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     if not layout.reported or not (layout.local or layout.discrete):
         return layout
@@ -161,7 +163,7 @@ def _check_nested(msg: Message, plates: tuple[str, ...]) -> None:
         raise ModelError(
             f"latent site '{msg['name']}' is inside plate '{nested}', whose rows follow plate '{plates[0]}': latents "
             f"may have one value an element of '{plates[0]}'. Integrate '{msg['name']}' out of the likelihood, or "
-            f"partition over '{nested}'"
+            f"partition over '{nested}' alone"
         )
 
 
@@ -179,7 +181,8 @@ def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dic
 
 def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any) -> None:
     plate = bound.plate
-    check_plate_size(plate, size_of_plate(plate, declared), bound.num_rows)
+    for part, size in (bound.arguments.declared or {plate: bound.num_rows}).items():
+        check_plate_size(part, size_of_plate(part, declared), size)
     for name, msg in trace.nodes.items():
         if msg["type"] == "sample" and any(f.name == plate and f.dim is None for f in msg["cond_indep_stack"]):
             raise ModelError(
@@ -188,17 +191,18 @@ def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any) -> Non
             )
 
 
-def _check_observed(trace: Any) -> None:
+def _check_observed(trace: Any, arguments: Arguments) -> None:
     """Data that lie in the support and have the distribution's shape."""
     for name, msg in trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
+        _check_no_text(msg, arguments)
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
             raise DataError(
-                f"observed site '{name}': its data are outside the support of {type(msg['fn']).__name__} "
-                f"({str(error).splitlines()[0]})"
+                f"observed site '{name}': its data{_argument_of(msg['value'], arguments)} are outside the support of "
+                f"{type(innermost(msg['fn'])).__name__} ({_outside(msg)}{str(error).splitlines()[0]})"
             ) from error
         if density.shape != msg["fn"].batch_shape:
             raise DataError(
@@ -206,3 +210,33 @@ def _check_observed(trace: Any) -> None:
                 f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
                 f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
             )
+
+
+def _check_no_text(msg: Message, arguments: Arguments) -> None:
+    """Codes of labels are no measurements."""
+    if not arguments.labels or is_discrete(msg):
+        return
+    argument = _argument_of(msg["value"], arguments).strip(", ").removeprefix("argument ").strip("'")
+    if argument in arguments.labels:
+        raise DataError(
+            f"observed site '{msg['name']}' ({type(innermost(msg['fn'])).__name__}) takes real numbers, but argument "
+            f"'{argument}' is text or categories, {listed(arguments.labels[argument])}: pass numbers"
+        )
+
+
+def _argument_of(value: Any, arguments: Arguments) -> str:
+    """The argument that a site's values are, after a comma; nothing where they are none."""
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if isinstance(leaf, Tensor) and isinstance(value, Tensor) and leaf.shape == value.shape:
+            if bool((leaf.to(value.dtype) == value).all()):
+                return f", argument '{name}',"
+    return ""
+
+
+def _outside(msg: Message) -> str:
+    """The least and the greatest of a site's values, and what a Bernoulli takes."""
+    value = msg["value"]
+    if not isinstance(value, Tensor) or not value.numel():
+        return ""
+    wants = "expected 0 and 1, " if isinstance(innermost(msg["fn"]), dist.Bernoulli) else ""
+    return f"{wants}received values from {float(value.min()):g} to {float(value.max()):g}: "

@@ -7,8 +7,11 @@ Levels, each falling back to the next where a model defeats it (with one warning
     off        torch.func.vmap of the Pyro model, every call
     loop       one particle and one client at a time (a model with data-dependent `if`, say)
 
-`auto` traces, and pays for Inductor where the graph is called often enough to earn its compilation back.
-That choice depends on counts alone, never on a clock, so that a run can be repeated exactly.
+`auto` runs a step by vmap until it has been called `TRACE_AFTER` times, which costs as much as to trace it; then it
+traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends on
+counts alone, never on a clock, so that a run can be repeated exactly; a trace makes the same operations as vmap does,
+and so the same numbers to the bit. Traces are kept for the problem's later runs, and for those of other federations of
+the same model (`process`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +43,21 @@ FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedE
 SECONDS_SAVED_PER_NODE = 4e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
+#: Calls by vmap that cost as much as a trace (measured, one thread: 15 to 30).
+TRACE_AFTER = 20
+#: Fewer calls than this never pay for Inductor, however large the graph.
+FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
+
+
+class Shared(Protocol):
+    """What runs of the same model share in a process, see `process.Common`."""
+
+    steps: dict[Any, Step]
+    calls: dict[Any, int]
+    found: dict[Any, Any]
+
+    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+        """Whether a step that has just been traced, or what was found of the model, may be kept for others."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,15 @@ class Compiler:
 
     Attributes:
         level: "inductor", "trace", "off" or "loop".
-        auto: choose between "trace" and "inductor" for each step by its expected number of calls.
+        auto: choose between vmap, "trace" and "inductor" for each step by its number of calls.
         rounds: rounds ahead, to estimate the number of calls.
         cache: the steps, shared by all compilers of the same model.
         levels: the level found for each mode, likewise.
         kin: compilers of other forms of the same problem by name, likewise.
+        calls: how often each step was called before it was traced, likewise.
+        common: what other federations of the same model have traced; None where it is not known which these are.
+        untraceable: why nothing can be traced, once it is known, of this run.
+        found: what has been found of the model, by name, see `kept`.
     """
 
     level: str
@@ -63,17 +85,26 @@ class Compiler:
     cache: dict[Any, Step] = field(default_factory=dict)
     levels: dict[str, str] = field(default_factory=dict)
     kin: dict[str, Compiler] = field(default_factory=dict)
+    calls: dict[Any, int] = field(default_factory=dict)
+    common: Shared | None = None
+    untraceable: list[str] = field(default_factory=list)
+    found: dict[Any, Any] = field(default_factory=dict)
 
-    def at(self, mode: str, level: str, rounds: int) -> Compiler:
+    def at(self, mode: str, level: str, rounds: int, common: Shared | None = None) -> Compiler:
         """The compiler of a run, which shares what is compiled.
 
         Args:
             mode: as `run` takes it.
             level: the best one that works.
             rounds: of the run.
+            common: what other federations of the same model have traced.
         """
         auto = mode == "auto" and level == "trace"
-        return replace(self, level=level, auto=auto, rounds=rounds)
+        return replace(self, level=level, auto=auto, rounds=rounds, common=common, untraceable=[])
+
+    def for_checks(self) -> Compiler:
+        """The same for what follows a run, which never pays for Inductor."""
+        return replace(self, level="trace" if self.level == "inductor" else self.level, rounds=1)
 
     def of_form(self, name: str) -> Compiler:
         """The compiler of another form of the problem, the same one whenever it is asked for.
@@ -82,6 +113,23 @@ class Compiler:
             name: of the form.
         """
         return self.kin.setdefault(name, Compiler(self.level))
+
+    def kept(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
+        """What is found of the model's graph, found once, and like a step kept for other federations of the model.
+
+        Args:
+            name: what is found, hashable.
+            find: finds it; it holds no rows.
+            problem: of which.
+        """
+        if name not in self.found:
+            if self.common is not None and name in self.common.found:
+                self.found[name] = self.common.found[name]
+            else:
+                self.found[name] = find()
+                if self.common is not None and self.common.takes(None, problem):
+                    self.common.found[name] = self.found[name]
+        return self.found[name]
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a Python loop at level "loop".
@@ -104,7 +152,7 @@ class Compiler:
 
         def call(*args: Any) -> Any:
             leaves = pytree.tree_leaves(args)
-            step = self._compiled(function, problem, in_dims, args, calls)
+            step = self._compiled(function, problem, in_dims, args, calls, 1)
             return pytree.tree_unflatten(step.run(*leaves), step.spec())
 
         return call
@@ -121,7 +169,7 @@ class Compiler:
             args: a pytree like all later ones.
             calls: as for `mapped`.
         """
-        run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls).run
+        run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls, calls).run
         return run
 
     def scan(
@@ -153,7 +201,7 @@ class Compiler:
         # A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
         carry = pytree.tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), carry)
         first = pytree.tree_map(lambda x: x[0], xs)
-        step = self._compiled(function, problem, (0, const_dims, 0), (carry, const, first), length)
+        step = self._compiled(function, problem, (0, const_dims, 0), (carry, const, first), length, length)
         state, fixed, inputs = (pytree.tree_leaves(tree) for tree in (carry, const, xs))
         per_step = zip(*(x.unbind() for x in inputs), strict=True) if inputs else [()] * length
         outs = []
@@ -165,20 +213,56 @@ class Compiler:
         last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
         return last, outputs
 
-    def _compiled(self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int) -> Step:
+    def _compiled(
+        self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int, now: int
+    ) -> Step:
+        """The step for these arguments, called so often a round, and so often before it is asked for again."""
         leaves, spec = pytree.tree_flatten(args)
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
         key = (_identity(function), "trace" if traced else self.level, spec, shapes)
-        if key not in self.cache:
+        step = self._known(key)
+        if step is None:
             batched = self.vmap(partial(function, problem), in_dims)
-            self.cache[key] = trace(batched, spec, leaves) if traced else eager(batched, spec)
-        step = self.cache[key]
+            seldom = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR and self._seldom(key, now)
+            made = None if seldom or not traced else self._traced(batched, spec, leaves)
+            step = made or eager(batched, spec)
+            if made is None and traced:
+                return step
+            self.cache[key] = step
+            if traced and self.common is not None and self.common.takes(function, problem):
+                self.common.steps[key] = step
         if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
-            if step.inductor is None:
-                step.inductor = inductor(step.run, leaves)
-            return Step(step.inductor, step.spec)
+            threads = torch.get_num_threads()  # is part of the code
+            if threads not in step.inductor:
+                step.inductor[threads] = inductor(step.run, leaves)
+            return replace(step, run=step.inductor[threads])
         return step
+
+    def _known(self, key: Any) -> Step | None:
+        """A step that is there, in this problem or another one."""
+        if key not in self.cache and self.common is not None and key in self.common.steps:
+            self.cache[key] = self.common.steps[key]
+        return self.cache.get(key)
+
+    def _seldom(self, key: Any, now: int) -> bool:
+        """Whether a step has not yet been called often enough to be traced; it is counted."""
+        counts = self.calls if self.common is None else self.common.calls
+        counts[key] = counts.get(key, 0) + max(now, 1)
+        return counts[key] < TRACE_AFTER
+
+    def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step | None:
+        """A graph; None where `auto` finds that there can be none, which is said once a run."""
+        if self.untraceable:
+            return None
+        try:
+            return trace(batched, spec, leaves)
+        except FAILURES as error:
+            if not self.auto:
+                raise
+            self.untraceable.append(reason_of(error))
+        warn_untraceable(self.untraceable[0])
+        return None
 
 
 def _identity(function: Any) -> Any:
@@ -219,21 +303,39 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
     reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
     if not reason and wanted != "off":
         return wanted
+    if not maps(function, example):
+        return "loop"
+    if reason:
+        warn_untraceable(reason)
+    return "off"
+
+
+def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
+    """Whether a function can be run as it is, by vmap; where not it is said what that costs.
+
+    Args:
+        function: what is to be run, mapped and differentiated as a step does it, of tensors alone.
+        example: tensors to try it on.
+    """
     slower = failure(lambda: function(*example))
     if slower:
         warnings.warn(
             f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-        return "loop"
-    if reason:
-        warnings.warn(
-            f"the model cannot be traced ({reason}); it is run by vmap, several times slower",
-            UserWarning,
-            stacklevel=4,
-        )
-    return "off"
+    return not slower
+
+
+def warn_untraceable(reason: str) -> None:
+    """Say that a model is run by vmap.
+
+    Args:
+        reason: why it is.
+    """
+    warnings.warn(
+        f"the model cannot be traced ({reason}); it is run by vmap, several times slower", UserWarning, stacklevel=5
+    )
 
 
 def failure(attempt: Callable[[], Any]) -> str:
@@ -245,8 +347,17 @@ def failure(attempt: Callable[[], Any]) -> str:
     try:
         attempt()
     except FAILURES as error:
-        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return reason_of(error)
     return ""
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, in one line.
+
+    Args:
+        error: that was raised.
+    """
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def has_cpp_compiler() -> bool:

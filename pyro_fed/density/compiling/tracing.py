@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +24,17 @@ INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_re
 
 @dataclass
 class Step:
-    """A function of flat leaves, its graph where it was traced, and the structure of what it returns."""
+    """A function of flat leaves, its graph where it was traced, and the structure of what it returns.
+
+    Attributes:
+        run: the function, or the graph.
+        spec: the structure of what it returns, once it has been run or traced.
+        inductor: Inductor's code for the graph, by the number of threads that it was made for.
+    """
 
     run: Any
     spec: Callable[[], Any]
-    inductor: Callable[..., Any] | None = None
+    inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -77,7 +83,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
 
     step = eager(batched, spec)
     graph = to_graph(step.run, [leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
-    _pin_dtypes(graph)
+    pin_dtypes(graph)
     graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -100,7 +106,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
         return code
 
 
-def _pin_dtypes(graph: torch.fx.GraphModule) -> None:
+def pin_dtypes(graph: torch.fx.GraphModule) -> None:
     """Give `torch.ones(3)` and its like the dtype they were traced in, not the default when they run."""
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.all_input_nodes or "dtype" in node.kwargs:

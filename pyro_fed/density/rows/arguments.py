@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.rows.containers import as_tree, is_column
+from pyro_fed.density.rows.leaves import Labels, read_leaf
 from pyro_fed.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -27,12 +30,19 @@ class Arguments:
         names: a readable name a leaf, such as `x` or `x['age']`.
         spec: how to put the leaves together again.
         sharded: positions in `leaves` of those that are split by rows.
+        labels: what the codes of an argument stand for, by its name, where it was text or a category.
+        masked: names of the arguments that were masked arrays.
+        axes: the axis of the rows in the model's own form, by position in `leaves`, where that is not the first; the
+            leaf itself has them first.
     """
 
     leaves: tuple[Any, ...]
     names: tuple[str, ...]
     spec: Any
     sharded: tuple[int, ...] = ()
+    labels: Labels = field(default_factory=dict)
+    masked: tuple[str, ...] = ()
+    axes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -58,6 +68,11 @@ class Arguments:
     def all_rows(self) -> tuple[Any, ...]:
         """All row tensors in the form in which the model takes them at once, in the original order."""
         return self.rows
+
+    @property
+    def declared(self) -> dict[str, int] | None:
+        """Sizes of the model's plates that are split together; None where it is one."""
+        return None
 
     @property
     def columns(self) -> list[tuple[str, str | None, Tensor]]:
@@ -144,8 +159,38 @@ class Arguments:
 
     def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The pooled arguments `(args, kwargs)`."""
-        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+        return self.put_together(list(self.leaves))
+
+    def put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments `(args, kwargs)` of these leaves, rows where the model has them.
+
+        Args:
+            leaves: in place of `leaves`, rows first.
+        """
+        for i, axis in self.axes.items():
+            leaves[i] = leaves[i].movedim(0, axis)
+        args, kwargs = pytree.tree_unflatten(leaves[: self.spec.num_leaves], self.spec)
         return args, kwargs
+
+    def rows_first(self, axes: Mapping[int, int]) -> Arguments:
+        """The same with the rows of some leaves moved to the first axis.
+
+        Args:
+            axes: position in `leaves` → axis of its rows in the model.
+        """
+        leaves = list(self.leaves)
+        for i, axis in axes.items():
+            leaves[i] = leaves[i].movedim(axis, 0)
+        return replace(self, leaves=tuple(leaves), axes={**self.axes, **axes})
+
+    @cached_property
+    def incomplete(self) -> bool:
+        """Whether there is a NaN or an infinity in the arguments."""
+        return any(
+            leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
+            for leaf in self.leaves
+            if isinstance(leaf, Tensor)
+        )
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other rows in place of the sharded leaves.
@@ -156,8 +201,7 @@ class Arguments:
         leaves = list(self.leaves)
         for i, leaf in zip(self.sharded, rows, strict=True):
             leaves[i] = leaf
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
+        return self.put_together(leaves)
 
     def to(self, dtype: torch.dtype) -> Arguments:
         """The same arguments with every floating tensor in `dtype`.
@@ -179,6 +223,9 @@ class Arguments:
         """
         if other.spec != self.spec:
             raise DataError(f"expected the arguments {list(self.names)}, received {list(other.names)}")
+        other = other.rows_first(self.axes)
+        more = len(other.leaves)  # leaves of this layer's own follow the model's
+        other = replace(other, leaves=(*other.leaves, *self.leaves[more:]), names=self.names)
         kept = {part for part in self.split if part not in self.values}
         for i, (name, mine, theirs) in enumerate(zip(self.names, self.leaves, other.leaves, strict=True)):
             _check_like(name, mine, theirs, dtype)
@@ -219,23 +266,67 @@ class Arguments:
         return widest
 
 
-def flatten(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> Arguments:
-    """Flatten a model's arguments; NumPy arrays and pandas objects become tensors.
+def flatten(
+    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None, labels: Labels | None = None
+) -> Arguments:
+    """Flatten a model's arguments; NumPy arrays, pandas and xarray objects, and lists of numbers become tensors.
 
     Args:
         model: the Pyro model.
-        args: its positional arguments: a tuple, or the only one.
+        args: its positional arguments: a tuple, a list of them, or the only one.
         kwargs: its keyword arguments.
+        labels: what codes stand for, by the argument's name, where that is known already.
 
     Raises:
-        DataError: the model cannot be called with them.
+        DataError: the model cannot be called with them, or they hold what is no number, truth value or label.
     """
-    args = args if isinstance(args, tuple) else (args,)
-    _check_call(model, args, dict(kwargs or {}))
-    labels = _parameter_names(model, len(args))
-    keyed, spec = pytree.tree_flatten_with_path((args, dict(kwargs or {})))
-    leaves = tuple(_as_tensor(leaf) for _, leaf in keyed)
-    return Arguments(leaves, tuple(_leaf_name(path, labels) for path, _ in keyed), spec)
+    args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
+    _check_call(model, args, kwargs)
+    heads = _parameter_names(model, len(args))
+    keyed, spec = pytree.tree_flatten_with_path(as_tree((args, kwargs)))
+    names = tuple(_leaf_name(path, heads) for path, _ in keyed)
+    read = [read_leaf(leaf, name, labels or {}) for name, (_, leaf) in zip(names, keyed, strict=True)]
+    return Arguments(
+        tuple(leaf.value for leaf in read),
+        names,
+        spec,
+        labels={name: leaf.labels for name, leaf in zip(names, read, strict=True) if leaf.labels is not None},
+        masked=tuple(name for name, leaf in zip(names, read, strict=True) if leaf.masked),
+    )
+
+
+def positional(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The positional arguments as a tuple.
+
+    A list is several arguments, `[x, y]`, where the model cannot take it as one.
+
+    Args:
+        model: the Pyro model.
+        args: a tuple, a list, or the only argument.
+        kwargs: the model's keyword arguments.
+
+    Raises:
+        DataError: a list of arrays that the model can take either way.
+    """
+    if isinstance(args, tuple) and not hasattr(args, "_fields"):
+        return args
+    if not isinstance(args, list) or is_column(args):
+        return (args,)
+    one, several = _binds(model, (args,), kwargs), _binds(model, tuple(args), kwargs)
+    if one and several and len(args) > 1 and all(np.ndim(part) for part in args):
+        raise DataError(
+            f"args is a list of {len(args)} arrays, which the model, {_signature(model)}, can take as one argument or as "
+            f"{len(args)}: pass a tuple, such as (x, y), or ([x, y],)"
+        )
+    return tuple(args) if several and not one else (args,)
+
+
+def _binds(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bool:
+    try:
+        _signature(model).bind(*args, **(kwargs or {}))
+    except TypeError:
+        return False
+    return True
 
 
 def rows_like(
@@ -255,11 +346,12 @@ def rows_like(
     Raises:
         DataError: the arguments do not have the structure, or the row shapes, of the federation's.
     """
-    other = flatten(model, args, kwargs).to(arguments.floating_dtype())
+    other = flatten(model, args, kwargs, arguments.labels).to(arguments.floating_dtype())
     if other.spec != arguments.spec:
         raise DataError(f"expected arguments {list(arguments.names)}, received {list(other.names)}")
     if not arguments.sharded:
         raise DataError("the model takes no row-sharded argument: it cannot be given other rows")
+    other = other.rows_first(arguments.axes)
     rows = tuple(other.leaves[i] for i in arguments.sharded)
     for name, mine, theirs in zip(arguments.row_names, arguments.rows, rows, strict=True):
         if mine.shape[1:] != theirs.shape[1:]:
@@ -298,9 +390,12 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        given = args[0] if len(args) == 1 else None
+        by_name = isinstance(given, Mapping) and set(given) <= set(signature.parameters)
+        cure = "these as kwargs={...}" if by_name else "the positional arguments as a tuple, such as (x, y)"
         raise DataError(
             f"the model takes {signature}, but was given {len(args)} positional and the keyword arguments "
-            f"{sorted(kwargs)}: {error}. Pass the positional arguments as a tuple, such as (x, y)"
+            f"{sorted(kwargs)}: {error}. Pass {cure}"
         ) from error
 
 
@@ -319,19 +414,6 @@ def _leaf_name(path: Any, labels: list[str]) -> str:
     in_kwargs, key, *rest = path
     head = str(key.key) if in_kwargs.idx == 1 else labels[key.idx]
     return head + "".join(pytree.keystr((entry,)) for entry in rest)
-
-
-def _as_tensor(leaf: Any) -> Any:
-    if hasattr(leaf, "to_numpy"):
-        leaf = leaf.to_numpy()
-    if isinstance(leaf, np.ndarray):
-        if leaf.dtype.kind not in "biuf":
-            raise DataError(
-                f"an argument is an array of dtype {leaf.dtype}; expected numbers or booleans. Encode "
-                "text and categories as numbers, such as by `pandas.factorize`"
-            )
-        return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # pandas gives arrays that are read-only
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

@@ -15,7 +15,11 @@ from torch.distributions import Distribution
 
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.density.rows.nested import MaskPadding, Members
+from pyro_fed.density.running.data_calls import data_calls
+from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
+from pyro_fed.density.running.safe_log import mappable_safe_log
+from pyro_fed.density.running.shared import keeping
 from pyro_fed.density.running.torch_modes import Replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 
@@ -44,6 +48,7 @@ def run_model(
     first_enum_dim: int | None = None,
     members: Mapping[str, Members] | None = None,
     declared: dict[str, int] | None = None,
+    incomplete: bool = False,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -60,6 +65,7 @@ def run_model(
             leaves them to be enumerated.
         members: the rows of nested plates that belong to the rows at hand, by plate.
         declared: gets the plates' sizes as the model runs, for those who outlive its failure.
+        incomplete: whether the data have NaN among them.
     """
     members, declared = members or {}, {} if declared is None else declared
     held = {name: len(part) for name, part in members.items()}
@@ -70,6 +76,10 @@ def run_model(
         MaskPadding(members),
         Subsample(filler.plate, declared, indices),
         filler,
+        ObservedValues(incomplete),
+        data_calls(),
+        mappable_safe_log(),
+        keeping(filler.constants),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         if densities:

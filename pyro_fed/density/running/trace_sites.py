@@ -25,8 +25,8 @@ def unconstraining(msg: Message) -> Any:
         ModelError: the site is a `Delta`, or has a support without such a transform.
     """
     name, fn = msg["name"], msg["fn"]
-    kind = type(_innermost(fn)).__name__
-    if isinstance(_innermost(fn), dist.Delta):
+    kind = type(innermost(fn)).__name__
+    if isinstance(innermost(fn), dist.Delta):
         raise ModelError(
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
         )
@@ -50,7 +50,12 @@ def without_event_dims(fn: Any) -> Any:
     return fn
 
 
-def _innermost(fn: Any) -> Any:
+def innermost(fn: Any) -> Any:
+    """The distribution inside `to_event`, `mask` and `expand`.
+
+    Args:
+        fn: a distribution.
+    """
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return fn
@@ -62,7 +67,7 @@ def is_improper(fn: Any) -> bool:
     Args:
         fn: a distribution.
     """
-    return isinstance(_innermost(fn), dist.ImproperUniform)
+    return isinstance(innermost(fn), dist.ImproperUniform)
 
 
 def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.nested import Members, NestedRows
@@ -104,8 +103,7 @@ class GroupedArguments(Arguments):
             leaves[part.index] = owner.to(self.leaves[part.index].dtype)
             for i, leaf in zip(part.leaves, values, strict=True):
                 leaves[i] = leaf
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
+        return self.put_together(leaves)
 
     def members(self, rows: Sequence[Any]) -> dict[str, Members]:
         found = {}
@@ -167,7 +165,8 @@ class GroupedArguments(Arguments):
 
     def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ones = torch.ones(len(rows))
-        alone = self.dealt([rows]).rows
+        held = [len(self.rows_of(part.plate, rows)) for part in self.nested]
+        alone = replace(self, capacities=tuple(held)).rows
         return self.rebuild([leaf.packed(rows, ones) if isinstance(leaf, NestedRows) else leaf[rows] for leaf in alone])
 
     def _blocks(self, part: Nested, capacity: int) -> NestedRows:

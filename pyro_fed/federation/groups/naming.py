@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, PyroFedError
@@ -38,6 +38,21 @@ def with_group_names(
         return coords
     at = {int(rows[0]): name for rows, name in zip(clients, names, strict=True)}
     return given | {plate: [at[i] for i in range(len(at))]}
+
+
+def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The plate's labels, where what says whose a nested row is was text or a category.
+
+    Args:
+        arguments: the model's.
+        plate: the partitioned one.
+        coords: those given, which count.
+    """
+    for owner, *_ in arguments.nested_by_name.values():
+        labels = list(arguments.labels.get(owner, ()))
+        if plate not in coords and len(labels) == arguments.num_rows:
+            return {plate: labels}
+    return {}
 
 
 def grouped_table(
@@ -85,7 +100,7 @@ def groups_alone(
     numbers = [i for i, leaf in enumerate(alone.leaves) if type(leaf) is int and leaf == before]
     for changed in ((), *((i,) for i in numbers), tuple(numbers)):
         leaves = [len(groups) if i in changed else leaf for i, leaf in enumerate(alone.leaves)]
-        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, alone.spec)
+        args, kwargs = pytree.tree_unflatten(leaves, alone.spec)
         if _size(model, args, kwargs, plate, alone) == len(groups):
             return args, kwargs
     raise DataError(
@@ -96,7 +111,7 @@ def groups_alone(
 
 def _size(model: Callable[..., Any], args: Any, kwargs: Any, plate: str, like: Arguments) -> int | None:
     """The plate's size with these arguments; None where the model does not run on them."""
-    leaves = tuple(torch.utils._pytree.tree_leaves((args, kwargs)))
+    leaves = tuple(pytree.tree_leaves((args, kwargs)))
     arguments = Arguments(leaves, like.names, like.spec)
     try:
         return plate_sizes(model, arguments, plate)[plate]

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.federation.groups.arguments import GroupedArguments, Nested
-from pyro_fed.federation.split_arguments import choose_shards
+from pyro_fed.federation.split_arguments import Shard, choose_shards
 
 
 def group_arguments(
@@ -18,7 +18,7 @@ def group_arguments(
     plate: str,
     sizes: Mapping[str, int],
     rows: Mapping[str, str | Sequence[str]],
-    shard: Collection[int | str] | str | int | None,
+    shard: Shard,
     where: str = "",
 ) -> GroupedArguments:
     """Arguments whose nested plates follow the groups of the partitioned plate.
@@ -53,6 +53,8 @@ def group_arguments(
         arguments.spec,
         tuple(i for i in chosen if i not in inside),
         num_groups=sizes[plate],
+        labels=arguments.labels,
+        masked=arguments.masked,
         nested=tuple(nested),
         capacities=tuple(sizes[part.plate] for part in nested),
     )

@@ -1,6 +1,8 @@
 """The answer, not the choice: FedEP, and what else its answer's doubts ask for.
 
     with a server   FedEP → FedAIS of its sites → DSVGD → FedAIS of its particles → FSGLD
+                    where a latent's scale is itself latent, before DSVGD: FedEP and FedAIS of its sites on the
+                    non-centred form of the model, which has no funnel
                     FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
     on a graph      P2PVI → P2PEP
 
@@ -16,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import is_large
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.langevin.fsgld import FSGLD
@@ -37,8 +41,8 @@ class Auto(Plan):
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
             first round of a phase is not known before it, and may come on top.
-        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it; so many
-            more stages are tried for that. 0: none is needed.
+        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it, as it
+            is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
 
@@ -54,10 +58,14 @@ class Auto(Plan):
         >>> pf.steps(idata)
     """
 
-    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm]:
+    def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
         """What can be run on this model, in the order of what it costs."""
         if graph is not None:
-            return [P2PVI(), P2PEP()]
+            return [P2PVI()] if is_large(problem) else [P2PVI(), P2PEP()]
+        if is_large(problem):  # where nothing is audited, nothing says that another would be better
+            return [FedEP()]
+        weighed = FedAIS(surrogates=FedEP())
+        apart = [Stage(FedEP(), noncentred=True), Stage(weighed, noncentred=True)] if effects_of(problem) else []
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
-            return [FedEP(), FSGLD(), DSVGD()]
-        return [FedEP(), FedAIS(surrogates=FedEP()), DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
+            return [FedEP(), *apart[:1], FSGLD(), DSVGD()]
+        return [FedEP(), weighed, *apart, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]

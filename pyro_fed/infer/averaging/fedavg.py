@@ -24,7 +24,7 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
@@ -117,14 +117,26 @@ class FedAvg(Algorithm):
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
         (rows, total), data = const
-        batch = batch_of(data, picks)
+        velocity = self.momentum * velocity + self.score(problem, point, batch_of(data, picks), rows, total)
+        return (point + self.step_size * velocity, velocity), ()
+
+    def score(self, problem: Problem, point: Tensor, batch: Batch, rows: Tensor, total: Tensor) -> Tensor:
+        """The gradient of a client's objective, (D,).
+
+        Args:
+            problem: the model's densities.
+            point: (D,).
+            batch: the client's rows, or some of them.
+            rows: how many it has.
+            total: how many all clients have.
+        """
 
         def objective(z: Tensor) -> Tensor:
             value: Tensor = problem.log_lik(z, batch) / rows.clamp_min(1)
             return value + problem.log_prior(z) / total if self.prior else value
 
-        velocity = self.momentum * velocity + grad(objective)(point)
-        return (point + self.step_size * velocity, velocity), ()
+        found: Tensor = grad(objective)(point)
+        return found
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Steps far above the others', in units of the point."""

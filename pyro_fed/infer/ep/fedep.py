@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Delegates, ServerWork, SiteKeeping, Sites
+from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping, Sites
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
@@ -44,7 +44,9 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.large import fitted, large_objections
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
+from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import (
     Limits,
     at_rest,
@@ -55,7 +57,7 @@ from pyro_fed.infer.ep.site_updates import (
     warm_sites,
 )
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, TiltedInference
+from pyro_fed.infer.ep.tilted import IVON, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
@@ -93,7 +95,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -144,7 +146,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
     guide: Any = None
     num_guide_draws: int = GuidedFedEP.num_guide_draws
     client: TiltedInference | tilted.Name = Newton()
-    start: Literal["auto", "laplace", "prior"] = "auto"
+    start: Literal["auto", "laplace", "prior", "fedavg"] = "auto"
     warm_tolerance: float = 0.5
     damping: float | None = None
     min_fraction: float = 1e-6
@@ -159,7 +161,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
         resolve(self, "client", TiltedInference)
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
         resolve(self, "client_optimiser", Optimiser, allow_none=True)
-        check_choice(self, "start", ("auto", "laplace", "prior"))
+        check_choice(self, "start", ("auto", "laplace", "prior", "fedavg"))
         check_between(self, "margin", 0, 1, "[)")
         check_positive(self, "damping", allow_none=True)
         check_positive(self, "warm_tolerance", "min_fraction", "min_curvature")
@@ -175,8 +177,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
             raise SettingError(f"{name}: an optimiser needs its learning rate, damping")
         if self.server_optimiser is None and self.damping is not None:
             check_between(self, "damping", 0, 1)
-        if self.start == "prior":
-            refuse_unused(self, "start='prior' has no warm start", "warm_tolerance")
+        if self.start in ("prior", "fedavg"):
+            refuse_unused(self, f"start={self.start!r} has no Laplace approximation", "warm_tolerance")
         if not isinstance(self.client, Newton):
             refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
         if self.server_optimiser is not None:
@@ -219,6 +221,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
         )
         return cast(Algorithm, kind(**self._guide_settings()))
 
+    def fitted(self, problem: Problem) -> Algorithm:
+        """For a large model: clients that take stochastic gradients, from the point that averaging finds."""
+        return cast(Algorithm, fitted(self, problem))
+
     def _guide_settings(self) -> dict[str, Any]:
         """What the form for hand-written guides takes of these settings."""
         return {
@@ -257,6 +263,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
         """
         if self.starts_at_prior(problem):
             return None
+        if self.start == "fedavg":
+            return self.point_sites()
         tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
@@ -264,6 +272,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
             curvature=self.curvature,
             tolerance=min(tolerance, self.warm_tolerance),
         )
+
+    def point_sites(self) -> Algorithm:
+        """What gives the clients their sites at the point of an averaging."""
+        return PointSites()
 
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
@@ -322,9 +334,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
             "reset": torch.zeros_like(one),
             "cut": torch.zeros_like(one),
             **as_state(flat_site(problem, structure), "added_"),
-            **self.step_control.before(q),
-            **ascent.nothing_best(q),
         }
+        if isinstance(self.client, Newton):
+            shared |= {**self.step_control.before(q), **ascent.nothing_best(q)}
         if self.server_optimiser is not None:
             shared |= prefixed(OPTIM, self._optimiser("server").init(as_state(q), self._rate))
         return shared, self.client_state(sites)
@@ -398,6 +410,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates):
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes beyond what q and the other clients' changes allow."""
+        if isinstance(self.client, IVON):
+            return large_objections(gaussian(received), gaussian(messages))
         alike = {name: received[name][:1] for name in ("precision", "eta")}
         return message_limits.natural(gaussian(alike), gaussian(messages))
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import no_sites
+from pyro_fed.algorithm.capabilities import Undoing, no_sites
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -29,7 +29,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(FedEP):
+class FedSEP(FedEP, Undoing):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
@@ -101,3 +101,7 @@ class FedSEP(FedEP):
     def settle(self, told: State, local: State) -> State:
         """What the clients keep of a round: nothing."""
         return {}
+
+    def undone(self, clients: int, num_clients: int) -> float:
+        """δ of the clients at work: each replaces what the average site, which has the error, says for it."""
+        return min(1.0, self.fraction_for(clients) * clients / num_clients)

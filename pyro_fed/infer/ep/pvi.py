@@ -22,7 +22,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.tilted import SVI, Newton, TiltedInference
+from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
 
@@ -118,9 +118,9 @@ class PVI(FedEP):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "order", ("sequential", "synchronous"))
-        if not isinstance(self.client, Newton | SVI):
+        if not isinstance(self.client, Newton | SVI | IVON):
             raise SettingError(
-                "PVI: client must be 'newton' or 'svi', which minimise KL(q || tilted), received "
+                "PVI: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), received "
                 f"{self.client!r}; use FedEP for the others"
             )
 

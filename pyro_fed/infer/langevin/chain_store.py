@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.ops.arviz_versions import ess, rhat
+from pyro_fed.ops.entries import evenly
 
 #: Draws a chain that the buffers have room for at first.
 FIRST_CAPACITY = 256
+#: Numbers that they have room for at first, where that is fewer draws.
+FIRST_NUMBERS = 10_000_000
+#: Coordinates that are judged, evenly spaced, where there are more.
+JUDGED = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share.
 GROWTH = 1.25
 #: Draws a chain before which R-hat and ESS say nothing.
@@ -24,12 +30,13 @@ COLUMNS = ("draws", "client", "gradient_norm", "step_size")
 def start_chains(position: Tensor) -> State:
     """The server's state of chains at positions (M, D), with empty buffers."""
     number, dim = position.shape
+    room = max(1, min(FIRST_CAPACITY, FIRST_NUMBERS // (number * dim)))
     return {
         "position": position,
         "steps": torch.zeros((), dtype=torch.int64),
         "kept": torch.zeros((), dtype=torch.int64),
-        "kept_draws": position.new_zeros(number, FIRST_CAPACITY, dim),
-        **{f"kept_{name}": position.new_zeros(number, FIRST_CAPACITY) for name in COLUMNS[1:]},
+        "kept_draws": position.new_zeros(number, room, dim),
+        **{f"kept_{name}": position.new_zeros(number, room) for name in COLUMNS[1:]},
         "r_hat": torch.tensor(float("nan")),
         "ess": torch.tensor(float("nan")),
         "judged": torch.zeros((), dtype=torch.int64),
@@ -62,15 +69,13 @@ def _judge(shared: State) -> State:
     kept = int(shared["kept"]) // 2 * 2
     if kept < max(FEWEST, GROWTH * int(shared["judged"])):
         return shared
-    draws = shared["kept_draws"][:, :kept].double()
+    draws = shared["kept_draws"]
+    draws = draws[:, :kept, evenly(draws.shape[-1], JUDGED)].double()
     moving = draws.var(1).sum(0) > 0
     if not bool(moving.all()):
         return shared
-    import arviz as az  # takes seconds, and clients can do without
-    import xarray as xr
-
-    data = xr.Dataset({"draws": (("chain", "draw", "dim"), draws.cpu().numpy())})
-    found = {"r_hat": az.rhat(data)["draws"].max(), "ess": az.ess(data)["draws"].min()}
+    values = draws.cpu().numpy()
+    found = {"r_hat": rhat(values).max(), "ess": ess(values).min()}
     return shared | {name: torch.tensor(float(value)) for name, value in found.items()} | {"judged": shared["kept"]}
 
 

@@ -34,9 +34,10 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
+from pyro_fed.infer.laplace.line import line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -153,10 +154,12 @@ class FedLaplace(GaussianAlgorithm, Sites, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Log-likelihoods on the line, and a site at the aim."""
-        batch = data.full_batch()
         points, line = self._trial_points(shared)
-        moments = self.derivatives(problem).of_likelihood(problem, points, batch)
-        values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()
+        derivatives = self.derivatives(problem)
+        moments = derivatives.under(problem, points[0], None, 1, data)
+        if moments is None:
+            moments = derivatives.of_likelihood(problem, points, data.full_batch())
+        values = line_values(problem, line.to(problem.dtype), data)
         usable = moments.finite()
         site = kept_where(usable, site_of(moments, points[0]))
         lowest = torch.finfo(values.dtype).min
@@ -172,10 +175,6 @@ class FedLaplace(GaussianAlgorithm, Sites, ServerWork):
         fractions = shared["point"].new_tensor(self.fractions).unsqueeze(-1)
         line = shared["point"].unsqueeze(1) + fractions * shared["direction"].unsqueeze(1)
         return (shared["point"] + shared["aim"].unsqueeze(-1) * shared["direction"]).unsqueeze(0), line
-
-    def _values(self, problem: Problem, line: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = problem.vmap(lambda z: problem.log_lik(z, batch))(line)
-        return values
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""

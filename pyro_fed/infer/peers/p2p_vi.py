@@ -37,7 +37,8 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.capabilities import FitsSize
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
@@ -46,10 +47,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief
-from pyro_fed.infer.peers.update import SVI, Name, Newton, Update
+from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -59,7 +61,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian):
+class P2PVI(PeerGaussian, FitsSize):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -119,6 +121,13 @@ class P2PVI(PeerGaussian):
             raise SettingError(
                 "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
             )
+        network = isinstance(self.update, IVON)
+        if (self.start == "fedavg") != (network and self.start != "auto") or (network and self.weighting == "paper"):
+            raise SettingError(
+                "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
+                f"'auto' takes then, with weighting='exact'; received update={self.update!r}, "
+                f"start={self.start!r}, weighting={self.weighting!r}"
+            )
         if self.start not in ("consensus", "local"):
             return
         if isinstance(self.update, SVI):
@@ -136,6 +145,8 @@ class P2PVI(PeerGaussian):
         if isinstance(self.update, SVI):
             refuse_unused(self, "update='svi' takes pf.update.SVI(batch_size=...)", "batch_size")
             refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "num_points", "curvature")
+        if isinstance(self.update, IVON):
+            refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "batch_size", "curvature")
         if not self._ends:
             refuse_unused(
                 self,
@@ -167,13 +178,33 @@ class P2PVI(PeerGaussian):
     @property
     def begin(self) -> str:
         """Where beliefs begin: "auto" is the prior as published, and for a guide, which needs a proper belief."""
+        if isinstance(self.update, IVON):
+            return "fedavg"
         at_prior = self.weighting == "paper" or isinstance(self.update, SVI)
         return "prior" if self.start == "auto" and at_prior else super().begin
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """For a large model: agents that take stochastic gradients, from the point that averaging finds."""
+        return cast(Algorithm, networks.fitted(self, problem))
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
+        return networks.PeerBurnIn() if self.begin == "fedavg" else super().warm_start(problem)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Flat beliefs, or the prior at every agent; no row used."""
+        """Flat beliefs, or the prior at every agent; no row used.
+
+        Raises:
+            SettingError: the beliefs have a full covariance, and "ivon" refines diagonal ones.
+        """
+        if self.begin == "fedavg":
+            if self.structure(problem) == "full":
+                raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
+            shared, local = networks.first_states(problem, num_clients, start, self)
+            local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
+            return shared, local
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
         return shared, {**local, **(nothing_known(gaussian(shared), self._newton.memory) if self._accelerates else {})}
@@ -190,6 +221,8 @@ class P2PVI(PeerGaussian):
         """None for Newton steps; the guide's draws and minibatches for "svi"."""
         if isinstance(self.update, SVI):
             return self.update.guide_fit.draw_noise(problem, num_rows, generator)
+        if isinstance(self.update, IVON):
+            return self.update.online_newton.draw_noise(problem, num_rows, generator)
         return ()
 
     def local_step(
@@ -198,6 +231,7 @@ class P2PVI(PeerGaussian):
         """Eq. (3): the public beliefs of C agents."""
         q = gaussian(shared)
         step = self._svi_step if isinstance(self.update, SVI) else self._newton_step
+        step = self._ivon_step if isinstance(self.update, IVON) else step
         belief, news, fraction = step(problem, q, shared, local, data, noise)
         new_local = {**local, **news}
         next_row = new_local["next_row"]
@@ -224,6 +258,14 @@ class P2PVI(PeerGaussian):
             at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
         new = old * change**fraction if self._keeps_site else old
         return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
+
+    def _ivon_step(
+        self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[Gaussian, State, Tensor]:
+        """Steps from scores alone: see `peers.networks`."""
+        held, update = self.first_share(shared, local), cast(IVON, self.update)
+        belief, news, fraction = networks.step(self, update, self.damping, problem, shared, local, held, data, noise)
+        return belief, {**news, "prior_share": held}, fraction
 
     def _svi_step(
         self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise

@@ -84,7 +84,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     damping: float = 1.0
     gossip_steps: int | None = None
     gossip_tolerance: float = 1e-2
-    start: Literal["auto", "consensus", "local", "prior", "draw"] = "auto"
+    start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
     start_steps: int = 60
     trace: bool = False
 
@@ -94,7 +94,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         check_between(self, "gossip_tolerance", 0, 0.99)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         check_at_least(self, 1, "start_steps")
-        check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw"))
+        check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
         if self.gossip_steps is not None:
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
 

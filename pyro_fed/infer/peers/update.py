@@ -1,4 +1,4 @@
-"""How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, or by Adam on the evidence lower bound.
+"""How an agent of `P2PVI` solves Eq. (3) in a round: by expected Newton steps, by Adam on the ELBO, or by scores alone.
 
 An instance has settings of its own, ``update=pf.update.SVI(steps=50)``; a name has the defaults, ``update="svi"``.
 """
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.infer.guides.fitting import GuideFit
+from pyro_fed.infer.sites.online_newton import OnlineNewton
 
-__all__ = ["SVI", "Name", "Newton", "Update"]
+__all__ = ["IVON", "SVI", "Name", "Newton", "Update"]
 
 #: The kinds by the names that the setting `update` knows them under.
-Name = Literal["newton", "svi"]
+Name = Literal["newton", "svi", "ivon"]
 
 
 class Update(Variant):
-    """How an agent's belief takes in its own data: the settings of one of two ways, `Newton` or `SVI`."""
+    """How an agent's belief takes in its own data: the settings of one of three ways, `Newton`, `SVI` or `IVON`."""
 
     what: ClassVar[str] = "belief update"
     door: ClassVar[str] = "pf.update"
@@ -84,4 +85,54 @@ class SVI(Update):
         """The fit of a guide with these settings, at Adam's own β and ε."""
         return GuideFit(
             steps=self.steps, step_size=self.step_size, samples=self.num_samples, batch_size=self.batch_size
+        )
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class IVON(Update):
+    """Variational online Newton steps: gradients alone, on minibatches, and diagonal beliefs; for networks.
+
+    Args:
+        steps: steps a round.
+        pairs: draws a step, each with its opposite: two gradients a pair.
+        batch_size: rows a step, weighted to all of the agent's; None takes all.
+        rate: of a Newton step; it falls linearly to zero in a round.
+        momentum: of the mean's steps, in [0, 1).
+        memory: weight of the curvature so far in a step, in [0, 1).
+        longest: no step moves a parameter by more than this many SDs.
+
+    References:
+        Shen et al. (2024), Variational learning is effective for large deep networks.
+
+    Example:
+        >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
+    """
+
+    steps: int = 10
+    pairs: int = 1
+    batch_size: int | None = 32
+    rate: float = 0.3
+    momentum: float = 0.9
+    memory: float = 0.9
+    longest: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "pairs")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "rate", "longest")
+        check_between(self, "momentum", 0, 1, "[)")
+        check_between(self, "memory", 0, 1, "[)")
+
+    @property
+    def online_newton(self) -> OnlineNewton:
+        """These settings as those of the steps."""
+        return OnlineNewton(
+            steps=self.steps,
+            pairs=self.pairs,
+            batch_size=self.batch_size,
+            rate=self.rate,
+            momentum=self.momentum,
+            memory=self.memory,
+            longest=self.longest,
         )

@@ -18,14 +18,10 @@ them. `energy` is H at the beginning of a trajectory, which is H at its end but 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import pyro
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
-from torch.utils import _pytree as pytree
-from tqdm.auto import tqdm
 
 from pyro_fed.algorithm.capabilities import DrawStats, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -35,14 +31,13 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import PartialWork
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
-from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, CompiledNUTS, Density, Leaf, leapfrog
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-
-#: Leapfrog steps of a tree of five doublings, a usual one.
-LEAPFROGS_A_DRAW = 31
 
 
 @explains_unknown
@@ -133,60 +128,31 @@ class NUTS(Algorithm, Pooled, DrawStats):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All chains from their starting points, one after the other."""
-        density = self._density(problem, data.full_batch())
-        steps = self.warmup_steps + self.num_samples
-        bar = tqdm(total=steps * self.num_chains, desc="NUTS", disable=not problem.progress, unit="draw", leave=False)
-        with bar, pyro.validation_enabled(False), torch.random.fork_rng(devices=[]):
-            chains = []
-            for chain, (point, seed) in enumerate(zip(shared["draws"][0, :, -1], noise[:, 0].tolist(), strict=True)):
-                bar.set_postfix_str(f"chain {chain + 1} of {self.num_chains}")
-                torch.manual_seed(seed)
-                chains.append(self._chain(density, point, bar))
-        message = {name: torch.stack([chain[name] for chain in chains])[None] for name in chains[0]}
-        return message, {}, trajectory_figures(message, self.max_tree_depth)
+        """All chains from their starting points, one after the other.
 
-    def _chain(self, density: Density, point: Tensor, bar: Any) -> State:
-        kernel = CompiledNUTS(
-            density,
+        Raises:
+            PartialWork: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
+        """
+        chains = Chains(
+            num_samples=self.num_samples,
+            warmup_steps=self.warmup_steps,
             target_accept_prob=self.target_accept_prob,
             max_tree_depth=self.max_tree_depth,
             full_mass=self.full_mass,
+            potential=Potential(self.temperature),
         )
-        with torch.enable_grad():
-            return kernel.run(point.clone(), self.warmup_steps, self.num_samples, bar.update)
+        try:
+            found = chains.run(problem, data.full_batch(), shared["draws"][0, :, -1], noise[:, 0])
+        except Stopped as stop:
+            message, info = self._message(stop.chain)
+            raise PartialWork(message, info) from stop
+        message, info = self._message(found)
+        return message, {}, info
 
-    def _density(self, problem: Problem, batch: Batch) -> Density:
-        gradient = problem.mapped(self.value_and_gradient, (0, BATCHES))
-        vector = (problem.dim,)
-        shapes = (vector, vector, vector, 2 * vector if self.full_mass else vector, (), ())
-        state = (torch.zeros(1, *shape, dtype=problem.dtype) for shape in shapes)
-        step = problem.flat(self.leapfrog, (*[0] * 6, BATCHES), (*state, batch), self.expected_gradients())
-        rows = pytree.tree_leaves(batch)
-
-        def value_and_gradient(z: Tensor) -> tuple[Tensor, Tensor]:
-            slope, value = gradient(z[None], batch)
-            return slope[0], value[0]
-
-        def leapfrog_step(*state: Tensor) -> Leaf:
-            with torch.no_grad():
-                out = step(*(value.contiguous()[None] for value in state), *rows)
-            return Leaf(*(value[0] for value in out))
-
-        return Density(value_and_gradient, leapfrog_step)
-
-    def value_and_gradient(self, problem: Problem, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """∇U(z) and U(z): z (D,) → (D,), ()."""
-        return grad_and_value(lambda one: -problem.log_joint(one, batch, self.temperature))(z)
-
-    def leapfrog(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
-        """A leapfrog step, see `nuts_kernel.leapfrog`; a batch comes last."""
-        *state, batch = state_and_batch
-        return tuple(leapfrog(lambda z: self.value_and_gradient(problem, z, batch), *state))
-
-    def expected_gradients(self) -> int:
-        """Leapfrog steps that a run may need, for the choice of a compiler."""
-        return LEAPFROGS_A_DRAW * self.num_chains * (self.warmup_steps + self.num_samples)
+    def _message(self, found: State) -> tuple[State, State]:
+        """The chains (1, chains, S, ...) and figures of them, (1,)."""
+        message = {name: value[None] for name, value in found.items()}
+        return message, trajectory_figures(message, self.max_tree_depth)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The chains, as the one client that has all rows sends them."""

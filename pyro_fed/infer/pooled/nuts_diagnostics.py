@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
 #: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
 LARGEST_RHAT = 1.01
@@ -24,20 +24,18 @@ def trajectory_figures(message: State, max_tree_depth: int) -> State:
         message: `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
         max_tree_depth: the deepest tree.
     """
-    import arviz as az  # takes seconds, and clients can do without
-
     figures = {
         "divergences": message["diverging"].sum().double(),
         "deepest_trees": (message["tree_depth"] >= max_tree_depth).double().mean(),
     }
-    by_parameter = {"z": message["draws"][0].double().numpy()}
-    num_chains, num_samples = by_parameter["z"].shape[:2]
+    draws = message["draws"][0].double().numpy()
+    num_chains, num_samples = draws.shape[:2]
     if num_samples >= FEWEST_DRAWS:
         energy = message["energy"][0].double().numpy()
-        figures["bfmi_min"] = torch.tensor(float(np.min(az.bfmi(energy))))
-        figures["ess_min"] = torch.tensor(float(az.ess(by_parameter)["z"].min()))
+        figures["bfmi_min"] = torch.tensor(float(bfmi(energy).min()))
+        figures["ess_min"] = torch.tensor(float(ess(draws).min()))
         if num_chains > 1:
-            figures["rhat_max"] = torch.tensor(float(az.rhat(by_parameter)["z"].max()))
+            figures["rhat_max"] = torch.tensor(float(rhat(draws).max()))
     return {name: value.reshape(1) for name, value in figures.items()}
 
 

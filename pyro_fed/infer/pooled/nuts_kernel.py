@@ -151,7 +151,11 @@ class CompiledNUTS(mcmc.NUTS):
         }
 
     def run(self, start: Tensor, warmup: int, samples: int, tick: Callable[[], Any]) -> dict[str, Tensor]:
-        """A chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,)."""
+        """A chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,).
+
+        Raises:
+            Stopped: Ctrl-C after warm-up; it has the draws so far.
+        """
         params = self.initial_params = {SITE: start}
         self._warmup = warmup
         untyped: Any = self
@@ -160,12 +164,29 @@ class CompiledNUTS(mcmc.NUTS):
             params = self._draw(params)
             tick()
         kept = []
-        for _ in range(samples):
-            kept.append(self.transition(params))
-            params = {SITE: kept[-1]["draws"]}
-            tick()
-        columns = {name: start.new_tensor([one[name] for one in kept]) for name in STATISTICS}
-        return {"draws": torch.stack([one["draws"] for one in kept]), **columns}
+        try:
+            for _ in range(samples):
+                kept.append(self.transition(params))
+                params = {SITE: kept[-1]["draws"]}
+                tick()
+        except KeyboardInterrupt as stop:
+            raise Stopped(_columns(start, kept)) from stop
+        return _columns(start, kept)
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C after warm-up, with the draws of the chain so far."""
+
+    def __init__(self, chain: dict[str, Tensor]) -> None:
+        super().__init__("a chain was interrupted")
+        self.chain = chain
+
+
+def _columns(start: Tensor, kept: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Draws (n, D) and their statistics, each (n,)."""
+    columns = {name: start.new_tensor([one[name] for one in kept]) for name in STATISTICS}
+    draws = torch.stack([one["draws"] for one in kept]) if kept else start.new_zeros(0, len(start))
+    return {"draws": draws, **columns}
 
 
 class _WithGradient(torch.autograd.Function):

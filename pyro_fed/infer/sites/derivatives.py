@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.sites.fisher import fisher_information
+from pyro_fed.infer.sites.rowwise import WORTH, expected
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -64,6 +65,25 @@ class Derivatives:
         width = dim if self.kind == "hessian" else 1
         blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
         return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+
+    def under(self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData) -> Moments | None:
+        """Means under q of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
+
+        Args:
+            problem: the model's densities.
+            mean: q's, (C, D).
+            root: R (C, D, D) of q = N(m, R R'); None for derivatives at the mean.
+            num_points: that `of_likelihood` would take.
+            data: the clients' rows.
+
+        Returns:
+            None where there is no such structure, or too little work for it.
+        """
+        work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
+        if self.structure != "full" or self.kind != "hessian" or work < WORTH:
+            return None
+        found = expected(problem, mean, root, data)
+        return None if found is None else Moments(*found)
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

@@ -36,7 +36,10 @@ from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.matrices import times
-from pyro_fed.ops.points import standardised_sobol
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
+
+#: Numbers that the points of an expectation may have together; of large models there are fewer points.
+POINT_NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +208,13 @@ def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
-    """Standardised Sobol points under a batch of Gaussians (C,): (S, C, D)."""
-    standard = sobol(count, q.dim).to(q.eta.device)
+    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than asked for beyond `POINT_NUMBERS`."""
+    fewer = max(2, min(count, POINT_NUMBERS // q.dim) // 2 * 2)
+    standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> Tensor:
-    """Standardised Sobol points, remembered."""
-    return standardised_sobol(count, dim)
+    """Standardised points, remembered: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
+    return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)

@@ -63,17 +63,18 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.capabilities import FitsSize, Indicators
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, given, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import likelihood_scores
+from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -100,10 +101,13 @@ BY_CHANCE = 3.84
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
+#: Settings of large models, where a particle is a network.
+OF_LARGE_MODELS = {"num_particles": 20, "local_steps": 50, "batch_size": 32}
+
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators):
+class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -194,10 +198,19 @@ class DSVGD(ParticleAlgorithm, Indicators):
         """The algorithm of the phase before."""
         return Survey
 
+    def fitted(self, problem: Problem) -> Algorithm:
+        """For a large model: fewer particles and steps, and minibatches."""
+        if not is_large(problem):
+            return self
+        own = given(self)
+        return replace(self, **{name: value for name, value in OF_LARGE_MODELS.items() if name not in own})
+
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""
         if self.start != "auto":
             return self.start
+        if is_large(problem):
+            return "gaussian"
         if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim:
             return "gaussian"
         return "modes" if problem.dim <= self.max_modes_dim else "checked"

@@ -39,7 +39,9 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
@@ -94,11 +96,17 @@ class Survey(Algorithm, ServerWork):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
+        if is_large(problem):
+            return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites()
         if self.begin == "modes":
             return self.census() if problem.dim <= MOST_DIM else self.modes()
         if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
             return self.ep()
         return self.laplace()
+
+    def point_sites(self) -> Algorithm:
+        """Diagonal sites at the point that averaging finds, for a large model."""
+        return PointSites()
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
@@ -158,7 +166,9 @@ class Survey(Algorithm, ServerWork):
             return coordinates.white(draws), whole
         if self.begin == "modes":
             modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
-            return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+            if len(modes):
+                return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
+            # No climb has settled on a maximum, as in a funnel that has none: around the Gaussian of the warm start.
         points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
         return (self.probe * points if self.begin == "checked" else points), whole
 
@@ -205,12 +215,23 @@ class PooledLaplace(FedLaplace, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledPointSites(PointSites, Pooled):
+    """A diagonal site of the pooled data at the point of an averaging."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PooledEP(FedEP, Pooled):
     """`FedEP` with a single client, which holds all rows."""
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data."""
+        """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
+        if self.start == "fedavg":
+            return self.point_sites()
         return PooledLaplace(min_curvature=self.min_curvature)
+
+    def point_sites(self) -> Algorithm:
+        """As the clients' but of the pooled data."""
+        return PooledPointSites()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +259,10 @@ class PooledSurvey(Survey, Pooled):
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
+
+    def point_sites(self) -> Algorithm:
+        """A diagonal site of the pooled data at the point that averaging finds."""
+        return PooledPointSites()
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the pooled data's posterior."""

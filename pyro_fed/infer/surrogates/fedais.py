@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from pyro_fed.algorithm.capabilities import Advice
+from pyro_fed.algorithm.capabilities import Advice, FitsSize
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -44,6 +44,8 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
+from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
@@ -64,7 +66,7 @@ IMPOSSIBLE = -1e30
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Advice):
+class FedAIS(Algorithm, Advice, FitsSize):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -124,6 +126,20 @@ class FedAIS(Algorithm, Advice):
     def default_rounds(self, num_clients: int) -> int:
         """One with all clients; it stops when each has answered."""
         return num_clients
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """This algorithm.
+
+        Raises:
+            SettingError: the model has too many parameters for importance weights.
+        """
+        if problem.dim > LARGE_DIM:
+            raise SettingError(
+                f"FedAIS cannot weigh draws of {problem.dim:,} parameters: the ratio of two densities varies by more "
+                f"nats than there are parameters that the sites miss, so that one draw has all the weight. It takes at "
+                f"most {LARGE_DIM:,}; use FedEP, which takes stochastic gradients there, or DSVGD"
+            )
+        return self
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the sites."""

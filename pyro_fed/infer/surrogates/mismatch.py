@@ -26,6 +26,7 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
@@ -79,7 +80,7 @@ class Mismatch(Algorithm, Advice):
     ) -> tuple[State, State, State]:
         """f_s times the mean squares of the pulls, (C, D)."""
         q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
-        points = spread_points(q, self.num_points)
+        points = spread_points(q, affordable_points(problem, data.row_index.numel(), self.num_points))
         at = points.transpose(0, 1).to(problem.dtype)
         scores = problem.mapped(likelihood_scores, (0, BATCHES), calls=0)(at, data.full_batch())
         errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share

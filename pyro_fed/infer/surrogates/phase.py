@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -47,11 +48,13 @@ def surrogate_phase(surrogates: Surrogates, problem: Problem) -> Algorithm | Non
     """The algorithm that fits the surrogates, if one has to.
 
     Args:
-        surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters, and Laplace beyond.
+        surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters and for large models, and
+            Laplace between.
         problem: the model's densities.
     """
     if surrogates == "auto":
-        return BY_NAME["fedep" if problem.dim <= FedEP.full_dim else "laplace"]
+        exact = problem.dim <= FedEP.full_dim
+        return BY_NAME["fedep" if exact or is_large(problem) else "laplace"]
     if isinstance(surrogates, str):
         return BY_NAME[surrogates]
     return surrogates if isinstance(surrogates, Algorithm) else None

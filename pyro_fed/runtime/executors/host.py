@@ -20,6 +20,7 @@ from pyro_fed.density.build import build
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData
@@ -110,7 +111,7 @@ class Share:
         num_rows: rows over all clients of the run.
         dtype: of the computation.
         quadrature: the run's, with its number of steps.
-        joint: whether the rows' own latents are in the flat vector.
+        form: the problem's: as the model has it, with the rows' own latents in the flat vector, or non-centred.
         constants: values of `pyro.param` statements.
         data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
         clients: their numbers in the run.
@@ -122,7 +123,7 @@ class Share:
     num_rows: int
     dtype: torch.dtype
     quadrature: Quadrature
-    joint: bool
+    form: type[Problem]
     constants: dict[str, Tensor]
     data: ClientData
     clients: list[int]
@@ -138,7 +139,8 @@ class Share:
                 quadrature=self.quadrature,
                 constants=self.constants,
             )
-        problem = JointProblem.of(problem) if self.joint else problem
+        if issubclass(self.form, JointProblem | NonCentred):
+            problem = self.form.of(problem)
         data = self.data._replace(rows=self.data.rows or problem.rows)
         return replace(problem, num_rows=self.num_rows, compiler=Compiler(*self.compiler)), data
 
@@ -162,7 +164,7 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         problem.num_rows,
         problem.dtype,
         problem.quadrature,
-        isinstance(problem, JointProblem),
+        type(problem),
         problem.bound.constants,
         ClientData(rows, moved, num_rows),
         clients,

@@ -131,7 +131,7 @@ def test_long_enough_runs_stop_by_themselves(fed, x):
     sampler = short(pf.FSGLD, x, num_chains=4, target_ess=400, visit_time=2.0, thin=4)
     idata = pf.run(sampler, fed, num_rounds=2_000, num_draws=100_000, **QUIET)
     record = idata["federation"]
-    assert idata.attrs["converged"] == "True"
+    assert idata.attrs["converged"] == 1
     assert len(record["round"]) < 2_000
     assert float(record["ess"][-1]) >= 400 and float(record["r_hat"][-1]) <= 1.01
 

@@ -1,5 +1,6 @@
 """10,000 mutated messages and checkpoints: a good one back, or one error; never memory, never time."""
 
+import contextlib
 import json
 import random
 import struct
@@ -111,7 +112,8 @@ def test_9000_mutated_messages(watched):
 
 def test_1000_mutated_checkpoints(tmp_path, watched):
     marks = {"seed": "0", "model": "m"}
-    Checkpoint(tmp_path, marks, resume=False).save(Saved(0, 1, STATE, {"site": torch.ones(3)}, {"rounds": [1]}))
+    with contextlib.closing(Checkpoint(tmp_path, marks, resume=False)) as folder:
+        folder.save(Saved(0, 1, STATE, {"site": torch.ones(3)}, {"rounds": [1]}))
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()
     slowest = 0.0
@@ -121,8 +123,8 @@ def test_1000_mutated_checkpoints(tmp_path, watched):
         before, began = watched(), time.perf_counter()
         if mutant == data:
             continue
-        with pytest.raises(pf.ProtocolError):
-            Checkpoint(tmp_path, marks, resume=True).load()
+        with contextlib.closing(Checkpoint(tmp_path, marks, resume=True)) as folder, pytest.raises(pf.ProtocolError):
+            folder.load()
         slowest = max(slowest, time.perf_counter() - began)
         assert watched() - before < 2 * 10**5
     assert slowest < 1.0

@@ -6,6 +6,7 @@
     Identity    mean of a chain's samples, covariance a multiple of the identity ("I")
     NGVI        mean of a chain's samples, covariance by natural gradients ("V")
     SVI         a Gaussian guide fitted by Adam
+    IVON        diagonal sites from scores alone, on minibatches: for networks
 
 Each has its own settings, and a name that stands for their defaults:
 
@@ -17,12 +18,14 @@ All are imported here, not when they are asked for: `TiltedInference.kinds` know
 
 from pyro_fed.infer.ep.tilted.base import Name, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
+from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.laplace import Laplace
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.ep.tilted.ngvi import NGVI
 from pyro_fed.infer.ep.tilted.svi import SVI
 
 __all__ = [
+    "IVON",
     "MCMC",
     "NGVI",
     "SVI",

@@ -48,10 +48,11 @@ class Newton(TiltedInference):
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
-        batch, q_hat = data.full_batch(), received.q
+        q_hat, derivatives, count = received.q, numerics.derivatives, numerics.num_points
         for _ in range(self.steps):
-            points = spread_points(q_hat, numerics.num_points)
-            moments = numerics.derivatives.of_likelihood(problem, points, batch)
+            root = q_hat.root() if q_hat.dense else None
+            found = None if root is None else derivatives.under(problem, q_hat.mean(), root, count, data)
+            moments = found or derivatives.of_likelihood(problem, spread_points(q_hat, count), data.full_batch())
             site = site_of(moments, q_hat.mean())
             if self.steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)

@@ -7,29 +7,22 @@ fingerprint of the run (model, data, settings, seed, versions); a checkpoint of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyro
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
-from pyro_fed.conventions.settings_repr import described
-from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.fingerprint import digest
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.runtime.checkpoint.fingerprint import require_run
+from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
-
-if TYPE_CHECKING:
-    from pyro_fed.federation.federation import Federation
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
@@ -57,7 +50,7 @@ class Saved:
 
 
 class Checkpoint:
-    """A folder of states.
+    """A folder of states, which no other run may use until `close`.
 
     Args:
         folder: where; made if it is not there.
@@ -65,17 +58,30 @@ class Checkpoint:
         resume: whether a state that is there is to be taken up.
 
     Raises:
-        SettingError: the folder holds a state already and `resume` is false.
-        CheckpointError: `resume` is true and the folder holds no state.
+        SettingError: the folder holds a state already and `resume` is false; or it is a file.
+        CheckpointError: `resume` is true and the folder holds no state; another run works there; nothing can be
+            written to it.
     """
 
     def __init__(self, folder: Path, marks: dict[str, str], resume: bool) -> None:
         self.folder, self.marks, self.resume = folder, marks, resume
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise SettingError(f"checkpoint={str(folder)!r} is, or lies in, a file; expected a folder") from error
+        except OSError as error:
+            raise CheckpointError(f"the folder {folder} cannot be made: {error}; choose another one") from error
+        self._lock = Lock(folder)
         if self._files() and not resume:
+            self.close()
             raise SettingError(f"{folder} holds the state of a run: pass resume=True to go on, or another folder")
         if resume and not self._files():
+            self.close()
             raise CheckpointError(f"{folder} holds no state to resume from; expected files round-*.safetensors")
+
+    def close(self) -> None:
+        """Let other runs use the folder."""
+        self._lock.release()
 
     def save(self, saved: Saved) -> None:
         """Write a state beside the others, and let go of all but the latest two.
@@ -117,16 +123,8 @@ class Checkpoint:
         if not self.resume:
             return None
         marks, saved = latest(self.folder)
-        self._check_marks(marks)
+        require_run(self.folder, marks, self.marks)
         return saved
-
-    def _check_marks(self, found: dict[str, str]) -> None:
-        for name, mine in self.marks.items():
-            if found.get(name) != mine:
-                raise CheckpointError(
-                    f"the state in {self.folder} is that of another run: its {name} is {found.get(name)!r}, this run's "
-                    f"is {mine!r}. Run with what it was made with, or choose another folder"
-                )
 
     def _files(self) -> list[Path]:
         return _files_in(self.folder)
@@ -176,39 +174,6 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
     return marks, Saved(phase, done, within(tensors, "shared"), within(tensors, "local"), record)
 
 
-def fingerprint(
-    algorithm: Algorithm,
-    federation: Federation,
-    num_rounds: int,
-    schedule: Any,
-    graph: Any,
-    seed: int,
-    combination: Any,
-    start: Any,
-) -> dict[str, str]:
-    """What a run's answer depends on, name → text."""
-    return {
-        "algorithm": described(algorithm),
-        "number of rounds": str(num_rounds),
-        "model": describe_model(federation),
-        "clients": json.dumps(federation.client_names),
-        "data": _digest([*pytree.tree_leaves(federation.problem.rows), *federation.client_rows]),
-        "schedule": repr(schedule),
-        "graph": repr(graph),
-        "combination": repr(combination),
-        "start": str(start),
-        "seed": str(seed),
-        "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
-    }
-
-
-def describe_model(federation: Federation) -> str:
-    """The model's name and its sites."""
-    problem = federation.problem
-    sites = {name: site.shape for name, site in problem.sites.items()}
-    return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
-
-
 def _read_file(path: Path) -> tuple[dict[str, str], State]:
     """Text and tensors of a file that is what was written."""
     size = path.stat().st_size
@@ -230,13 +195,4 @@ def _read_file(path: Path) -> tuple[dict[str, str], State]:
 def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
-    return _digest([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
-
-
-def _digest(tensors: list[torch.Tensor], text: str = "") -> str:
-    """A hash of shapes and values, and of some text."""
-    state = hashlib.sha256(text.encode())
-    for tensor in tensors:
-        state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return state.hexdigest()[:32]
+    return digest([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))

@@ -19,10 +19,9 @@ import torch
 
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
-from pyro_fed.conventions.settings_repr import described
-from pyro_fed.errors import CheckpointError
 from pyro_fed.federation import Federation
-from pyro_fed.runtime.checkpoint import describe_model, latest
+from pyro_fed.runtime.checkpoint.fingerprint import require_model
+from pyro_fed.runtime.checkpoint.folder import latest
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
@@ -38,11 +37,7 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
         SettingError: the algorithm's clients keep no sites.
     """
     marks, saved = latest(folder)
-    for name, mine in {"algorithm": described(algorithm), "model": describe_model(federation)}.items():
-        if marks.get(name) != mine:
-            raise CheckpointError(
-                f"{folder} cannot be the start: its {name} is {marks.get(name)!r}, this run's is {mine!r}"
-            )
+    require_model(folder, marks, algorithm, federation)
     before = json.loads(marks["clients"])
     origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
     if not isinstance(algorithm, SiteKeeping):

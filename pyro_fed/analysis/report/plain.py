@@ -1,0 +1,57 @@
+"""What is measured of results as plain values: for `--json`, and for programs that go on from there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pyro_fed.analysis.judging.compare import sentences
+from pyro_fed.ops.arviz_versions import summary
+from pyro_fed.results.inference_data import InferenceData
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """Plain values as JSON; numbers that are not finite, which it has not, as null.
+
+    Args:
+        values: nested mappings and sequences of texts and numbers, NumPy's among them.
+    """
+    return json.dumps(_plain(values), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The columns of `pyro_fed.compare` by result, `warnings` as a list of sentences.
+
+    Args:
+        table: of `pyro_fed.compare`.
+    """
+    said = sentences(table)
+    return {
+        str(name): {str(key): value for key, value in row.items()} | {"warnings": said[str(name)]}
+        for name, row in table.drop(columns="warnings").iterrows()
+    }
+
+
+def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
+    """Mean, SD and 94 % interval by scalar; of Markov chains with R-hat and effective sample sizes.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+    """
+    table = summary(idata, chains=idata.attrs.get("draws_are") == "chains")
+    return {str(name): dict(row) for name, row in table.iterrows()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

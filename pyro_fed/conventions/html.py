@@ -1,0 +1,58 @@
+"""Small tables for notebooks: what objects show of themselves there, in the notebook's own style."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+#: Rows of a table that are shown.
+MOST_ROWS = 20
+
+
+def block(title: str, *parts: str) -> str:
+    """A title in bold above parts that are HTML already.
+
+    Args:
+        title: plain text.
+        *parts: paragraphs and tables; empty ones are left out.
+    """
+    return "".join(["<div>", f"<strong>{html.escape(title)}</strong>", *filter(None, parts), "</div>"])
+
+
+def text(words: str, tag: str = "div") -> str:
+    """Plain text in an element; nothing where there is none.
+
+    Args:
+        words: plain text.
+        tag: of the element.
+    """
+    return f"<{tag}>{html.escape(words)}</{tag}>" if words else ""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of plain values, the first column its rows' names; rows beyond `MOST_ROWS` are counted.
+
+    Args:
+        columns: names of all columns.
+        rows: values, a row each; nothing is returned where there are none.
+    """
+    cells = [[html.escape(str(value)) for value in row] for row in rows]
+    if not cells:
+        return ""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{value}</td>" for value in row[1:])}</tr>'
+        for row in cells[:MOST_ROWS]
+    )
+    left_out = text(f"... and {len(cells) - MOST_ROWS} more") if len(cells) > MOST_ROWS else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{left_out}"
+
+
+def folded(title: str, inside: str) -> str:
+    """A part that opens when its title is clicked; nothing where it is empty.
+
+    Args:
+        title: plain text.
+        inside: HTML.
+    """
+    return f"<details><summary>{html.escape(title)}</summary>{inside}</details>" if inside else ""

@@ -1,0 +1,298 @@
+"""What a Python function depends on, as a digest: its code, closure, defaults, the globals that it reads, and theirs.
+
+Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other. What
+cannot be followed to its values is no digest at all (`Untold`), never a guess:
+
+    values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
+    code            by its instructions and constants, and the same of what it reads from its globals and its closure
+    libraries       modules of `TRUSTED` by name, what they define by name too: they do not change in a process
+    the rest        is not told: other modules, whatever writes globals, reads files, or has a state that Python cannot see
+
+A digest is of this moment; what it was made of may change afterwards.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import hashlib
+import struct
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Top-level modules whose functions depend on their arguments alone, as far as a density does.
+TRUSTED = frozenset(
+    "abc builtins cmath collections contextlib copy dataclasses enum functools itertools math numbers numpy operator "
+    "opt_einsum pyro pyro_fed re scipy statistics string torch types typing typing_extensions warnings".split()
+)
+#: What trusted modules offer that depends on more.
+REFUSED = frozenset(
+    "open input eval exec compile globals locals vars dir __import__ breakpoint load fromfile memmap random "
+    "rand randn randint seed get_param_store".split()
+)
+#: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
+MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
+#: Values that are what their text says.
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice)
+TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+#: Instructions with which a function changes what others read, or reads what its code does not name.
+CHANGES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"})
+#: Instructions that take something by its name out of a module or another object.
+TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"})
+
+
+class Untold(Exception):
+    """Something whose values cannot be followed."""
+
+
+def digest(*parts: Any) -> bytes | None:
+    """A digest of all that these depend on; None where that cannot be told.
+
+    Args:
+        parts: functions, modules of PyTorch, tensors, settings, containers of them.
+    """
+    try:
+        return Walk().told(parts)
+    except (Untold, RecursionError):
+        return None
+
+
+class Walk:
+    """One walk over objects, each of which is entered once."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=32)
+        self.seen: dict[int, int] = {}
+        self.alive: list[Any] = []  # what was seen must not be freed, and its id given to another
+        self.bytes = 0
+
+    def told(self, value: Any) -> bytes:
+        """The digest of a value."""
+        self.feed(value)
+        return self.hash.digest()
+
+    def say(self, *texts: str | bytes | int) -> None:
+        """Add texts, each with its length before it, so that no two sequences read alike."""
+        for text in texts:
+            raw = text if isinstance(text, bytes) else str(text).encode()
+            self.hash.update(struct.pack("<q", len(raw)))
+            self.hash.update(raw)
+            self.bytes += len(raw)
+        if self.bytes > MOST_BYTES:
+            raise Untold("too much content")
+
+    def feed(self, value: Any) -> None:
+        """Add a value with all that it depends on."""
+        if isinstance(value, PLAIN) and type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
+            self.say(type(value).__name__, repr(value))
+            return
+        if id(value) in self.seen:
+            self.say("seen", self.seen[id(value)])
+            return
+        self.seen[id(value)] = len(self.seen)
+        self.alive.append(value)
+        if len(self.seen) > MOST_OBJECTS:
+            raise Untold("too many objects")
+        self._feed_new(value)
+
+    def _feed_new(self, value: Any) -> None:
+        if isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType):
+            self._module(value)
+        elif isinstance(value, types.CodeType):
+            self._code(value)
+        elif isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, np.ndarray | np.generic):
+            self._array(np.asarray(value))
+        elif type(value) in (list, tuple):
+            self._items(type(value).__name__, value)
+        elif type(value) in (dict, OrderedDict, types.MappingProxyType):
+            self._items(type(value).__name__, [part for pair in value.items() for part in pair])
+        elif type(value) in (set, frozenset):
+            self._items(type(value).__name__, sorted(value, key=lambda one: (type(one).__name__, repr(one))))
+        elif isinstance(value, Enum):
+            self._items("enum", (type(value), value.name))
+        elif isinstance(value, types.MethodType):
+            self._items("method", (value.__func__, value.__self__))
+        elif isinstance(value, functools.partial):
+            self._items("partial", (value.func, value.args, value.keywords, vars(value)))
+        elif isinstance(value, staticmethod | classmethod):
+            self._items(type(value).__name__, (value.__func__,))
+        elif isinstance(value, property):
+            self._items("property", (value.fget, value.fset, value.fdel))
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+            self._builtin(value)
+        else:
+            self._instance(value)
+
+    def _items(self, kind: str, items: Iterable[Any]) -> None:
+        items = list(items)
+        self.say(kind, len(items))
+        for item in items:
+            self.feed(item)
+
+    def _tensor(self, value: Tensor) -> None:
+        if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+            raise Untold("a tensor without plain content")
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise Untold("a tensor under a transform")
+        self.feed(type(value))
+        self.say(str(value.dtype), str(value.device), repr(tuple(value.shape)), repr(value.stride()))
+        self.say(int(value.requires_grad))
+        self.bytes += value.numel() * value.element_size()
+        if self.bytes > MOST_BYTES:
+            raise Untold("too much content")
+        plain = value.detach().cpu().contiguous().flatten()
+        self.say(plain.view(torch.uint8).numpy().tobytes())
+        if type(value) not in (Tensor, torch.nn.Parameter) or vars(value):
+            self._items("of tensor", [part for pair in sorted(vars(value).items()) for part in pair])
+
+    def _array(self, value: np.ndarray) -> None:
+        if value.dtype.hasobject:
+            raise Untold("an array of objects")
+        self.say("array", str(value.dtype), repr(value.shape), repr(value.strides), value.tobytes())
+
+    def _function(self, value: types.FunctionType) -> None:
+        if _is_named(value):
+            self.say("library", value.__module__, value.__qualname__)
+            return
+        self.say("function", value.__name__)
+        self.feed(value.__code__)
+        self.feed(value.__defaults__)
+        self.feed(value.__kwdefaults__)
+        if set(vars(value)) - {"__wrapped__"}:
+            self.feed(vars(value))
+        for cell in value.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not yet filled
+                self.say("empty")
+            else:
+                self.feed(content)
+        self._globals(value.__code__, value.__globals__)
+
+    def _globals(self, code: types.CodeType, scope: Mapping[str, Any]) -> None:
+        """What a code object and those inside it read from the module that they are in."""
+        steps = list(dis.get_instructions(code))
+        for place, step in enumerate(steps):
+            if step.opname in CHANGES:
+                raise Untold(f"{step.opname} {step.argval}")
+            if step.opname == "IMPORT_NAME" and not _trusted(str(step.argval)):
+                raise Untold(f"it imports {step.argval}")
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self._read(str(step.argval), scope, steps[place + 1 :])
+            if step.opname in TAKES and step.argval in REFUSED:
+                raise Untold(f"it calls {step.argval}")
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._globals(constant, scope)
+
+    def _read(self, name: str, scope: Mapping[str, Any], after: list[dis.Instruction]) -> None:
+        """A global by name, or what is taken from a module of the user's under that name."""
+        if name in REFUSED and name not in scope:
+            raise Untold(f"it calls {name}")
+        if name not in scope:
+            builtins = scope.get("__builtins__", {})
+            held = builtins if isinstance(builtins, dict) else vars(builtins)
+            self.say("builtin", name)
+            if name in held and held[name] is not vars(sys.modules["builtins"]).get(name):
+                raise Untold(f"another {name}")
+            return
+        value = scope[name]
+        self.say("global", name)
+        for step in after:
+            if not isinstance(value, types.ModuleType) or _trusted(value.__name__):
+                break
+            if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or step.argval not in vars(value):
+                raise Untold(f"module {value.__name__}")
+            value = vars(value)[step.argval]
+            self.say("attribute", str(step.argval))
+        self.feed(value)
+
+    def _code(self, value: types.CodeType) -> None:
+        self.say("code", value.co_code, value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount)
+        self.say(value.co_flags, value.co_exceptiontable)
+        for part in (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_consts):
+            self.feed(part)
+
+    def _module(self, value: types.ModuleType) -> None:
+        if not _trusted(value.__name__):
+            raise Untold(f"module {value.__name__}")
+        self.say("module", value.__name__)
+
+    def _builtin(self, value: Any) -> None:
+        owner = getattr(value, "__self__", None)
+        name = getattr(value, "__qualname__", value.__name__)
+        if value.__name__ in REFUSED:
+            raise Untold(f"it calls {name}")
+        self.say("builtin", getattr(value, "__module__", None) or "", name)
+        if owner is None or isinstance(owner, types.ModuleType):
+            of = getattr(value, "__objclass__", None)
+            if of is not None:
+                self.feed(of)
+            return
+        if isinstance(owner, type) and _trusted(owner.__module__):
+            self.say(owner.__module__, owner.__qualname__)
+            return
+        self.feed(owner)
+
+    def _class(self, value: type) -> None:
+        if _is_named(value) or value.__module__ == "builtins":
+            self.say("class", value.__module__, value.__qualname__)
+            return
+        self._items("bases", value.__mro__[1:])
+        self.feed(type(value))
+        held = {name: part for name, part in vars(value).items() if name not in UNREAD}
+        self._items(f"class {value.__qualname__}", [part for pair in sorted(held.items()) for part in pair])
+
+    def _instance(self, value: Any) -> None:
+        kind = type(value)
+        if not _trusted(kind.__module__) and any(name in vars(one) for one in kind.__mro__[:-1] for name in PICKLING):
+            raise Untold(f"{kind.__name__} says itself what its state is")
+        try:
+            state = object.__reduce_ex__(value, 4)
+        except TypeError as error:  # it has a state that Python does not see
+            raise Untold(str(error)) from None
+        if not isinstance(state, tuple) or state[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            raise Untold(f"a {kind.__name__}")
+        made, held, *lists = state[1:]
+        self.feed(kind)
+        self._items("made of", made[1:])
+        self.feed(held)
+        for entries in lists:
+            self.feed(list(entries) if entries is not None else None)
+
+
+#: Of a class: what says nothing of what it does.
+UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"})
+#: Methods by which a class says what its state is.
+PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _trusted(module: str | None) -> bool:
+    """Whether a module is of a library that does not change."""
+    name = module or ""
+    return name.partition(".")[0] in TRUSTED and not name.startswith(("numpy.random", "torch.random"))
+
+
+def _is_named(value: Any) -> bool:
+    """Whether a function or class is what a trusted module has under its name."""
+    if not _trusted(value.__module__) or value.__name__ in REFUSED:
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value

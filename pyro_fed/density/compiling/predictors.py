@@ -1,0 +1,299 @@
+"""Linear predictors in a model's rows: what a row's log-likelihood depends on, where that is a few numbers linear in z.
+
+    log p(y_i | z) = f(u_i(z), t, row i),     u_i(z) = A_i z + b_i  (p numbers a row),     t = a few entries of z
+
+as in generalised linear models, robust regressions (t: the log scale) and models with effects of groups. The trace of
+the rows' log-likelihood shows it: the operations before the first one that is not linear in z make u, the rest is f.
+Nothing is taken on trust: value, score and Hessian put together from the parts must be those of the model itself, at
+several points and rows, or there is no structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.func import grad_and_value, vjp, vmap
+
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.tracing import pin_dtypes, to_graph
+from pyro_fed.density.problem import Problem
+
+Rows = tuple[Tensor, ...]
+
+#: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
+#: expectations of these many numbers are taken together.
+MOST_PREDICTORS, MOST_NUMBERS = 4, 6
+#: Rows and points at which the parts are compared with the model, and the spread of the points.
+CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3
+#: Relative difference from the model, in units of the dtype's rounding to the power of one half, that is rounding.
+ROUNDING = 2.0
+
+#: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
+LINEAR = frozenset(
+    "view _unsafe_view reshape slice select unsqueeze squeeze expand permute transpose t clone alias detach neg sum "
+    "mean cat stack index index_select gather embedding split unbind diagonal flip lift_fresh_copy".split()
+)
+#: Operations that are linear in each of two arguments.
+BILINEAR = frozenset("mul mm bmm mv dot".split())
+#: Operations that are linear in all of their arguments together.
+SUMS = frozenset("add sub rsub".split())
+#: Sums of a term and a product.
+SUMS_OF_PRODUCTS = frozenset("addmm addmv baddbmm".split())
+
+
+@dataclass(frozen=True, eq=False)
+class Predictors:
+    """The parts of the rows' log-likelihood, for so many rows at a time.
+
+    Attributes:
+        linear: z (D,) and rows to the predictors, (m, p).
+        rest: predictors (m, p), z (D,) and rows to log-likelihoods (m,).
+        direct: entries of z that `rest` takes besides, in order.
+        width: p.
+        rows: m.
+    """
+
+    linear: Callable[..., Tensor]
+    rest: Callable[..., Tensor]
+    direct: tuple[int, ...]
+    width: int
+    rows: int
+
+    #: Steps that are made of it may be kept with it, see `process`.
+    is_traced = True
+
+
+def predictors(problem: Problem, rows: int) -> Predictors | None:
+    """The structure of a model's rows, where there is one.
+
+    Args:
+        problem: the model's densities.
+        rows: how many at a time.
+    """
+    if problem.looped or problem.local_dim or problem.arguments.nested_plates or problem.layout.discrete:
+        return None
+    few = _found(problem, CHECK_ROWS)
+    if few is None or not _is_the_model(problem, few):
+        return None
+    return few if rows == few.rows else _found(problem, rows)
+
+
+def _found(problem: Problem, count: int) -> Predictors | None:
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    picked = _some_rows(problem, count)
+    try:
+        graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
+        pin_dtypes(graph)
+        graph.graph.eliminate_dead_code()
+        return _parts(graph, problem.dim, count)
+    except FAILURES:
+        return None
+
+
+def _some_rows(problem: Problem, count: int) -> Rows:
+    """So many rows, evenly spaced; again from the first where there are fewer."""
+    total = len(problem.rows[0])
+    at = torch.arange(count, device=problem.rows[0].device)
+    at = at * (total // count) if total >= count else at % total
+    return tuple(leaf[at] for leaf in problem.rows)
+
+
+def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
+    nodes = list(graph.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    kind: dict[fx.Node, str] = {}
+    of_rows: set[fx.Node] = set()
+    for node in nodes:
+        kind[node] = "linear" if node is inputs[0] else _kind(node, kind)
+        if node in inputs[1:] or any(one in of_rows for one in node.all_input_nodes):
+            of_rows.add(node)
+    ends = [n for n in nodes if kind[n] == "linear" and any(kind[user] == "other" for user in n.users)]
+    ours = [node for node in ends if node in of_rows]
+    shapes = [tuple(node.meta["tensor_meta"].shape) for node in ours]
+    if not ours or any(shape.count(count) != 1 for shape in shapes):
+        return None
+    axes = [shape.index(count) for shape in shapes]
+    widths = [torch.Size(shape).numel() // count for shape in shapes]
+    direct = _direct(graph, [node for node in ends if node not in of_rows], dim)
+    if sum(widths) > MOST_PREDICTORS or len(direct) + sum(widths) > MOST_NUMBERS:
+        return None
+    linear, rest = _before(graph, ours), _after(graph, ours)
+
+    def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
+        found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
+        return torch.cat(found, 1)
+
+    def after(u: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
+        given = []
+        for part, shape, axis in zip(u.split(widths, 1), shapes, axes, strict=True):
+            others = shape[:axis] + shape[axis + 1 :]
+            given.append(part.reshape(count, *others).movedim(0, axis))
+        value: Tensor = rest(z, *rows, *given)
+        return value
+
+    return Predictors(all_linear, after, direct, sum(widths), count)
+
+
+def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
+    """How a value depends on z: "none", "linear" (and a constant), or "other"."""
+    before = [kind[one] for one in node.all_input_nodes]
+    if all(one == "none" for one in before):
+        return "none"
+    if node.op == "output" or node.op != "call_function" or "other" in before:
+        return "other"
+    if getattr(node.target, "__name__", "") == "getitem":
+        return "linear"
+    schema = getattr(node.target, "_schema", None)
+    name = schema.name.removeprefix("aten::") if schema is not None else ""
+    depends = [isinstance(one, fx.Node) and kind[one] != "none" for one in node.args]
+    if name in SUMS:
+        return "linear"
+    if name in LINEAR and not any(depends[1:]):
+        return "linear"
+    if name in BILINEAR and sum(depends) == 1:
+        return "linear"
+    if name == "div" and depends[0] and not any(depends[1:]):
+        return "linear" if len(node.args) == 2 and not node.kwargs else "other"
+    if name in SUMS_OF_PRODUCTS and sum(depends[1:]) <= 1:
+        return "linear"
+    if name == "_to_copy" and node.meta["tensor_meta"].dtype.is_floating_point:
+        return "linear"
+    return "other"
+
+
+def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, ...]:
+    """Which entries of z these linear values, the same for all rows, take."""
+    if not ends:
+        return ()
+    part = _before(graph, ends)
+    z = next(node for node in graph.graph.nodes if node.op == "placeholder").meta["tensor_meta"]
+    rows = [
+        torch.zeros(node.meta["tensor_meta"].shape, dtype=node.meta["tensor_meta"].dtype)
+        for node in graph.graph.nodes
+        if node.op == "placeholder"
+    ][1:]
+    eye = torch.eye(dim, dtype=z.dtype)
+    zero = [value.clone() for value in part(eye[0] * 0, *rows)]
+    takes = [
+        j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))
+    ]
+    return tuple(takes)
+
+
+def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
+    """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs."""
+    new, env = fx.Graph(), {}
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = new.node_copy(node)
+    for number, node in enumerate(given):
+        env[node] = new.placeholder(f"given_{number}")
+    for node in graph.graph.nodes:
+        if node.op == "output" or node in env:
+            continue
+        env[node] = new.node_copy(node, lambda one: env[one])
+    if wanted is None:
+        [end] = [node for node in graph.graph.nodes if node.op == "output"]
+        new.output(fx.map_arg(end.args[0], lambda one: env[one]))
+    else:
+        new.output([env[node] for node in wanted])
+    new.eliminate_dead_code()
+    return fx.GraphModule(graph, new)
+
+
+def _before(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
+    return _copied(graph, ends, [])
+
+
+def _after(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
+    return _copied(graph, None, ends)
+
+
+def _is_the_model(problem: Problem, found: Predictors) -> bool:
+    """Whether value, score and Hessian of a few rows, made of the parts, are the model's own at several points."""
+    rows = _some_rows(problem, found.rows)
+    generator = torch.Generator().manual_seed(0)
+    points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
+    points = points.to(rows[0].device, problem.dtype)
+    weight = torch.rand(found.rows, generator=generator, dtype=torch.float64).to(points) + 0.5
+    near = ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
+
+    def model(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (score, value), pull = vjp(grad_and_value(lambda t: (problem.log_parts(t, rows)[1] * weight).sum()), z)[:2]
+        none = torch.zeros_like(value)
+        hessian = vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
+        return value, score, hessian
+
+    try:
+        theirs, ours = vmap(model)(points), vmap(lambda z: from_parts(found, z, rows, weight))(points)
+    except FAILURES:
+        return False
+    for a, b in zip(theirs, ours, strict=True):
+        size = a.reshape(len(a), -1).abs().amax(1).clamp_min(torch.finfo(a.dtype).tiny)
+        apart = (a - b).reshape(len(a), -1).abs().amax(1)
+        if not bool((a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all())):
+            return False
+    return True
+
+
+def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Value (), score (D,) and Hessian (D, D) of a weighted sum of rows at one point, put together from the parts.
+
+    Args:
+        found: the parts.
+        z: (D,).
+        rows: row tensors, each (m, ...).
+        weight: (m,).
+    """
+    start = found.linear(z, *rows)
+    basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    slopes = vmap(lambda step: found.linear(z + step, *rows) - start, out_dims=-1)(basis)  # (m, p, D)
+    value, of_u, of_t, uu, ut, tt = curvatures(found, start, z, rows, weight)
+    picks = basis[list(found.direct)]
+    score = torch.einsum("mp,mpd->d", of_u, slopes) + of_t @ picks
+    cross = torch.einsum("mpd,mpr->dr", slopes, ut) @ picks
+    hessian = torch.einsum("mpd,mpe->de", slopes, torch.einsum("mpq,mqd->mpd", uu, slopes))
+    return value, score, hessian + cross + cross.T + picks.T @ tt @ picks
+
+
+def curvatures(
+    found: Predictors, u: Tensor, z: Tensor, rows: Rows, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """First and second derivatives of a weighted sum of rows in their predictors and the direct entries t of z.
+
+    Args:
+        found: the parts.
+        u: predictors, (m, p).
+        z: (D,), of which only t matters.
+        rows: row tensors, each (m, ...).
+        weight: (m,).
+
+    Returns:
+        value (), derivatives in u (m, p) and t (r,), and second ones (m, p, p), (m, p, r) and (r, r).
+    """
+    at = list(found.direct)
+
+    def total(u: Tensor, t: Tensor) -> Tensor:
+        whole = z.index_copy(0, torch.tensor(at, device=z.device), t) if at else z
+        return (found.rest(u, whole, *rows) * weight).sum()
+
+    t = z[at] if at else z[:0]
+    (first, value), pull = vjp(lambda u, t: grad_and_value(total, (0, 1))(u, t), u, t)
+    none, nothing = torch.zeros_like(value), (torch.zeros_like(u), torch.zeros_like(t))
+    by_u, by_t = [], []
+    for k in range(found.width):
+        direction = torch.zeros_like(u)
+        direction[:, k] = 1.0
+        by_u.append(pull(((direction, nothing[1]), none))[0])
+    for k in range(len(at)):
+        direction = torch.zeros_like(t)
+        direction[k] = 1.0
+        by_t.append(pull(((nothing[0], direction), none)))
+    uu = torch.stack(by_u, 2)
+    if not by_t:
+        return value, first[0], first[1], uu, u.new_zeros(*u.shape, 0), u.new_zeros(0, 0)
+    return value, *first, uu, torch.stack([one[0] for one in by_t], 2), torch.stack([one[1] for one in by_t], 1)

@@ -1,0 +1,176 @@
+"""What is traced once in a process: steps of a model, found again by every federation of that model and these shapes.
+
+A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, what its
+closure and globals have, and the arguments that all clients share, as constants. So steps are kept under a digest of all
+of these (`fingerprint`), of the moment in which a run begins, and of the shapes of the rows. What cannot be followed has
+no digest, and its steps stay with their federation.
+
+Besides, the densities of a few kept rows are compared, bit for bit, with what they were when the steps were kept. That
+finds what no digest sees: a model that reads a file, the clock, or random numbers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from pyro.poutine import runtime
+from torch import Tensor
+
+from pyro_fed.density.compiling.fingerprint import PLAIN, TORCH_PLAIN, digest
+from pyro_fed.density.compiling.mapping import trial
+from pyro_fed.density.compiling.tracing import Step
+from pyro_fed.density.problem import Problem
+
+#: Models whose steps are kept; the one that was not used for longest goes first.
+MOST_MODELS = 32
+
+
+class Probe(NamedTuple):
+    """Densities of two rows at two vectors.
+
+    Attributes:
+        vectors: (2, D).
+        rows: row tensors, each (2, ...).
+        values: of the prior (2,) and of the rows (2, 2).
+    """
+
+    vectors: Tensor
+    rows: tuple[Tensor, ...]
+    values: tuple[Tensor, Tensor]
+
+
+@dataclass
+class Common:
+    """What the runs of one model on rows of the same shapes share.
+
+    Attributes:
+        mark: the digest that it is kept under.
+        level: how the model is mapped, before anything is traced.
+        probe: what its model says of a few rows.
+        steps: traced, as `Compiler.cache` has them.
+        calls: how often each was called before it was traced.
+        levels: the level that works, by mode.
+        found: what else was found of the model, as `Compiler.found` has it.
+    """
+
+    mark: bytes
+    level: str
+    probe: Probe
+    steps: dict[Any, Step] = field(default_factory=dict)
+    calls: dict[Any, int] = field(default_factory=dict)
+    levels: dict[str, str] = field(default_factory=dict)
+    found: dict[Any, Any] = field(default_factory=dict)
+
+    def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
+        """Whether a step that has just been traced may be kept: it is ours, and the model is what it was.
+
+        Args:
+            function: the step; None for what was found of the model itself.
+            problem: that it was traced with.
+        """
+        return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
+
+
+_MODELS: OrderedDict[bytes, Common] = OrderedDict()
+
+
+def forget() -> None:
+    """Drop everything that is kept."""
+    _MODELS.clear()
+
+
+def common_of(problem: Problem) -> Common | None:
+    """What this process has for a model; None where it cannot be told which model it is.
+
+    Args:
+        problem: the model's densities.
+    """
+    level = problem.compiler.level
+    mark = mark_of(problem, level)
+    if mark is None:
+        return None
+    found = _MODELS.get(mark)
+    if found is None or not _says_the_same(problem, found.probe):
+        found = Common(mark, level, _probe(problem))
+        _MODELS[mark] = found
+    _MODELS.move_to_end(mark)
+    while len(_MODELS) > MOST_MODELS:
+        _MODELS.popitem(last=False)
+    return found
+
+
+def mark_of(problem: Problem, level: str) -> bytes | None:
+    """A digest of all that a trace of this problem holds; None where that cannot be told.
+
+    Args:
+        problem: the model's densities.
+        level: how it is mapped.
+    """
+    bound, arguments = problem.bound, problem.arguments
+    if arguments.nested_plates or runtime._PYRO_STACK:  # groups are read while tracing; handlers of the user's
+        return None
+    split = set(arguments.split)
+    shared = [leaf for place, leaf in enumerate(arguments.leaves) if place not in split]
+    rows = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in problem.rows]
+    return digest(
+        type(problem).__name__,
+        bound.model,
+        (shared, arguments.names, arguments.sharded, repr(arguments.spec)),
+        rows,
+        (bound.plate, bound.num_rows, bound.dtype, bound.constants, bound.in_double),
+        (problem.num_rows, repr(problem.layout), repr(problem.quadrature), problem.writes, level),
+        (torch.get_default_dtype(), torch.__version__),
+    )
+
+
+def _probe(problem: Problem) -> Probe:
+    vectors, clients = trial(problem)
+    rows = tuple(leaf[0].clone() for leaf in clients)
+    return Probe(vectors, rows, _densities(problem, vectors, rows))
+
+
+def _densities(problem: Problem, vectors: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = problem.vmap(problem.log_parts, (0, None))(vectors, rows)
+    return found
+
+
+def _says_the_same(problem: Problem, probe: Probe) -> bool:
+    found = _densities(problem, probe.vectors, probe.rows)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, probe.values, strict=True))
+
+
+def shareable(function: Callable[..., Any]) -> bool:
+    """Whether a step is this package's own, with settings that are values: what it does cannot change in a process.
+
+    Args:
+        function: as `Compiler.mapped` takes it.
+    """
+    of = getattr(function, "__self__", None)
+    plain = getattr(function, "__func__", function)
+    ours = _is_ours(plain) and "<locals>" not in getattr(plain, "__qualname__", "<locals>")
+    return ours and (of is None or _is_value(of))
+
+
+def _is_ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "pyro_fed"
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a setting is a value, or a setting of this package made of values."""
+    if type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(_is_value(part) for part in value)
+    if isinstance(value, type):
+        return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
+    if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it
+        return True
+    return (
+        _is_ours(type(value))
+        and is_dataclass(value)
+        and all(_is_value(getattr(value, one.name)) for one in fields(value))
+    )

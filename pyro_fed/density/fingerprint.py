@@ -1,0 +1,194 @@
+"""What a model's densities are known by, so that a state of one model is not taken for that of another.
+
+A model's name and sites say little: what it has from closures, constants, shared arguments and its own source, such as
+the SD of its noise, stands in its values alone. So a fingerprint has
+
+- the log prior, site by site, and the log-likelihood of each client's rows at a few fixed points, which two machines
+  agree on up to rounding;
+- a hash of the traced operations with all constants in them, where the model can be traced: two models that differ
+  far from these points, or in a branch by the number of rows, differ there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.tracing import to_graph
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import in_chunks
+
+#: SDs of the fixed points, unconstrained: from all but the origin to well outside it.
+SPREADS = (0.01, 0.3, 1.0, 2.0)
+#: Clients whose values are told one by one; those of all others are added up.
+TOLD_CLIENTS = 200
+#: What stands for these others; no client's name, which are never empty.
+OTHERS = ""
+#: How far apart two values may be, as a share of the sum of the magnitudes that they are sums of: what two machines,
+#: or another number of threads, make of the same model.
+ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9}
+#: Rows that the operations are traced on.
+TRACED_ROWS = 2
+
+#: Values at the fixed points: sums, and the sums of the magnitudes of what they are sums of.
+Values = list[tuple[float, float]]
+
+
+def digest(tensors: Sequence[Tensor], text: str = "") -> str:
+    """A hash of shapes, dtypes and values, and of some text.
+
+    Args:
+        tensors: any.
+        text: hashed with them.
+    """
+    state = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()[:32]
+
+
+def shared_arguments(problem: Problem) -> dict[str, str]:
+    """The arguments that all clients share, and the model's `pyro.param` constants, name → value or hash.
+
+    Args:
+        problem: the model's densities.
+    """
+    arguments = problem.arguments
+    shared = {
+        name: leaf for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True))
+        if i not in arguments.split
+    }  # fmt: skip
+    constants = {f"pyro.param {name}": value for name, value in problem.bound.constants.items()}
+    return {name: digest([v]) if isinstance(v, Tensor) else _plain(v) for name, v in (shared | constants).items()}
+
+
+def _plain(value: Any) -> str:
+    """A Python value as text on which two processes agree."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)[:200] if len(repr(value)) <= 200 else hashlib.sha256(repr(value).encode()).hexdigest()
+    return type(value).__qualname__  # what else it holds shows in the values and in the traced operations
+
+
+def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:
+    """The densities at the fixed points, as JSON that `difference` compares.
+
+    Args:
+        problem: the model's densities.
+        client_rows: each client's row positions.
+        names: the clients' names.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(len(SPREADS), problem.dim, generator=generator, dtype=torch.float64)
+    points = (torch.tensor(SPREADS)[:, None] * noise).to(problem.rows[0].device, problem.dtype)
+    with torch.no_grad():
+        rows = torch.cat([problem.pointwise_log_lik(part) for part in in_chunks(points, problem.evaluations)])
+        prior = [problem.log_terms(point, problem.fewest_rows)[0] for point in points]
+    found = {
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "prior": {site: [_sums(terms[site]) for terms in prior] for site in prior[0]},
+        "clients": _of_clients(problem, rows.double().cpu(), client_rows, names),
+    }
+    return json.dumps(found)
+
+
+def _of_clients(
+    problem: Problem, terms: Tensor, client_rows: Sequence[Tensor], names: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Of each client, a hash of its rows and the log-likelihood of these, from terms (points, N)."""
+    found: dict[str, list[Any]] = {}
+    for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
+        own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
+                                  for leaf in problem.rows])  # fmt: skip
+        found[name] = [digest(own), [_sums(one[index]) for one in terms]]
+    if len(names) > TOLD_CLIENTS:
+        rest = torch.cat(list(client_rows[TOLD_CLIENTS:]))
+        found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
+    return found
+
+
+def _sums(terms: Tensor) -> tuple[float, float]:
+    terms = terms.detach().double()
+    return float(terms.sum()), float(terms.abs().sum())
+
+
+def difference(before: str, now: str, same_rows: bool) -> str:
+    """Where two models' values differ, as a clause; "" where they agree.
+
+    Args:
+        before: of `density_values`.
+        now: likewise.
+        same_rows: whether the clients' rows are the same; else only clients with the same rows are compared.
+    """
+    then, here = json.loads(before), json.loads(now)
+    if then["dtype"] != here["dtype"]:
+        return f"it was computed in {then['dtype']}, and is in {here['dtype']} now"
+    rounding = ROUNDING[getattr(torch, here["dtype"])]
+    for site, values in here["prior"].items():
+        if site not in then["prior"]:
+            return f"site '{site}' is new"
+        if clause := _apart(then["prior"][site], values, rounding):
+            return f"the log prior of {_named(site)} {clause}"
+    for name, (rows, values) in here["clients"].items():
+        old_rows, old = then["clients"].get(name, (None, None))
+        if old is None or not (same_rows or (name != OTHERS and rows == old_rows)):
+            continue
+        if clause := _apart(old, values, rounding):
+            return f"the log-likelihood of {f'client {name}' if name else 'the other clients'} {clause}"
+    return ""
+
+
+def compared(before: str, now: str) -> bool:
+    """Whether `difference` compares any rows of these, where they need not be the same."""
+    then, here = json.loads(before)["clients"], json.loads(now)["clients"]
+    return any(name and then.get(name, [None])[0] == rows for name, (rows, _) in here.items())
+
+
+def _named(site: str) -> str:
+    return f"site '{site}'" if site else "the transforms of constrained sites"
+
+
+def _apart(before: Values, now: Values, rounding: float) -> str:
+    """Where two lists of values differ by more than rounding."""
+    for (old, old_size), (new, new_size) in zip(before, now, strict=True):
+        if old == new or (math.isnan(old) and math.isnan(new)):
+            continue
+        finite = math.isfinite(old) and math.isfinite(new)
+        if not finite or abs(old - new) > rounding * max(1.0, old_size, new_size):
+            return f"at a fixed point was {old:.6g} and is {new:.6g} now"
+    return ""
+
+
+def traced(problem: Problem) -> str:
+    """A hash of the operations that the densities of a few rows consist of, and of all constants in them.
+
+    Args:
+        problem: the model's densities.
+
+    Returns:
+        "not traced" for a model that defeats tracing: its values are all that is known of it.
+    """
+    if problem.looped:
+        return "not traced"
+    leaves, spec = pytree.tree_flatten(tuple(leaf[:TRACED_ROWS] for leaf in problem.rows))
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=leaves[0].device)
+
+    def densities(z: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
+        return problem.log_parts(z, pytree.tree_unflatten(list(flat), spec))
+
+    try:
+        with torch.no_grad():
+            graph = to_graph(densities, [z, *(leaf.clone() for leaf in leaves)])
+    except (*FAILURES, IndexError):
+        return "not traced"
+    constants = dict(graph.named_buffers()) | {n: v for n, v in vars(graph).items() if isinstance(v, Tensor)}
+    names = sorted(constants)
+    return digest([constants[name] for name in names], json.dumps([graph.code, names]))

@@ -1,0 +1,371 @@
+"""What people keep columns in, as trees of arrays: tables, dataclasses, namespaces, record arrays, data sets.
+
+Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which makes
+them anew around other leaves: an object of the same class, or, where the class could not hold tensors (pandas, xarray,
+record arrays), a table or a set of fields that answers as it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+#: Containers are taken apart so deep.
+DEEPEST = 4
+
+
+class Table:
+    """The columns of a data frame while a model runs: tensors by name, or all of them as a matrix.
+
+    Args:
+        columns: their names.
+        blocks: one matrix (rows, columns) of all columns, or a tensor a column.
+    """
+
+    def __init__(self, columns: Sequence[Any], blocks: Sequence[Tensor]) -> None:
+        self._columns, self._blocks = list(columns), list(blocks)
+
+    @property
+    def columns(self) -> list[Any]:
+        """The columns' names."""
+        return self._columns
+
+    @property
+    def values(self) -> Tensor:
+        """All columns as a matrix, (rows, columns)."""
+        if len(self._blocks) == 1 and self._blocks[0].dim() == 2:
+            return self._blocks[0]
+        dtypes = [block.dtype for block in self._blocks]
+        widest = dtypes[0]
+        for dtype in dtypes[1:]:
+            widest = torch.promote_types(widest, dtype)
+        return torch.stack([block.to(widest) for block in self._blocks], -1)
+
+    def to_numpy(self, *_: Any, **__: Any) -> Tensor:
+        """The same as `values`."""
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self), len(self._columns)
+
+    @property
+    def index(self) -> range:
+        """The rows' numbers."""
+        return range(len(self))
+
+    @property
+    def loc(self) -> Table:
+        """Itself: `table.loc[:, "x"]`."""
+        return self
+
+    def copy(self, *_: Any, **__: Any) -> Table:
+        """Itself; a column cannot be assigned."""
+        return self
+
+    def drop(self, labels: Any = None, *, columns: Any = None, **_: Any) -> Table:
+        """The table without some columns.
+
+        Args:
+            labels: their names.
+            columns: the same.
+        """
+        gone = columns if columns is not None else labels
+        gone = [gone] if isinstance(gone, str) else list(gone)
+        return self[[name for name in self._columns if name not in gone]]
+
+    def keys(self) -> list[Any]:
+        """The columns' names."""
+        return self._columns
+
+    def __len__(self) -> int:
+        return len(self._blocks[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._columns)
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None) and not isinstance(key[1], int):
+            key = key[1]
+        if isinstance(key, list) and all(self._has(name) for name in key):
+            return Table(key, [self._column(name) for name in key])
+        return self._column(key) if self._has(key) else self.values[key]
+
+    def _has(self, name: Any) -> bool:
+        return isinstance(name, str | int) and name in self._columns
+
+    def _column(self, name: Any) -> Tensor:
+        at = self._columns.index(name)
+        return self._blocks[0][:, at] if self._blocks[0].dim() == 2 else self._blocks[at]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_columns", "_blocks"):
+            raise AttributeError(name)
+        return self._column(name) if name in self._columns else getattr(self.values, name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        matrix = pytree.tree_map(_as_matrix, (args, dict(kwargs or {})), is_leaf=_is_table)
+        return func(*matrix[0], **matrix[1])
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Table)
+
+
+def _as_matrix(value: Any) -> Any:
+    return value.values if _is_table(value) else value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def apply(self: Table, *args: Any) -> Any:
+        return getattr(self.values, name)(*map(_as_matrix, args))
+
+    return apply
+
+
+for _name in [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "matmul",
+    "rmatmul",
+    "pow",
+    "rpow",
+    "neg",
+    "gt",
+    "lt",
+    "ge",
+    "le",
+]:
+    setattr(Table, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+class Fields:
+    """Named arrays while a model runs, by attribute and by key: a record array's, an xarray data set's.
+
+    Args:
+        names: of the fields.
+        values: theirs.
+    """
+
+    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        self.__dict__.update(zip(names, values, strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.__dict__[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def keys(self) -> Any:
+        """The fields' names."""
+        return self.__dict__.keys()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.__dict__.values())))
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """A data frame.
+
+    Attributes:
+        columns: their names.
+        whole: whether its columns, of one dtype, are one leaf.
+    """
+
+    columns: tuple[Any, ...]
+    whole: bool
+
+    def made(self, leaves: Sequence[Any]) -> Any:
+        return Table(self.columns, leaves)
+
+    def keys(self) -> list[Any]:
+        return [_Unnamed()] if self.whole else [pytree.MappingKey(name) for name in self.columns]
+
+
+@dataclass(frozen=True)
+class FieldsKind:
+    """Named arrays of a class that could not hold tensors."""
+
+    names: tuple[str, ...]
+
+    def made(self, leaves: Sequence[Any]) -> Any:
+        return Fields(self.names, leaves)
+
+    def keys(self) -> list[Any]:
+        return [pytree.MappingKey(name) for name in self.names]
+
+
+@dataclass(frozen=True)
+class ObjectKind:
+    """An object with attributes, of any class; it is made without calling its `__init__`."""
+
+    of: type
+    names: tuple[str, ...]
+
+    def made(self, leaves: Sequence[Any]) -> Any:
+        made = object.__new__(self.of)
+        for name, leaf in zip(self.names, leaves, strict=True):
+            object.__setattr__(made, name, leaf)
+        return made
+
+    def keys(self) -> list[Any]:
+        return [pytree.GetAttrKey(name) for name in self.names]
+
+
+@dataclass(frozen=True)
+class DictKind:
+    """A class derived from `dict`, such as scikit-learn's `Bunch`."""
+
+    of: type
+    names: tuple[Any, ...]
+
+    def made(self, leaves: Sequence[Any]) -> Any:
+        made = self.of.__new__(self.of)
+        dict.update(made, zip(self.names, leaves, strict=True))
+        return made
+
+    def keys(self) -> list[Any]:
+        return [pytree.MappingKey(name) for name in self.names]
+
+
+class _Unnamed:
+    """A key that adds nothing to a leaf's name."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A container as a node of the tree; taken together again it is the container, not the node."""
+
+    kind: TableKind | FieldsKind | ObjectKind | DictKind
+    children: list[Any]
+
+
+pytree.register_pytree_node(
+    Node,
+    lambda node: (node.children, node.kind),
+    lambda leaves, kind: kind.made(list(leaves)),
+    flatten_with_keys_fn=lambda node: (list(zip(node.kind.keys(), node.children, strict=True)), node.kind),
+)
+
+
+def as_tree(value: Any) -> Any:
+    """The same with containers as nodes of the tree, and lists of numbers or texts as arrays.
+
+    A list is an array where it is as long as an array beside it, or, where there is none, as the longest list. Others,
+    such as the sizes of a network's layers, stay lists.
+
+    Args:
+        value: a model's arguments.
+    """
+    leaves = pytree.tree_leaves(_tree(value, frozenset(), 0), is_leaf=is_column)
+    lengths = {np.shape(leaf)[0] for leaf in leaves if not isinstance(leaf, str | list) and np.ndim(leaf)}
+    lengths = lengths or {max((len(leaf) for leaf in leaves if is_column(leaf)), default=0)}
+    return _tree(value, frozenset(lengths), 0)
+
+
+def is_column(value: Any) -> bool:
+    """Whether this is a list of numbers, or of lists of them that are equally long.
+
+    Args:
+        value: an argument.
+    """
+    if not isinstance(value, list) or len(value) < 2:
+        return False
+    if all(isinstance(part, list) for part in value):
+        return len({len(part) for part in value}) == 1 and all(is_column(part) for part in value)
+    return all(isinstance(part, bool | int | float | str | None) for part in value)
+
+
+def _tree(value: Any, lengths: frozenset[int], depth: int) -> Any:
+    if depth > DEEPEST or isinstance(value, Tensor | torch.nn.Module | str | type):
+        return value
+    if is_column(value):
+        return np.asarray(value, dtype=object) if len(value) in lengths else value
+    if type(value) is dict:
+        return {name: _tree(part, lengths, depth + 1) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_tree(part, lengths, depth + 1) for part in value]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return type(value)(parts) if type(value) in (tuple, list) else value
+    node = _node(value)
+    return value if node is None else Node(node.kind, [_tree(child, lengths, depth + 1) for child in node.children])
+
+
+def _node(value: Any) -> Node | None:
+    """A container as a node; None for what is none."""
+    if isinstance(value, np.ndarray):
+        names = value.dtype.names
+        return Node(FieldsKind(names), [np.asarray(value[name]) for name in names]) if names else None
+    if hasattr(value, "to_numpy"):
+        return _frame(value) if hasattr(value, "columns") else None
+    if hasattr(value, "data_vars"):  # an xarray data set
+        held = {str(name): value[name] for name in [*value.coords, *value.data_vars]}
+        return Node(FieldsKind(tuple(held)), list(held.values()))
+    if isinstance(value, dict):
+        return (
+            Node(DictKind(type(value), tuple(value)), list(value.values()))
+            if type(value).__module__
+            not in (
+                "collections",
+                "builtins",
+            )
+            else None
+        )
+    attributes = _attributes(value)
+    if not any(_is_array(part) for part in attributes.values()):
+        return None
+    return Node(ObjectKind(type(value), tuple(attributes)), list(attributes.values()))
+
+
+def _frame(value: Any) -> Node:
+    """A data frame: one leaf where all of its columns are numbers of one dtype, else one a column."""
+    names = tuple(value.columns)
+    dtypes = {str(value[name].dtype) for name in names}
+    if len(dtypes) == 1 and isinstance(value.to_numpy(), np.ndarray) and value.to_numpy().dtype.kind in "biuf":
+        return Node(TableKind(names, True), [value.to_numpy()])
+    return Node(TableKind(names, False), [value[name] for name in names])
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes, where it is no function, distribution or class."""
+    if callable(value) or isinstance(value, torch.distributions.Distribution):
+        return {}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | dict(
+            getattr(value, "__dict__", {})
+        )
+    return dict(getattr(value, "__dict__", {}))
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_is_array(part) for part in value)
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")

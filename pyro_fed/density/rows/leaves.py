@@ -1,0 +1,184 @@
+"""One array of an argument as a tensor: masked and nullable arrays, categories, text.
+
+What is masked or missing becomes NaN, so that it is refused like NaN, or handled by the model like NaN. Text and
+categories become codes 0, 1, ..., with their labels kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pyro_fed.errors import DataError, listed
+
+Labels = Mapping[str, tuple[Any, ...]]
+
+
+class Leaf(NamedTuple):
+    """A leaf of the arguments.
+
+    Attributes:
+        value: a tensor where it was an array.
+        labels: what its codes stand for, None where it is no category.
+        masked: whether entries of it were masked.
+    """
+
+    value: Any
+    labels: tuple[Any, ...] | None = None
+    masked: bool = False
+
+
+def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
+    """A leaf as a tensor, where it is an array.
+
+    Args:
+        leaf: a tensor, an array, a Series, or anything else.
+        name: of the argument, for messages.
+        known: labels of arguments whose codes are given.
+
+    Raises:
+        DataError: an array of what is no number, truth value or label; labels that are unknown or missing.
+    """
+    if isinstance(leaf, Tensor):
+        return Leaf(_dense(leaf, name))
+    if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
+        raise DataError(f"argument '{name}' is sparse: pass {name}.toarray()")
+    if isinstance(getattr(leaf, "dtype", None), pd.CategoricalDtype):
+        return _categories(pd.Series(leaf), name, known)
+    if isinstance(leaf, np.ma.MaskedArray):
+        return _masked(leaf, name)
+    if hasattr(leaf, "to_numpy"):
+        leaf = _of_pandas(leaf) if isinstance(leaf, pd.Series | pd.Index) else leaf.to_numpy()
+    elif isinstance(leaf, pd.api.extensions.ExtensionArray):
+        leaf = _of_pandas(pd.Series(leaf))
+    if isinstance(leaf, np.generic):
+        leaf = np.asarray(leaf)
+    if not isinstance(leaf, np.ndarray):
+        return Leaf(leaf)
+    if leaf.dtype.kind in "OUST" or name in known:
+        return _text(leaf, name, known)
+    if leaf.dtype.kind in "mM":
+        raise DataError(
+            f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date, "
+            f"({name} - {name}.min()) / numpy.timedelta64(1, 'D')"
+        )
+    return Leaf(_tensor(leaf, name))
+
+
+def _dense(leaf: Tensor, name: str) -> Tensor:
+    if type(leaf).__name__ == "MaskedTensor":
+        raise DataError(
+            f"argument '{name}' is a MaskedTensor: pass its values with NaN where they are masked, such as "
+            f"{name}.to_tensor(float('nan'))"
+        )
+    if leaf.layout is not torch.strided:
+        raise DataError(f"argument '{name}' is a sparse tensor ({leaf.layout}): pass {name}.to_dense()")
+    if leaf.is_complex():
+        raise DataError(f"argument '{name}' is complex: pass its real and imaginary parts as two arguments")
+    return leaf.detach()
+
+
+def _masked(leaf: Any, name: str) -> Leaf:
+    if leaf.dtype.kind not in "biuf":
+        raise DataError(f"argument '{name}' is a masked array of dtype {leaf.dtype}: expected numbers or truth values")
+    mask = np.ma.getmaskarray(leaf)
+    if not mask.any():
+        return Leaf(_tensor(np.asarray(leaf.data), name))
+    filled = leaf.data.astype(leaf.dtype if leaf.dtype.kind == "f" else float)
+    return Leaf(_tensor(np.where(mask, np.nan, filled).astype(filled.dtype), name), masked=True)
+
+
+def _of_pandas(series: Any) -> np.ndarray:
+    """A column as NumPy: nullable numbers as floats with NaN where they are missing, else as they are."""
+    if isinstance(series.dtype, pd.StringDtype) or series.dtype == object:
+        return np.asarray(series.to_numpy(dtype=object))
+    missing = bool(series.isna().any())
+    if pd.api.types.is_extension_array_dtype(series.dtype):
+        if missing and series.dtype.kind in "biuf":
+            return np.asarray(series.to_numpy(dtype=float, na_value=np.nan))
+        if series.dtype.kind in "biuf":
+            return np.asarray(series.to_numpy(dtype=getattr(series.dtype, "numpy_dtype", None)))
+    return np.asarray(series.to_numpy())
+
+
+def _categories(series: Any, name: str, known: Labels) -> Leaf:
+    labels = tuple(series.cat.categories)
+    codes = series.cat.codes.to_numpy()
+    if (codes < 0).any():
+        raise DataError(_missing_label(name, int(np.argmax(codes < 0))))
+    if name in known and known[name] != labels:
+        return _coded(np.asarray(series, dtype=object), name, known[name])
+    return Leaf(torch.as_tensor(codes.astype(np.int64)), labels)
+
+
+def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
+    flat = leaf.ravel()
+    if leaf.dtype.kind == "O":
+        missing = pd.isna(flat)
+        kept = flat[~missing]
+        if len(kept) and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept):
+            numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
+            whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
+            return Leaf(
+                _tensor(np.asarray(numbers.tolist() if whole else numbers.astype(float)).reshape(leaf.shape), name)
+            )
+        if missing.any():
+            raise DataError(_missing_label(name, int(np.argmax(missing))))
+    kinds = {type(part).__name__ for part in flat.tolist()}
+    if kinds != {"str"}:
+        raise DataError(
+            f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected numbers, "
+            "truth values or text. Encode it as numbers, such as by `pandas.factorize`"
+        )
+    labels = known.get(name) or tuple(sorted(set(flat.tolist())))
+    if all(_reads_as_number(label) for label in labels):
+        raise DataError(
+            f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
+            f"pandas.to_numeric({name}), or make it a category, pandas.Categorical({name}), if they are labels"
+        )
+    return _coded(leaf, name, labels)
+
+
+def _reads_as_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
+
+
+def _coded(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
+    code = {label: number for number, label in enumerate(labels)}
+    unknown = sorted({str(part) for part in leaf.ravel().tolist() if part not in code})
+    if unknown:
+        raise DataError(f"argument '{name}' has the labels {listed(unknown)}, which are none of {listed(labels)}")
+    codes = [code[part] for part in leaf.ravel().tolist()]
+    return Leaf(torch.tensor(codes, dtype=torch.int64).reshape(leaf.shape), tuple(labels))
+
+
+def _missing_label(name: str, row: int) -> str:
+    return (
+        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, or give what is missing a label of "
+        "its own, such as 'unknown'"
+    )
+
+
+def _tensor(leaf: np.ndarray, name: str) -> Tensor:
+    if leaf.dtype.kind == "c":
+        raise DataError(f"argument '{name}' is complex: pass its real and imaginary parts as two arguments")
+    if leaf.dtype.kind not in "biuf":
+        raise DataError(
+            f"argument '{name}' is an array of dtype {leaf.dtype}; expected numbers, truth values or text. Encode it as "
+            "numbers, such as by `pandas.factorize`"
+        )
+    if leaf.dtype.kind == "f" and leaf.dtype.itemsize > 8:
+        leaf = leaf.astype(np.float64)  # long doubles, of which torch knows nothing
+    if leaf.dtype.kind == "u" and leaf.dtype.itemsize > 1:
+        leaf = leaf.astype(np.int64)  # torch computes little with these
+    leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
+    return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # pandas gives arrays that are read-only

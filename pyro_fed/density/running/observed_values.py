@@ -1,0 +1,83 @@
+"""Observed values as distributions take them: counts and labels in floating point, nothing that is masked and missing.
+
+Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And a
+missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a value
+out it becomes one inside the support, which changes no density.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
+
+#: Distributions that take whole numbers as places in a table, or compare values exactly.
+PLACES = (dist.Categorical, dist.OneHotCategorical, dist.SpanningTree, dist.Empirical, dist.Delta, dist.Unit)
+
+
+class ObservedValues(Messenger):
+    """Hand observed values to their distributions in a form that these take.
+
+    Args:
+        incomplete: whether the data have NaN among them.
+    """
+
+    def __init__(self, incomplete: bool) -> None:
+        super().__init__()
+        self.incomplete = incomplete
+        self.filled = False
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if not msg["is_observed"] or not isinstance(msg["value"], Tensor) or is_deterministic(msg):
+            return
+        value, fn = msg["value"], innermost(msg["fn"])
+        if not value.is_floating_point() and not value.is_complex() and not isinstance(fn, PLACES):
+            msg["value"] = value = value.to(torch.get_default_dtype())
+        if self.incomplete and value.is_floating_point():
+            mask = _mask(msg)
+            if mask is not None:
+                msg["value"] = _filled(value, mask, msg["fn"])
+                self.filled = True
+
+
+def _mask(msg: Message) -> Tensor | None:
+    """The site's mask, from handlers and from `.mask()`, of the shape of its batch."""
+    masks = [msg["mask"]] if isinstance(msg["mask"], Tensor) else []
+    fn, right = msg["fn"], 0
+    while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+        if isinstance(fn, dist.Independent):
+            right += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, dist.MaskedDistribution) and isinstance(fn._mask, Tensor):
+            masks.append((fn._mask, right))
+        fn = fn.base_dist
+    if not masks:
+        return None
+    event = len(msg["fn"].event_shape)
+    known: Tensor | None = None
+    for part in masks:
+        mask, inside = part if isinstance(part, tuple) else (part, 0)
+        mask = mask.reshape(mask.shape + (1,) * (event - inside))
+        known = mask if known is None else known & mask
+    return known
+
+
+def _filled(value: Tensor, known: Tensor, fn: Any) -> Tensor:
+    """The value with something inside the support where it is NaN and not known."""
+    missing = value.isnan() & ~known.bool()
+    return torch.where(missing, _inside(fn.support, value), value)
+
+
+def _inside(support: Any, value: Tensor) -> Tensor:
+    zeros = torch.zeros_like(value)
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support.is_discrete:
+        return zeros + getattr(support, "lower_bound", 0)
+    inside: Tensor = biject_to(support)(zeros if support.event_dim == 0 else torch.zeros_like(value))
+    return inside.to(value.dtype) if inside.shape == value.shape else zeros

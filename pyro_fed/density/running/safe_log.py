@@ -1,0 +1,42 @@
+"""Pyro's `safe_log`, which is written as a function of autograd that `torch.func` cannot take, in terms that it can.
+
+The logarithm with its derivative 1 / max(x, eps), of any order and under `vmap`. Pyro's hidden Markov models use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro.ops import special
+from torch import Tensor
+
+
+class SafeLog:
+    """In place of `pyro.ops.special._SafeLog`."""
+
+    @staticmethod
+    def apply(x: Tensor) -> Tensor:
+        """The logarithm, with a finite derivative at zero.
+
+        Args:
+            x: any shape, at least zero.
+        """
+        eps = torch.finfo(x.dtype).eps
+        large = x > eps
+        below = x.detach().log() + (x - x.detach()) / eps
+        return torch.where(large, torch.where(large, x, 1.0).log(), below)
+
+
+@contextmanager
+def mappable_safe_log() -> Iterator[None]:
+    """Use it while a model runs."""
+    patched: Any = special
+    original = patched._SafeLog
+    patched._SafeLog = SafeLog
+    try:
+        yield
+    finally:
+        patched._SafeLog = original

@@ -1,0 +1,90 @@
+"""What is said where a model fails on its data: its line, its arguments, and what is to be done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from pyro_fed.density.checks.blame import line_of, quoted
+from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import ModelError, PyroFedError
+
+_NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
+
+
+@contextmanager
+def told(arguments: Arguments, model: Callable[..., Any], plate: str) -> Iterator[None]:
+    """Raise what the model's own lines raise as a `ModelError` that names the line and the arguments.
+
+    Args:
+        arguments: the model's.
+        model: the Pyro model.
+        plate: the partitioned plate's name.
+
+    Raises:
+        ModelError: in place of anything that a line of the model has raised; errors of this package, and from
+            elsewhere, stay as they are.
+    """
+    try:
+        yield
+    except PyroFedError:
+        raise
+    except Exception as error:
+        line = line_of(error)
+        if not line:
+            raise
+        first = next((text for text in str(error).splitlines() if text.strip()), "")
+        raise ModelError(
+            f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_listed(arguments)}. "
+            f"{_hint(arguments, model, plate, error)}".rstrip()
+        ) from error
+
+
+def _listed(arguments: Arguments) -> str:
+    parts = []
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        shape = f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else None
+        parts.append(f"'{name}' is {shape or repr(leaf)[:40]}")
+    return ", ".join(parts[:12]) or "none"
+
+
+def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Exception) -> str:
+    whole = [
+        name
+        for name, leaf in zip(arguments.names, arguments.leaves, strict=True)
+        if isinstance(leaf, Tensor) and not leaf.is_floating_point()
+    ]
+    if whole and _NO_FLOATS.search(str(error)):
+        first = whole[0]
+        return (
+            f"Where real numbers are wanted, pass them: {first}.double() or {first}.float() (of an array "
+            f"{first}.astype(float))."
+        )
+    if isinstance(error, AttributeError) and "Tensor" in str(error):
+        return "While the model runs its arguments are tensors: convert and summarise data before the model."
+    if arguments.num_rows:
+        held = held_data(model, arguments.num_rows)
+        return as_arguments(model, list(arguments.names), held, plate) if held else ""
+    return ""
+
+
+def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> ModelError:
+    """What to say where the model does not have the plate, with the user's own lines.
+
+    Args:
+        plate: the plate asked for.
+        declared: the plates that there are.
+        run: runs the model and returns its trace.
+    """
+    lines = observed_lines(run)
+    observed = f" Site '{lines[0][0]}' is observed by {quoted(lines[0][1])}." if lines else ""
+    if declared:
+        cure = f" Pass plate='{declared[0]}'." if len(declared) == 1 else " Pass one of them as plate=..."
+        return ModelError(f"the model has no plate '{plate}'; its plates are {declared}.{cure}{observed}")
+    cure = in_a_plate(plate, lines[0][1]) if lines else "put its observed site inside `with pyro.plate(...)`"
+    return ModelError(f"the model has no plate, whose rows could be split over the clients.{observed} {cure}")

@@ -1,0 +1,81 @@
+"""A model as it is given, taken apart into a plain one and all of its data as arguments.
+
+What `functools.partial` and `pyro.condition` hold are data like others, and have to be split over the clients as these.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyro import poutine
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.messenger import _bound_partial
+from torch import Tensor
+
+from pyro_fed.density.rows.arguments import positional
+
+
+class Conditioned:
+    """A model conditioned on observations that it takes as an argument.
+
+    Args:
+        model: the model without.
+    """
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+        self.__name__ = getattr(model, "__name__", "model")
+        signature = inspect.signature(getattr(model, "forward", model))
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        own = inspect.Parameter("conditioned", inspect.Parameter.KEYWORD_ONLY)
+        self.__signature__ = signature.replace(parameters=[*parameters, own, *rest])
+
+    def __call__(self, *args: Any, conditioned: Mapping[str, Any], **kwargs: Any) -> Any:
+        return poutine.condition(self.model, data=dict(conditioned))(*args, **kwargs)
+
+
+def taken_apart(
+    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+    """A model without the data that it holds by `functools.partial` or `pyro.condition`, and all arguments.
+
+    Args:
+        model: as it is given.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        the model, its positional and its keyword arguments.
+    """
+    kwargs = dict(kwargs or {})
+    while isinstance(model, functools.partial):
+        while isinstance(model, _bound_partial):
+            model = model.func
+        held = _conditioned(model)
+        if held is not None:
+            model, data = held
+            model, kwargs = Conditioned(model), {**kwargs, "conditioned": data}
+        elif isinstance(model, functools.partial) and not _of_pyro(model):
+            args = (*model.args, *positional(model, args, kwargs))
+            kwargs = {**model.keywords, **kwargs}
+            model = model.func
+        else:
+            break
+    return model, args, kwargs
+
+
+def _of_pyro(model: Any) -> bool:
+    """Whether this is a handler around a model."""
+    return getattr(model.func, "__module__", "").startswith("pyro.")
+
+
+def _conditioned(model: Any) -> tuple[Any, dict[str, Tensor]] | None:
+    """The model and the data of `pyro.condition`, if that is what it is."""
+    if not _of_pyro(model) or len(model.args) != 2 or not isinstance(model.args[0], ConditionMessenger):
+        return None
+    data = model.args[0].data
+    return (model.args[1], dict(data)) if isinstance(data, Mapping) else None

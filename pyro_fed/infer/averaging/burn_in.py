@@ -1,0 +1,76 @@
+"""Federated averaging for some rounds, as the start of what refines its point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
+from pyro_fed.infer.averaging.fedavg import FedAvg
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class BurnIn(FedAvg):
+    """`FedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it.
+
+    Adam's steps are as long whatever the scale of the gradients, which in a wide network is that of its width: no step
+    size of SGD is right for all.
+
+    Args:
+        rounds: of averaging.
+        chain_steps: L, Adam's steps a round.
+        step_size: Adam's rate.
+        momentum: Adam's β_1.
+        second_moment: Adam's β_2.
+        eps: what is added to the root of the mean square.
+        batch_size: rows a step; None takes all.
+        prior: add the client's share of the log prior.
+        damping: δ, the server's learning rate.
+        server_optimiser: of the averaged step, as of `FedAvg`.
+
+    Example:
+        >>> pf.run(pf.FedEP(start="fedavg"), fed)
+    """
+
+    rounds: int = 20
+    second_moment: float = 0.99
+    eps: float = 1e-8
+    batch_size: int | None = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "rounds")
+        check_between(self, "second_moment", 0, 1, "[)")
+        check_positive(self, "eps")
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """L steps of Adam, which starts afresh in every round."""
+        batch, dims = with_batches(data, self.batch_size)
+        zero = torch.zeros_like(shared["point"])
+        carry = (shared["point"], zero, zero, zero[:, 0])
+        const = ((data.num_rows, shared["num_rows"]), batch)
+        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, ((0, 0), dims))
+        return {"delta": point - shared["point"]}, {}, {}
+
+    def _adam(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+        point, first, second, count = carry
+        (rows, total), data = const
+        score, count = self.score(problem, point, batch_of(data, picks), rows, total), count + 1
+        first = self.momentum * first + (1 - self.momentum) * score
+        second = self.second_moment * second + (1 - self.second_moment) * score.square()
+        mean, square = first / (1 - self.momentum**count), second / (1 - self.second_moment**count)
+        return (point + self.step_size * mean / (square.sqrt() + self.eps), first, second, count), ()
+
+    def default_rounds(self, num_clients: int) -> int:
+        """As set."""
+        return self.rounds

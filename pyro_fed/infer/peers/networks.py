@@ -1,0 +1,167 @@
+"""P2PVI on networks: beliefs that agents refine by gradients alone, from the point that averaging over the graph finds.
+
+    1. averaging over the graph (`PeerBurnIn`); agent i is at m_i
+    2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
+       are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
+    3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
+       under the belief q_i, which has all other agents in it; the prior's part likewise
+
+As everywhere, Σ_i v_i q_i = Σ_i t_i is kept (`peers.peer_gaussian`). An agent's belief moves by the whole of its own
+change, and consensus makes of all these their mean: that of the agents' tilted Gaussians, as in `FedEP` with δ = 1 / K,
+which no noise of theirs compounds.
+
+Letters: v_i `centrality`, Λ_0 the prior's precision, l_i `lik_*`, δ `damping`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pyro_fed.algorithm.contract import Noise, Start, started
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, given
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.size import is_large
+from pyro_fed.graph import Graph
+from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
+from pyro_fed.infer.peers.peer_sites import public_belief
+from pyro_fed.infer.peers.update import IVON
+from pyro_fed.infer.sites.gaussian_sites import (
+    GaussianAlgorithm,
+    as_state,
+    flat_site,
+    gaussian,
+    site_of,
+    spread_points,
+    where,
+)
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian
+
+#: Settings that say how the exact steps are taken: who sets one of them wants these.
+EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
+#: Disagreement that a round of averaging leaves, relative to what it was.
+AVERAGING_TOLERANCE = 0.1
+#: Variance about an agent's first point at which the prior is looked at.
+NARROW = 1e-4
+#: Points of the prior's expectations; a prior that is Gaussian on the unconstrained scale needs two.
+PRIOR_POINTS = 8
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class PeerBurnIn(P2PFedAvg, BurnIn):
+    """`P2PFedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it."""
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As many a round as bring the agents together; one where groups take turns."""
+        if graph.active(0) is not None:
+            return 1
+        return int(graph.consensus_rounds(AVERAGING_TOLERANCE))
+
+
+def fitted(algorithm: Any, problem: Problem) -> Any:
+    """The algorithm with the settings that the model's size asks for.
+
+    Args:
+        algorithm: `P2PVI` as a user has set it.
+        problem: the model's densities.
+    """
+    own = given(algorithm)
+    large = is_large(problem, algorithm.num_points, algorithm.full_dim)
+    if not large or own & EXACT or algorithm.structure(problem) == "full":
+        return algorithm
+    start = {} if own & {"start", "start_steps"} else {"start": "fedavg"}
+    return replace(algorithm, update=IVON(), **start)
+
+
+def first_states(
+    problem: Problem, num_clients: int, start: Start | None, algorithm: GaussianAlgorithm
+) -> tuple[State, State]:
+    """Flat beliefs and sites, and the points that averaging has found.
+
+    Args:
+        problem: the model's densities.
+        num_clients: agents.
+        start: final states of `PeerBurnIn`.
+        algorithm: what begins there.
+    """
+    flat = flat_site(problem, "diag", num_clients)
+    point = started(start, algorithm).shared["point"].double()
+    local = {
+        **as_state(flat),
+        **as_state(flat, "lik_"),
+        **as_state(flat, "prior_"),
+        "start": point,
+        "prior_share": torch.zeros(num_clients, dtype=torch.float64, device=point.device),
+    }
+    return as_state(flat), {name: value.clone() for name, value in local.items()}
+
+
+def step(
+    algorithm: GaussianAlgorithm,
+    update: IVON,
+    damping: float,
+    problem: Problem,
+    shared: State,
+    local: State,
+    share: torch.Tensor,
+    data: ClientData,
+    noise: Noise,
+) -> tuple[Gaussian, State, torch.Tensor]:
+    """Public beliefs of C agents, what changes in their states, and the fractions of their changes that were made.
+
+    Args:
+        algorithm: its points are used for the prior's expectations.
+        update: settings of the steps.
+        damping: δ.
+        problem: the model's densities.
+        shared: the agents' beliefs, and `centrality`.
+        local: the agents' states.
+        share: of the prior in each agent's site, (C,).
+        data: the agents' rows.
+        noise: of the steps.
+    """
+    q, likelihood, v = gaussian(shared), gaussian(local, "lik_"), shared["centrality"].to(torch.float64)
+    known = q.is_proper()
+    narrow = DiagGaussian.from_moments(local["start"], torch.full_like(local["start"], NARROW))
+    under = where(known, q, narrow)
+    prior = _prior(algorithm, problem, under)
+    new = likelihood
+    if bool(known.any()):
+        new = update.online_newton.fit(problem, under, under / likelihood, data, noise)
+    if not bool(known.all()):
+        new = where(known, new, _first_site(update, problem, prior, local, v, data, noise))
+    usable = new.precision.isfinite().all(-1) & new.eta.isfinite().all(-1)
+    new = where(usable, new, likelihood)
+    each = share.unsqueeze(-1)
+    mine = type(prior)(prior.precision * each, prior.eta * each)
+    change = (new / likelihood) * (mine / gaussian(local, "prior_"))
+    belief, fraction = public_belief(q, change ** torch.where(known, 1.0, 1 / v), known, damping)
+    taken = torch.where(known, fraction * v, fraction)
+    likelihood = likelihood * (new / likelihood) ** taken
+    held = gaussian(local, "prior_") * (mine / gaussian(local, "prior_")) ** taken
+    news = {**as_state(likelihood * held), **as_state(likelihood, "lik_"), **as_state(held, "prior_")}
+    return belief, news, fraction
+
+
+def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gaussian:
+    """The prior's site by an expected Newton step under each agent's belief, of a precision that is not negative."""
+    points = spread_points(q, PRIOR_POINTS)
+    site = site_of(algorithm.derivatives(problem, "diag").of_prior(problem, points), q.mean())
+    return type(site)(site.precision.abs(), site.eta)
+
+
+def _first_site(
+    update: IVON, problem: Problem, prior: Gaussian, local: State, v: torch.Tensor, data: ClientData, noise: Noise
+) -> DiagGaussian:
+    """A site at an agent's own point, so that with the prior's share its mean is there."""
+    point = local["start"]
+    precision = update.online_newton.curvature(problem, point, prior.precision, 1 / v, data, noise)
+    pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
+    return DiagGaussian(precision, precision * point + pull)

@@ -1,0 +1,71 @@
+"""Antithetic normal draws for many steps at the memory of one vector, and expectations from scores alone.
+
+A step's draw ε is the client's pool of D independent normal numbers, turned round by a random number of places: each
+ε is D independent normal numbers, and those of two steps have entries in common in other places alone. So a round of
+any number of steps holds one vector. Each ε stands with its opposite:
+
+    E_q[∇f] ≈ (∇f(m + σε) + ∇f(m - σε)) / 2
+    E_q[-∂²f/∂θ_i²] = E[ε_i (∂_i f(m - σε) - ∂_i f(m + σε)) / (2 σ_i)]          Price's identity
+
+with q = N(m, σ²). The difference has nothing of the score itself in it, which alone would be most of the noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
+
+
+class Draws(NamedTuple):
+    """Of one client's round.
+
+    Attributes:
+        pool: (1, D) independent normal numbers.
+        turns: (steps, pairs) places by which they are turned.
+    """
+
+    pool: Tensor
+    turns: Tensor
+
+
+def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: torch.dtype) -> Draws:
+    """The randomness of one client's round.
+
+    Args:
+        steps: of the round.
+        pairs: draws a step, each with its opposite.
+        dim: D.
+        generator: source of randomness.
+        dtype: of the numbers.
+    """
+    pool = torch.randn(1, dim, generator=generator, dtype=torch.float64).to(dtype)
+    return Draws(pool, torch.randint(dim, (steps, pairs), generator=generator))
+
+
+def turned(pool: Tensor, turns: Tensor) -> Tensor:
+    """The draws of a step, (pairs, D), from the pool (D,) and how far it is turned for each, (pairs,)."""
+    place = torch.arange(len(pool), device=pool.device) + turns.unsqueeze(-1)
+    return torch.cat([pool, pool])[place]
+
+
+def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Expectations of the score of a client's log-likelihood, and of its negative second derivatives, each (D,).
+
+    Args:
+        problem: the model's densities.
+        mean: m (D,).
+        sd: σ (D,).
+        eps: ε (pairs, D).
+        batch: the client's rows.
+    """
+    away = sd * eps
+    points = torch.cat([mean + away, mean - away])
+    scores = problem.vmap(grad(lambda z: problem.log_lik(z, batch)))(points)
+    plus, minus = scores.chunk(2)
+    return scores.mean(0), (eps * (minus - plus)).mean(0) / (2 * sd)

@@ -1,0 +1,247 @@
+"""Expectations of score and Hessian for models with linear predictors, at the price of a few passes over the rows.
+
+    log p(y_i | z) = f(u_i, t, row i),     u_i = A_i z + b_i,     v_i = (t, u_i): few numbers, linear in z
+
+so that under q = N(m, R R') v_i is Gaussian with moments that are known, and a rule with few nodes integrates over it:
+
+    E_q[∇ log p_i] = B_i' E[∇f],     E_q[∇² log p_i] = B_i' E[∇²f] B_i,     B_i = dv_i/dz
+
+The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end, Σ B_i' h_i B_i,
+where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With t and u_i drawn as
+
+    t = m_t + L_t ε_t,     u_i = m_i + C_i ε_t + L_i ε_u,     L_t L_t' = var t,   C_i = cov(u_i, t) L_t⁻ᵀ
+
+t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
+few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, curvatures, predictors
+from pyro_fed.density.latents.quadrature import gauss_hermite
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData, row_dtype
+from pyro_fed.ops.points import standardised_sobol
+
+#: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
+BLOCK = 262_144
+#: Rows in a piece, at least.
+SMALLEST = 8
+#: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
+WORTH = 1_000_000
+#: Gauss-Hermite nodes a number, by how many numbers a row depends on; beyond, Sobol points of that many dimensions.
+ORDERS = {1: 9, 2: 7, 3: 5}
+#: The same where there are `MANY` rows a parameter: q is so narrow that a row's function is nearly a parabola there.
+FEW_ORDERS, MANY = {1: 5, 2: 4, 3: 3}, 500
+#: Sobol points for more numbers.
+SOBOL = 128
+
+
+class Sums(NamedTuple):
+    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D)."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """Sums over rows of expectations under a Gaussian.
+
+    Args:
+        parts: the model's predictors.
+        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
+    """
+
+    parts: Predictors
+    order: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a row depends on."""
+        return self.parts.width + len(self.parts.direct)
+
+    def rule(self) -> tuple[Tensor, Tensor]:
+        """Nodes (K, r + p) and weights (K,)."""
+        return _rule(self.order, self.numbers)
+
+    def add(
+        self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Sums, Any]:
+        """A piece of one client's rows.
+
+        Args:
+            problem: the model's densities.
+            total: so far.
+            const: the row tensors, q's mean (D,) and its root R (D, D).
+            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
+        """
+        (rows, mean, root), (index, weight) = const, piece
+        picked = tuple(leaf[index] for leaf in rows)
+        parts, at = self.parts, list(self.parts.direct)
+        zero = parts.linear(torch.zeros_like(mean), *picked)
+        slopes = vmap(lambda step: parts.linear(step, *picked) - zero, 1, -1)(root)  # (b, p, D), whitened
+        centre, of_t = parts.linear(mean, *picked), root[at]
+        nodes, shares = (part.to(mean) for part in self.rule())
+        us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
+        found = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
+        value, by_u, by_t, uu, ut, tt = (torch.tensordot(shares, part, 1) for part in found)
+        score = torch.einsum("bp,bpd->d", by_u, slopes) + by_t @ of_t
+        turned = (uu.unsqueeze(-1) * slopes.unsqueeze(1)).sum(2)  # (b, p, D)
+        hessian = slopes.flatten(0, 1).T @ turned.flatten(0, 1)
+        if at:
+            cross = torch.einsum("bpd,bpr->dr", slopes, ut) @ of_t
+            hessian = hessian + cross + cross.T + of_t.T @ tt @ of_t
+        parts_of = (value, score, -hessian)
+        return Sums(*(t + p.double() for t, p in zip(total, parts_of, strict=True))), ()
+
+
+def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
+    """Expectations of C clients' log-likelihoods and their derivatives; None where a row has no such structure.
+
+    Args:
+        problem: the model's densities.
+        mean: q's, (C, D), float64.
+        root: R (C, D, D), q = N(m, R R'); None for derivatives at the mean.
+        data: the clients' rows.
+    """
+    clients, dim = mean.shape
+    longest = data.row_index.shape[-1]
+    few = problem.num_rows >= MANY * dim
+    sample = kept(problem, CHECK_ROWS)
+    if sample is None:
+        return None
+    numbers = sample.width + len(sample.direct)
+    order = 1 if root is None else (FEW_ORDERS if few else ORDERS).get(numbers, 0)
+    count = len(_rule(order, numbers)[1])
+    size = min(max(SMALLEST, _rounded(longest)), BLOCK // count)
+    parts = kept(problem, size)
+    if parts is None:
+        return None
+    work = Rowwise(parts, order)
+    eye = torch.eye(dim, dtype=mean.dtype, device=mean.device)
+    basis = eye.expand(clients, dim, dim) if root is None else root
+    together = max(1, min(clients, BLOCK // (size * count)))
+    together = -(-clients // -(-clients // together))
+    index, weight = pieces(data, size)
+    made = []
+    for first in range(0, clients, together):
+        chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
+        made.append(_sums(problem, work, data.rows, mean[chosen], basis[chosen], index[:, chosen], weight[:, chosen]))
+    whole = Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
+    return whole if root is None else _unwhitened(whole, root)
+
+
+def kept(problem: Problem, rows: int) -> Predictors | None:
+    """The model's predictors for so many rows at a time, found once."""
+    found: Predictors | None = problem.compiler.kept(("predictors", rows), lambda: predictors(problem, rows), problem)
+    return found
+
+
+def _sums(
+    problem: Problem, work: Rowwise, rows: Any, mean: Tensor, root: Tensor, index: Tensor, weight: Tensor
+) -> Sums:
+    zero = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
+    carry = Sums(zero, zero.new_zeros(mean.shape), zero.new_zeros(root.shape))
+    const = (rows, mean.to(problem.dtype), root.to(problem.dtype).contiguous())
+    total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (None, 0, 0))
+    return Sums(*total)
+
+
+def pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
+    """The clients' row numbers (L, C, size) in pieces, and the rows' weights, zero for padding.
+
+    Args:
+        data: of C clients.
+        size: rows in a piece.
+    """
+    index = data.row_index
+    clients, longest = index.shape
+    count = -(-longest // size)
+    index = torch.cat([index, index[:, -1:].expand(clients, count * size - longest)], 1)
+    weight = torch.arange(count * size, device=index.device) < data.num_rows.unsqueeze(-1)
+    both = (index, weight.to(row_dtype(data.rows)))
+    first, second = (part.reshape(clients, count, size).transpose(0, 1).contiguous() for part in both)
+    return first, second
+
+
+def _rounded(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: clients of nearly the same size share their graphs."""
+    size = 1 << max(0, (count - 1).bit_length())
+    return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size
+
+
+@lru_cache(maxsize=16)
+def _rule(order: int, numbers: int) -> tuple[Tensor, Tensor]:
+    if order == 1:
+        return torch.zeros(1, numbers, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    if order:
+        nodes, weights = gauss_hermite(order, numbers)
+        return nodes, weights.exp()
+    return standardised_sobol(SOBOL, numbers), torch.full((SOBOL,), 1.0 / SOBOL, dtype=torch.float64)
+
+
+def _spread(
+    centre: Tensor, slopes: Tensor, mean: Tensor, of_t: Tensor, at: list[int], nodes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p)."""
+    own = nodes[:, len(at) :]
+    variance = (slopes.unsqueeze(1) * slopes.unsqueeze(2)).sum(-1)  # (b, p, p)
+    zs = mean.expand(len(nodes), -1)
+    us = centre.expand(len(nodes), *centre.shape)
+    if at:
+        factor = semidefinite_cholesky(of_t @ of_t.T)
+        rows = of_t.unbind()
+        unit: list[Tensor] = []
+        for j, row in enumerate(rows):
+            left = row - sum((factor[j, k] * unit[k] for k in range(j)), torch.zeros_like(row))
+            unit.append(torch.where(factor[j, j] > 0, left / factor[j, j], 0.0))
+        shared = slopes @ torch.stack(unit).T  # (b, p, r)
+        variance = variance - (shared.unsqueeze(1) * shared.unsqueeze(2)).sum(-1)
+        us = us + torch.einsum("bpr,kr->kbp", shared, nodes[:, : len(at)])
+        moved = mean[at] + nodes[:, : len(at)] @ factor.T
+        zs = zs.index_copy(1, torch.tensor(at, device=mean.device), moved)
+    return us + torch.einsum("bpq,kq->kbp", semidefinite_cholesky(variance), own), zs
+
+
+def semidefinite_cholesky(matrix: Tensor) -> Tensor:
+    """The lower Cholesky factor of small matrices (..., p, p), with zeros in the place of pivots that are not positive.
+
+    Args:
+        matrix: symmetric, positive semidefinite up to rounding.
+    """
+    size = matrix.shape[-1]
+    rows: list[list[Tensor]] = []
+    for i in range(size):
+        row: list[Tensor] = []
+        for j in range(i + 1):
+            left = matrix[..., i, j] - sum(
+                (row[k] * (rows[j][k] if j < i else row[k]) for k in range(j)), torch.zeros_like(matrix[..., i, j])
+            )
+            if i == j:
+                row.append(left.clamp_min(0).sqrt())
+            else:
+                pivot = rows[j][j]
+                row.append(torch.where(pivot > 0, left / torch.where(pivot > 0, pivot, 1.0), 0.0))
+        rows.append(row + [torch.zeros_like(matrix[..., 0, 0])] * (size - i - 1))
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def _unwhitened(sums: Sums, root: Tensor) -> Sums:
+    """From R' score and R' H R to score and H."""
+
+    def back(x: Tensor) -> Tensor:
+        solved: Tensor = torch.linalg.solve(root.mT, x)
+        return solved
+
+    half = back(sums.curvature)
+    return Sums(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)

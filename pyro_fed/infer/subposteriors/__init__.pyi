@@ -1,0 +1,1 @@
+from .consensus_mc import ConsensusMC as ConsensusMC

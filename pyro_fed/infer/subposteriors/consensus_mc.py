@@ -1,0 +1,157 @@
+"""Consensus Monte Carlo: every client samples its own part of the posterior, and the server averages the draws.
+
+Sources: Scott et al. (2016), *Bayes and big data: the consensus Monte Carlo algorithm*; Neiswanger, Wang & Xing (2014),
+*Asymptotically exact, embarrassingly parallel MCMC*.
+
+    p(θ | y) ∝ Π_k p_k(θ),      p_k(θ) ∝ p(θ)^(1/K) p(y_k | θ)
+
+One round. Each client runs NUTS on p_k and sends its draws; `products` has the ways of putting them together. On the
+unconstrained scale, where the Jacobians belong to p(θ) and are shared out with it.
+
+Where every p_k is Gaussian the default is exact. Else it is not, and by how much nobody can say from the draws alone:
+a skewed p_k (few rows, one label) moves the mean, since its tails enter with the weight of its middle. The draws of a
+client whose rows say little fill its share of the prior, which must be proper then.
+
+Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
+R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
+from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
+from pyro_fed.infer.subposteriors import products
+
+Rule = Literal["weighted", "uniform", "gaussian", "nonparametric"]
+RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class ConsensusMC(Algorithm):
+    """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
+
+    Args:
+        num_samples: draws kept of each chain, and of the result's.
+        warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
+        num_chains: chains a client, run one after the other; the result has as many.
+        rule: how the draws θ_k of the clients become draws of their product: "weighted" averages by the inverse
+            covariances (Scott et al.), "uniform" averages, draws of the product of "gaussian"s with their moments, or
+            a walk over the product of density estimates ("nonparametric"; Neiswanger et al.).
+        target_accept_prob: that the step size is adapted to; raise it where trajectories diverge.
+        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
+        full_mass: adapt a dense mass matrix instead of a diagonal one.
+        radius: chains start uniformly on (-radius, radius) of the unconstrained scale.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Scott et al. (2016), Bayes and big data. Neiswanger, Wang & Xing (2014), Algorithm 1.
+
+    Example:
+        >>> idata = pf.run(pf.ConsensusMC(), fed)
+        >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
+    """
+
+    draws_are: ClassVar[str] = "chains"
+    needs_all: ClassVar[bool] = True
+
+    num_samples: int = 500
+    warmup_steps: int = 500
+    num_chains: int = 2
+    rule: Rule = "weighted"
+    target_accept_prob: float = 0.8
+    max_tree_depth: int = 10
+    full_mass: bool = False
+    radius: float = 2.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_chains", "max_tree_depth")
+        check_at_least(self, 2, "num_samples")
+        check_at_least(self, 0, "warmup_steps")
+        check_positive(self, "radius", "temperature")
+        check_between(self, "target_accept_prob", 0.0, 1.0)
+        check_choice(self, "rule", RULES)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One round is all."""
+        return 1
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The starting points, (chains, 1, D), which are the draws until there are any, and a seed of the server's."""
+        points = (
+            2 * torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype) - 1
+        ) * self.radius
+        seed = torch.randint(2**62, (), generator=generator)
+        return {"draws": points[:, None], "num_clients": torch.tensor(num_clients), "seed": seed}, {}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The starting points and the number of clients."""
+        told = {"draws": shared["draws"][:, -1:], "num_clients": shared["num_clients"]}
+        return Algorithm.download(self, told, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """A seed a chain, (chains,)."""
+        return torch.randint(2**62, (self.num_chains,), generator=generator)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Each client's chains, one after the other."""
+        power = 1.0 / int(shared["num_clients"][0])
+        chains = Chains(
+            num_samples=self.num_samples,
+            warmup_steps=self.warmup_steps,
+            target_accept_prob=self.target_accept_prob,
+            max_tree_depth=self.max_tree_depth,
+            full_mass=self.full_mass,
+            potential=Potential(self.temperature, power),
+        )
+        batches = data.full_batch()
+        drawn, figures = [], []
+        for k, points in enumerate(shared["draws"][:, :, -1]):
+            batch = pytree.tree_map(lambda leaf, k=k: leaf[k : k + 1], batches)
+            found = chains.run(problem, batch, points, noise[:, k], type(self).__name__)
+            drawn.append(found["draws"])
+            figures.append(trajectory_figures({n: v[None] for n, v in found.items()}, self.max_tree_depth))
+        return {"draws": torch.stack(drawn)}, {}, {n: torch.cat([one[n] for one in figures]) for n in figures[0]}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Draws of the product of the clients' densities."""
+        draws = messages["draws"].double()  # (K, chains, S, D)
+        precise = draws.flatten(1, 2)
+        if self.rule in ("weighted", "uniform"):
+            found = products.averaged(precise, weighted=self.rule == "weighted").unflatten(0, draws.shape[1:3])
+        else:
+            generator = torch.Generator().manual_seed(int(shared["seed"]))
+            make = products.gaussian if self.rule == "gaussian" else products.nonparametric
+            found = torch.stack([make(draws[:, chain], generator) for chain in range(draws.shape[1])])
+        return {**shared, "draws": found.to(shared["draws"].dtype)}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
+        return shared["draws"]
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """What the clients' trajectories say: divergences, chains that have not mixed."""
+        return trajectory_warnings(record) + (funnel_hint(problem) if struggled(record) else [])

@@ -1,0 +1,176 @@
+"""What this package takes from ArviZ, the same from 0.23 as from 1.x: the one place that knows both.
+
+    ArviZ 0.23      everything in `arviz`; results are `arviz.InferenceData`
+    ArviZ 1.x       `arviz_stats` computes, also on bare arrays; results are `xarray.DataTree`, and
+                    `arviz.InferenceData` is another name of it, so that the version alone tells them apart
+
+Of a result this package uses `result["posterior"]`, `"log_likelihood" in result`, `attrs` and `to_netcdf`, which both
+have. ArviZ takes seconds to import, and clients can do without: it is imported where a function is called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+#: Whether the installed ArviZ is 1.x.
+NEW = int(version("arviz").split(".")[0]) >= 1
+#: The probability of the intervals in tables, and the names of their ends: those of ArviZ 0.23.
+INTERVAL, ENDS = 0.94, ("hdi_3%", "hdi_97%")
+#: Columns of a table, in this order.
+COLUMNS = ("mean", "sd", *ENDS, "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
+
+
+def result_type() -> Any:
+    """The class of a result."""
+    if NEW:
+        import xarray
+
+        return xarray.DataTree
+    import arviz
+
+    return arviz.InferenceData
+
+
+def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
+    """Groups as a result.
+
+    Args:
+        groups: datasets by the group's name.
+        attrs: of the whole.
+    """
+    cls = result_type()
+    if not NEW:
+        return cls(attrs=dict(attrs), warn_on_custom_groups=False, **groups)
+    import xarray
+
+    return cls.from_dict({"/": xarray.Dataset(attrs=dict(attrs)), **groups})
+
+
+def group_of(result: Any, name: str) -> xr.Dataset:
+    """A group of a result as a dataset; of a plain mapping of datasets too."""
+    found = result[name]
+    return found.to_dataset() if NEW and hasattr(found, "to_dataset") else found
+
+
+def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
+    """Pareto-smoothed log weights (S,), normalised, and the shape k of their tail, from the raw ones (S,).
+
+    Draws that depend on each other need a longer tail: `efficiency` is how many independent ones they are worth, over
+    S.
+
+    Where no tail can be fitted (fewer draws than it takes, or all of the largest weights the same) k is infinite: then
+    nothing vouches for the weights, which are those given.
+    """
+    if not NEW:
+        import arviz
+
+        smooth, k = arviz.psislw(log_weights, efficiency)
+        return smooth, float(k)
+    from arviz_stats.base import array_stats
+
+    try:
+        # It takes what leave-one-out has, the logarithms of ratios 1/w.
+        smooth, k = array_stats.psislw(-log_weights, r_eff=efficiency)
+    except ValueError:  # "n_draws_tail must be at least 5", "All tail values are the same"
+        return log_weights - np.logaddexp.reduce(log_weights), math.inf
+    return smooth, float(k) if math.isfinite(k) else math.inf
+
+
+def elpd_data(found: Mapping[str, Any]) -> Any:
+    """An ELPDData, as `loo` and `compare` of the installed ArviZ make and take it.
+
+    Args:
+        found: its fields by their names in ArviZ 0.23, `elpd_loo` (or `elpd_waic`) first; what ArviZ has no place for
+            is kept beside them.
+    """
+    if not NEW:
+        from arviz.stats.stats_utils import ELPDData
+
+        return ELPDData(data=list(found.values()), index=list(found))
+    import arviz
+
+    kind = next(iter(found)).removeprefix("elpd_")
+    names = {"elpd": f"elpd_{kind}", "p": f"p_{kind}", "elpd_i": f"{kind}_i"}
+    same = ("se", "n_samples", "n_data_points", "scale", "warning", "good_k", "pareto_k")
+    fields = {name: found.get(names.get(name, name)) for name in (*names, *same)}
+    new_class: Any = arviz.ELPDData  # type: ignore[attr-defined,unused-ignore]
+    data = new_class(kind=kind, **fields)
+    for name in found.keys() - {*names.values(), *same}:
+        setattr(data, name, found[name])
+    return data
+
+
+def rhat(draws: Array) -> Array:
+    """Rank-normalised split R-hat (D,) of chains (chain, draw, D)."""
+    return _diagnostic("rhat", draws)
+
+
+def ess(draws: Array, method: Literal["bulk", "mean"] = "bulk") -> Array:
+    """Effective sample sizes (D,) of chains (chain, draw, D)."""
+    return _diagnostic("ess", draws, method=method)
+
+
+def _diagnostic(name: str, draws: Array, **options: Any) -> Array:
+    if NEW:
+        from arviz_stats.base import array_stats
+
+        return np.asarray(getattr(array_stats, name)(draws, chain_axis=0, draw_axis=1, **options))
+    import arviz
+    import xarray
+
+    data = xarray.Dataset({"z": (("chain", "draw", "i"), draws)})
+    return np.asarray(getattr(arviz, name)(data, **options)["z"])
+
+
+def bfmi(energy: Array) -> Array:
+    """Estimated Bayesian fraction of missing information (chain,) of energies (chain, draw)."""
+    if NEW:
+        from arviz_stats.base import array_stats
+
+        return np.asarray(array_stats.bfmi(energy))
+    import arviz
+
+    return np.asarray(arviz.bfmi(energy))
+
+
+def kde(values: Array, low: float, high: float) -> tuple[Array, Array]:
+    """A grid from `low` to `high` and the kernel density estimate of draws (S,) on it, which may fall to zero there."""
+    options = {"bound_correction": False, "custom_lims": (low, high)}
+    if NEW:
+        from arviz_stats.base import array_stats
+
+        grid, density, _ = array_stats.kde(values, **options)
+    else:
+        import arviz
+
+        grid, density = arviz.kde(values, **options)
+    return np.asarray(grid), np.asarray(density)
+
+
+def summary(result: Any, *, chains: bool) -> pd.DataFrame:
+    """Mean, SD and 94 % interval of each scalar of the group `posterior`, a row each.
+
+    Args:
+        result: as `make_result` makes it.
+        chains: whether the draws are Markov chains: then with Monte Carlo errors, effective sample sizes and R-hat.
+    """
+    import arviz
+
+    summarise: Any = arviz.summary  # its types are those of one version
+    options = {"ci_prob": INTERVAL, "ci_kind": "hdi"} if NEW else {"hdi_prob": INTERVAL}
+    names = list(map(str, result["posterior"].data_vars))
+    table = summarise(result, var_names=names, kind="all" if chains else "stats", round_to="none", **options)
+    table = table.rename(columns=dict(zip(("hdi94_lb", "hdi94_ub"), ENDS, strict=True)))
+    return table[[name for name in COLUMNS if name in table]]

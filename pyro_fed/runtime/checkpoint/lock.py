@@ -1,0 +1,71 @@
+"""One run a folder: a lock that the operating system lets go of when its holder ends, however that ends."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from pyro_fed.errors import CheckpointError
+
+#: The file in the folder; it says who holds it.
+NAME = "lock"
+#: Longest text that is read from it.
+MAX_TEXT = 300
+
+
+class Lock:
+    """A folder that is this run's alone.
+
+    Args:
+        folder: it must exist.
+
+    Raises:
+        CheckpointError: another run holds it, or nothing can be written there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file: int | None = None
+        while self._file is None:
+            self._file = self._taken()
+
+    def _taken(self) -> int | None:
+        """The locked file; None where its holder took it away in the meantime."""
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"nothing can be written to {self.path.parent}: {error}; choose another folder"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(file, MAX_TEXT).decode("utf-8", "replace").strip() or "another run"
+            os.close(file)
+            raise CheckpointError(
+                f"{self.path.parent} belongs to a run that goes on: {holder}. Wait for it, or choose another folder"
+            ) from error
+        if not self._is_there(file):
+            os.close(file)
+            return None
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        os.truncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode())
+        return file
+
+    def _is_there(self, file: int) -> bool:
+        """Whether the path still leads to the file."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others in; twice does nothing."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,129 @@
+"""What the noise of differential privacy does to an answer: how large it is, and draws that have it in their spread.
+
+The server has mixed noise of a known distribution into its last state, and draws of that state know nothing of it. So
+noise is drawn anew, many times, and put in by the algorithm itself, as a further round in which no client has anything
+new to say: the states that come out lie about the last one as that lies about the state without noise, and draws from
+all of them have both spreads. It looks at nothing but the released state, and so costs no privacy.
+
+Where the clients' next messages undo a part u of an error of the server's state (`Undoing`), noise of T rounds adds up
+to Σ_t (1 - u)^2t of one round's variance; where nothing is known to be undone, to T of them, a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import ServerWork, Undoing
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import seeding
+from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.messages.expected import expected_reply
+
+#: States that noise is put into.
+REPLAYS = 100
+#: Noise of the means, in SDs, from which on an answer is doubted; as `compare` doubts an error of a mean.
+LARGEST_NOISE = 0.25
+
+
+class Noisy(NamedTuple):
+    """Draws with the noise in them.
+
+    Args:
+        draws: (chain, draw, D), of a point the point itself.
+        doubts: what the noise speaks against, one sentence each.
+        noise: the largest SD of the noise: of a mean in SDs without it, of a point in its own units.
+    """
+
+    draws: Tensor
+    doubts: list[str]
+    noise: float
+
+
+def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Tensor, num_draws: int) -> Noisy:
+    """Draws that have the noise of a private run in their spread.
+
+    Args:
+        algorithm: what was run.
+        context: the run, whose combination is private.
+        shared: the server's last state.
+        draws: of that state, (chain, draw, D).
+        num_draws: of a density.
+    """
+    states = _replayed(algorithm, context, shared)
+    samples = []
+    for state in states:
+        generator = seeding.torch_generator(context.seed, seeding.DRAWS)  # the same for all: they differ by the noise
+        try:
+            samples.append(algorithm.sample(state, num_draws, generator).to(draws.dtype))
+        except ImproperGaussianError:
+            continue
+    name = context.problem.name_of
+    if not samples:
+        return Noisy(draws, [f"the noise of differential privacy leaves no distribution. {_advice()}"], math.inf)
+    means = torch.stack([one.double().flatten(0, 1).mean(0) for one in samples])
+    noise = (means - means.mean(0)).square().mean(0).sqrt()
+    if algorithm.draws_are == "point":
+        worst = int(noise.argmax())
+        sentence = (
+            f"the noise of differential privacy has an SD of up to {float(noise[worst]):.2g} in the point "
+            f"({name(worst)}, unconstrained), and the result no spread that could hold it. {_advice()}"
+        )
+        return Noisy(draws, [sentence], float(noise[worst]))
+    sds = draws.double().flatten(0, 1).std(0)
+    ratio = (noise / sds).nan_to_num(nan=math.inf)
+    worst, count = int(ratio.argmax()), len(samples)
+    spread = torch.empty_like(samples[0])
+    for i, one in enumerate(samples):
+        spread[:, i::count] = one[:, i::count]
+    if float(ratio[worst]) <= LARGEST_NOISE:
+        return Noisy(spread, [], float(ratio[worst]))
+    wider = float((spread.double().flatten(0, 1).std(0) / sds)[worst])
+    sentence = (
+        f"the noise of differential privacy moves the mean of {name(worst)} by {float(ratio[worst]):.2g} posterior SDs "
+        f"(one SD of the noise); the result's SDs have it in them, and are {wider:.2g} times as wide there. What "
+        f"clipping takes away is not in them. {_advice()}"
+    )
+    return Noisy(spread, [sentence], float(ratio[worst]))
+
+
+def _advice() -> str:
+    return (
+        "For less of it: more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
+        "smaller norm, as far as honest messages are not shortened by it"
+    )
+
+
+def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
+    """States after a further round of noise alone, `REPLAYS` of them."""
+    private, problem = context.combination, context.problem
+    assert isinstance(private, Private)
+    rounds = [len(one.clients) for one in context.record.rounds if one.clients]
+    if not rounds:
+        return [shared]
+    clients = torch.arange(rounds[-1])
+    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
+    before = server.prepare(problem, shared)
+    nothing = _silent(algorithm, context, before, clients)
+    undone = algorithm.undone(len(clients), context.federation.num_clients) if isinstance(algorithm, Undoing) else 0.0
+    factor = math.sqrt(sum((1 - undone) ** (2 * t) for t in range(len(rounds))))
+    louder = replace(private, noise_multiplier=factor * private.noise_multiplier)
+    shares = torch.full((len(clients),), 1 / len(clients), dtype=problem.dtype)
+    after = (algorithm.combine(before, louder(nothing), shares) for _ in range(REPLAYS))
+    return [server.refine(problem, one) for one in after]
+
+
+def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
+    """Messages of zeros, (C, ...)."""
+    data, received = context.federation.client_data(), algorithm.download(shared, clients)
+    work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
+    spec, _ = expected_reply(algorithm, context.problem, data, {}, work)
+    return {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}

@@ -1,0 +1,41 @@
+"""Results as ArviZ 0.23 and 1.x have them: the few things that tests do with them and the package does not."""
+
+from pyro_fed.ops.arviz_versions import NEW
+
+#: Functions of ArviZ that 1.x has renamed.
+RENAMED = {"plot_posterior": "plot_dist", "plot_ppc": "plot_ppc_dist"} if NEW else {}
+
+
+def arviz_function(name):
+    """A function of ArviZ by its name in 0.23."""
+    import arviz
+
+    return getattr(arviz, RENAMED.get(name, name))
+
+
+def groups_of(idata):
+    """The names of a result's groups."""
+    return set(idata.children) if NEW else set(idata.groups())
+
+
+def extend(idata, other):
+    """Take over another result's groups."""
+    idata.update({name: other[name] for name in other.children}) if NEW else idata.extend(other)
+
+
+def there_and_back(idata, path):
+    """The result, written to a NetCDF file and read again."""
+    import arviz
+
+    idata.to_netcdf(str(path))
+    return arviz.from_netcdf(str(path))
+
+
+def datasets(idata):
+    """The groups as datasets, by name."""
+    return {name: idata[name].to_dataset() if NEW else idata[name] for name in groups_of(idata)}
+
+
+def elpd(found):
+    """The sum that `arviz.loo` estimates."""
+    return found.elpd if NEW else found.elpd_loo
