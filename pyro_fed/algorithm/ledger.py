@@ -15,7 +15,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, select
 
 #: Numbers in all clients' sites above which they are not kept.
-MAX_NUMBERS = 4_000_000
+MAX_NUMBERS = 1_000_000
 
 
 def opened(algorithm: Algorithm, shared: State, local: State) -> State:

@@ -140,6 +140,8 @@ class Finish:
     def _say_who_stands_apart(self) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
         record, problem = self.context.record, self.context.problem
+        if not record.sites:
+            return
         labels = [problem.name_of(number) for number in range(problem.dim)]
         record.stands_apart = who_stands_apart(record.sites, record.client_names, labels)
         note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"

@@ -14,7 +14,7 @@ from pyro_fed.recipes import library
 
 az = late("arviz")
 QUIET = {"progress": False, "compile": "off", "audit": False}
-MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "gaussian_mixture_1d")
+MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "linear_regression")
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def fitted(name):
         args = module.load_data()[0]
         args = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
         fed = pf.Federation(module.model, args, plate=module.PLATE, rows=getattr(module, "ROWS", None), num_clients=3)
-    return fed, pf.run(pf.FedLaplace() if name == "gaussian_mixture_1d" else pf.FedEP(), fed, num_draws=300, **QUIET)
+    return fed, pf.run(pf.FedEP(), fed, num_draws=300, **QUIET)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the posteriors, and of Pareto's k by ArviZ
@@ -48,19 +48,15 @@ def test_sums_of_the_clients_are_those_of_arviz(name):
 
 
 def test_arviz_compares_them():
+    """Two models of the same rows, of which one lacks a column."""
     fed, idata = fitted("conjugate")
-    worse = idata.copy()
-    worse.posterior["w"] = worse.posterior["w"] + 0.3
-    problem = fed.problem
-    draws = torch.as_tensor(worse.posterior["w"].values[0])
-    worse.log_likelihood["y"] = (
-        worse.log_likelihood["y"].dims,
-        torch.stack([problem.pointwise_log_lik(z) for z in draws]).numpy()[None],
-    )
-    ours = az.compare({name: pf.loo(each, fed, pointwise=True) for name, each in {"a": idata, "b": worse}.items()})
-    theirs = az.compare({"a": idata, "b": worse})
+    x, y = conjugate.data()
+    other = pf.Federation(conjugate.model, (x[:, :2], y), plate="data", num_clients=3)
+    both = {"a": (idata, fed), "b": (pf.run(pf.FedEP(), other, num_draws=300, **QUIET), other)}
+    ours = az.compare({name: pf.loo(*each, pointwise=True) for name, each in both.items()})
+    theirs = az.compare({name: each[0] for name, each in both.items()})
     for column in ("rank", "elpd_loo", "p_loo", "elpd_diff", "weight", "se", "dse"):
-        np.testing.assert_allclose(ours[column].astype(float), theirs[column].astype(float), atol=1e-6)
+        np.testing.assert_allclose(ours[column].astype(float), theirs[column].astype(float), atol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["sequential", "ray"])
@@ -70,6 +66,7 @@ def test_wherever_the_work_is_done(executor):
     assert pf.loo(idata, fed, executor=where).elpd_loo == pf.loo(idata, fed).elpd_loo
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run
 def test_chains_count_as_many_independent_draws_as_they_are_worth():
     fed, _ = fitted("conjugate")
     idata = pf.run(pf.FSGLD(num_chains=2), fed, num_rounds=200, **QUIET | {"log_likelihood": True})
@@ -89,6 +86,7 @@ def test_no_row_leaves_its_client():
     assert {tuple(value.shape) for value in messages.values()} == {(3,)}
 
 
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # a hospital weighs much
 def test_latents_that_stay_at_home_are_integrated_out():
     module = library.load_model("hierarchical_logistic")
     fed, _ = fitted("hierarchical_logistic")

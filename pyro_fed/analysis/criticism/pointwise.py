@@ -103,8 +103,7 @@ class Pointwise(Algorithm):
         width = widest(problem, data, self.site)
         if not int(data.num_rows[client]):
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), width)
-        log_lik = self._rows(problem, shared["draws"][client], data, client)
-        log_lik = log_lik.double().cpu().numpy()
+        log_lik = self._rows(problem, shared["draws"][client], data, client).double().cpu().numpy()
         if not np.isfinite(log_lik).all():
             raise DataError(
                 f"the log-likelihood is not finite for {int((~np.isfinite(log_lik)).any(0).sum())} of "
@@ -195,7 +194,7 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
     if problem.local_dim or not nested:
         return int(data.row_index.shape[1])
     plates = observed_plates(problem)
-    return nested.get(plates[_chosen(plates, site)], int(data.row_index.shape[1]))
+    return int(nested.get(plates[_chosen(plates, site)], data.row_index.shape[1]))
 
 
 def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:

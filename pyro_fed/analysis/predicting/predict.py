@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
 from pyro_fed.errors import DataError, SettingError
@@ -106,7 +107,8 @@ def predict(
     first = run.first({name: value[0] for name, value in values.items()})
     found = None
     if new_rows:
-        found = _matched(first, posterior, hidden, groups, str(idata.attrs.get("plate", "")))
+        plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
+        found = _matched(first, posterior, hidden, groups, plate)
         if found is not None and found.known.any():
             values |= run.keep(first, found, posterior)
     drawn = _draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
@@ -154,6 +156,20 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         return posterior_group(federation, problem, draws, seed)
 
 
+class Here(NamedTuple):
+    """The rows at hand, where the model may say how many they are by a number of all rows.
+
+    Args:
+        plate: the partitioned one.
+        indices: what it yields, (m,).
+        members: the rows of nested plates, by plate.
+    """
+
+    plate: str
+    indices: Tensor
+    members: Mapping[str, Members]
+
+
 #: Draws of a client's observations (S, ...) by site, from a generator, and what it has observed.
 OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
@@ -176,23 +192,24 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
     ]
 
 
-def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows:
-    """The same of one client."""
-    args, kwargs = federation.client_args(client)
-    dtype, plate = federation.problem.dtype, federation.problem.plate
-    mine = federation.client_rows[client].numpy()
-    nested = federation.problem.arguments.nested_plates
+def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
+    """The same of one client; None where its groups have no rows."""
+    problem, groups = federation.problem, federation.client_rows[client]
+    arguments = problem.arguments.dealt([groups])
+    places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}
+    if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
+        return None
+    ones = torch.ones(len(groups))
+    rows = [leaf.packed(groups, ones) if isinstance(leaf, NestedRows) else leaf[groups] for leaf in arguments.rows]
+    args, kwargs = arguments.rebuild(rows)
     values = {}
     for name, value in posterior.data_vars.items():
-        at = {plate: mine} if plate in value.dims else {}
-        at |= {
-            part: federation.problem.arguments.rows_of(part, federation.client_rows[client]).numpy() for part in nested
-        }
-        kept = value.isel({dim: index for dim, index in at.items() if dim in value.dims})
-        values[str(name)] = _flat(np.asarray(kept.values), dtype)
+        at = {dim: index.numpy() for dim, index in places.items() if dim in value.dims}
+        values[str(name)] = _flat(np.asarray(value.isel(at).values), problem.dtype)
+    here = Here(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
 
     def draw(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        run = _Run(federation.problem.model, args, kwargs, dtype, hidden, dict(federation.problem.bound.constants))
+        run = _Run(problem.model, args, kwargs, problem.dtype, hidden, dict(problem.bound.constants), here)
         first = run.first({name: value[0] for name, value in values.items()})
         given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
         return {name: value for name, value in _draw(run, values, generator).items() if name in given}, given
@@ -269,15 +286,20 @@ class _Run:
         dtype: torch.dtype,
         hidden: frozenset[str] = frozenset(),
         constants: dict[str, Any] | None = None,
+        here: Here | None = None,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
-        self.constants = constants
+        self.constants, self.here = constants, here
         self.partly: dict[str, Tensor] = {}
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
         handler = _Redraw(values, self.hidden, self.constants, self.partly)
-        execution = run_model(self.model, self.args, self.kwargs, handler, indices=None, dtype=self.dtype)
+        options: dict[str, Any] = {"indices": None}
+        if self.here is not None:
+            handler.plate = self.here.plate
+            options = {"indices": self.here.indices, "members": self.here.members}
+        execution = run_model(self.model, self.args, self.kwargs, handler, dtype=self.dtype, **options)
         return execution.trace, handler
 
     def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
@@ -340,7 +362,7 @@ class _Redraw(Messenger):
     mask says so, and are drawn elsewhere.
     """
 
-    plate = None
+    plate: str | None = None
 
     def __init__(
         self,
