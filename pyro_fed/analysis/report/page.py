@@ -21,10 +21,10 @@ from pyro_fed.analysis import plots
 from pyro_fed.analysis.judging.compare import TABLES, sentences
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.loo import ABOUT_LOO
-from pyro_fed.conventions.settings_repr import whole
-from pyro_fed.conventions.version import VERSION
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import check_writable
+from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData

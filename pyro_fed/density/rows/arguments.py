@@ -84,6 +84,11 @@ class Arguments:
         """Plates whose rows follow those of the partitioned plate, see `groups`."""
         return ()
 
+    @property
+    def nested_by_name(self) -> dict[str, list[str]]:
+        """Names of the arguments of each nested plate, the one first that says whose its rows are."""
+        return {}
+
     def members(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Which of the nested plates' rows belong to the rows at hand, by plate.
 

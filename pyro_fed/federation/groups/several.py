@@ -32,6 +32,10 @@ class SeveralArguments(GroupedArguments):
     def declared(self) -> dict[str, int]:
         return {part.plate: len(self.leaves[part.index]) for part in self.nested}
 
+    @property
+    def nested_by_name(self) -> dict[str, list[str]]:
+        return {}  # the model has no plate in which these are nested
+
 
 def several_arguments(
     arguments: Arguments,
