@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyro_fed.cli import options
+from pyro_fed.cli.output import kept_elsewhere
 from pyro_fed.cli.parse import parse_executor
+from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -43,10 +45,17 @@ def compare(
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
     """
     import pyro_fed as pf
+    from pyro_fed.analysis.judging import distances
     from pyro_fed.analysis.report import page, plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
+    if out is not None:
+        page.check_report(out)
+    if results_folder is not None:
+        check_writable(results_folder / "comparison.json", "--results")
+    if reference is not None:
+        distances.check_extra()
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
     chosen = {Path(name).stem: recipe.load(name) for name in names}
     algorithms = _algorithms(chosen, assignments)
@@ -72,9 +81,10 @@ def compare(
         rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
-        page.write_report(
-            out, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=_command()
-        )
+        with kept_elsewhere(out) as place:
+            page.write_report(
+                place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=_command()
+            )
         click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
 
 

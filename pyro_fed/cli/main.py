@@ -16,6 +16,7 @@ from pyro_fed.cli import options
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.output import kept_elsewhere
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 
@@ -58,8 +59,8 @@ class _Commands(click.Group):
                 raise _Interrupted(_one_line(error)) from error
             except DivergenceError as error:
                 raise click.ClickException(_one_line(error)) from error
-            except PyroFedError as error:
-                raise _InputError(_one_line(error)) from error
+            except (PyroFedError, OSError) as error:
+                raise _InputError(_one_line(error) or type(error).__name__) from error
 
 
 def _show_warning(
@@ -150,8 +151,9 @@ def run(
         click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
     idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        idata.to_netcdf(str(out))
+        with kept_elsewhere(out) as place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            idata.to_netcdf(str(place))
     if as_json:
         measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
         click.echo(plain.as_json(plain.of_run(idata, measured)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import datetime
+import importlib.util
 import io
 import math
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from pyro_fed.analysis import plots
 from pyro_fed.analysis.judging.compare import TABLES, sentences
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.loo import ABOUT_LOO
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.output import check_writable
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
@@ -73,6 +76,21 @@ noise.
 """
 
 
+def check_report(path: Path) -> None:
+    """Whether a page can be made and written, to be asked before the runs that go into it.
+
+    Args:
+        path: the HTML file.
+
+    Raises:
+        SettingError: jinja2 is not installed, or the file cannot be written.
+    """
+    if importlib.util.find_spec("jinja2") is None:
+        raise SettingError("the report needs jinja2: pip install 'pyro_fed[compare]'")
+    check_writable(path, "path")
+
+
+@checked
 def write_report(
     path: Path,
     table: pd.DataFrame,
@@ -99,16 +117,15 @@ def write_report(
         command: that made the results; at the end of the page, with versions and date.
 
     Raises:
-        SettingError: jinja2 is not installed.
+        SettingError: jinja2 is not installed, or the file cannot be written.
 
     Example:
         >>> table = pf.compare(results, "NUTS", federation=fed)
         >>> write_report(Path("report.html"), table, results, fed, title="Two algorithms", reference="NUTS")
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise SettingError("the report needs jinja2: pip install 'pyro_fed[compare]'") from error
+    check_report(path)
+    import jinja2
+
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     verdicts = [_verdict(name, said, name == reference) for name, said in sentences(table).items()]

@@ -1,12 +1,12 @@
 """What a Python function depends on, as a digest: its code, closure, defaults, the globals that it reads, and theirs.
 
-Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other. What
-cannot be followed to its values is no digest at all (`Untold`), never a guess:
+Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other.
+What cannot be followed to its values has no digest at all (`Untold`), never a guess:
 
     values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
     code            by its instructions and constants, and the same of what it reads from its globals and its closure
     libraries       modules of `TRUSTED` by name, what they define by name too: they do not change in a process
-    the rest        is not told: other modules, whatever writes globals, reads files, or has a state that Python cannot see
+    the rest        is not told: other modules, what writes globals, reads files, or has a state that Python cannot see
 
 A digest is of this moment; what it was made of may change afterwards.
 """
@@ -31,13 +31,59 @@ from torch import Tensor
 
 #: Top-level modules whose functions depend on their arguments alone, as far as a density does.
 TRUSTED = frozenset(
-    "abc builtins cmath collections contextlib copy dataclasses enum functools itertools math numbers numpy operator "
-    "opt_einsum pyro pyro_fed re scipy statistics string torch types typing typing_extensions warnings".split()
+    [
+        "abc",
+        "builtins",
+        "cmath",
+        "collections",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "enum",
+        "functools",
+        "itertools",
+        "math",
+        "numbers",
+        "numpy",
+        "operator",
+        "opt_einsum",
+        "pyro",
+        "pyro_fed",
+        "re",
+        "scipy",
+        "statistics",
+        "string",
+        "torch",
+        "types",
+        "typing",
+        "typing_extensions",
+        "warnings",
+    ]
 )
 #: What trusted modules offer that depends on more.
 REFUSED = frozenset(
-    "open input eval exec compile globals locals vars dir __import__ breakpoint load fromfile memmap random "
-    "rand randn randint seed get_param_store".split()
+    [
+        "open",
+        "input",
+        "eval",
+        "exec",
+        "compile",
+        "globals",
+        "locals",
+        "vars",
+        "dir",
+        "__import__",
+        "breakpoint",
+        "load",
+        "fromfile",
+        "memmap",
+        "random",
+        "rand",
+        "randn",
+        "randint",
+        "seed",
+        "get_param_store",
+    ]
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
 MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
@@ -92,7 +138,7 @@ class Walk:
 
     def feed(self, value: Any) -> None:
         """Add a value with all that it depends on."""
-        if isinstance(value, PLAIN) and type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
+        if (isinstance(value, PLAIN) and type(value) in PLAIN) or isinstance(value, TORCH_PLAIN):
             self.say(type(value).__name__, repr(value))
             return
         if id(value) in self.seen:
@@ -277,7 +323,9 @@ class Walk:
 
 
 #: Of a class: what says nothing of what it does.
-UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"})
+UNREAD = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"}
+)
 #: Methods by which a class says what its state is.
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -34,15 +33,43 @@ ROUNDING = 2.0
 
 #: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
 LINEAR = frozenset(
-    "view _unsafe_view reshape slice select unsqueeze squeeze expand permute transpose t clone alias detach neg sum "
-    "mean cat stack index index_select gather embedding split unbind diagonal flip lift_fresh_copy".split()
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "clone",
+        "alias",
+        "detach",
+        "neg",
+        "sum",
+        "mean",
+        "cat",
+        "stack",
+        "index",
+        "index_select",
+        "gather",
+        "embedding",
+        "split",
+        "unbind",
+        "diagonal",
+        "flip",
+        "lift_fresh_copy",
+    ]
 )
 #: Operations that are linear in each of two arguments.
-BILINEAR = frozenset("mul mm bmm mv dot".split())
+BILINEAR = frozenset(["mul", "mm", "bmm", "mv", "dot"])
 #: Operations that are linear in all of their arguments together.
-SUMS = frozenset("add sub rsub".split())
+SUMS = frozenset(["add", "sub", "rsub"])
 #: Sums of a term and a product.
-SUMS_OF_PRODUCTS = frozenset("addmm addmv baddbmm".split())
+SUMS_OF_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +152,7 @@ def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
         found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
-        return torch.cat(found, 1)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def after(u: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
         given = []
@@ -178,9 +205,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     ][1:]
     eye = torch.eye(dim, dtype=z.dtype)
     zero = [value.clone() for value in part(eye[0] * 0, *rows)]
-    takes = [
-        j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))
-    ]
+    takes = [j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))]
     return tuple(takes)
 
 
@@ -235,7 +260,7 @@ def _is_the_model(problem: Problem, found: Predictors) -> bool:
     for a, b in zip(theirs, ours, strict=True):
         size = a.reshape(len(a), -1).abs().amax(1).clamp_min(torch.finfo(a.dtype).tiny)
         apart = (a - b).reshape(len(a), -1).abs().amax(1)
-        if not bool((a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all())):
+        if not bool(a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all()):
             return False
     return True
 
