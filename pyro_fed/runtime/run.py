@@ -17,6 +17,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -41,6 +42,7 @@ from pyro_fed.runtime.stages import run_stages
 NUM_DRAWS = 1000
 
 
+@checked
 def run(
     algorithm: Algorithm | Plan,
     federation: Federation,
@@ -140,7 +142,7 @@ def run(
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
-    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
+    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
@@ -203,7 +205,11 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
             )
 
 
-def _check_numbers(rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int) -> None:
+def _check_numbers(
+    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
+) -> None:
+    if num_threads is not None and num_threads < 1:
+        raise SettingError(f"num_threads must be at least 1, or None, received {num_threads}")
     if rounds < 1:
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
     if seed < 0:
