@@ -127,7 +127,7 @@ def test_the_corrupted_client_of_ten_is_named_in_20_of_20_trials(kind):
     named = []
     for seed in range(20):
         fed, bad = trial(seed, kind)
-        found = pf.influence(pf.run(pf.FedEP(), fed, **QUIET))
+        found = pf.influence(pf.run(pf.FedEP(), fed, **QUIET, num_rounds=6))
         largest = str(found["client"].values[int(found["influence"].values.argmax())])
         named.append((largest == bad, found.attrs["stands_apart"].startswith(f"client {bad} moves")))
     assert named == [(True, True)] * 20
@@ -163,14 +163,14 @@ def test_without_sites_the_clients_have_to_be_asked():
     ids=["FedAIS", "P2PVI"],
 )
 def test_it_is_named_without_sites_too(algorithm, options, kind):
-    fed, bad = trial(3, kind)
+    fed, bad = trial(3, kind, rows=20)
     found = pf.influence(pf.run(algorithm, fed, **QUIET, **options), fed)
     assert found["client"].values[int(found["influence"].values.argmax())] == bad
     assert found.attrs["stands_apart"].startswith(f"client {bad} moves")
 
 
 def test_an_audited_run_names_it():
-    fed, bad = trial(1, "labels flipped")
+    fed, bad = trial(1, "labels flipped", rows=20)
     with pytest.warns(UserWarning, match=rf"client {bad} moves the mean of 'w\[.\]' by .* SDs.*: see pf\.influence"):
         idata = pf.run(pf.FedEP(), fed, **QUIET | {"audit": True})
     assert idata.attrs["stands_apart"].startswith(f"client {bad} moves")

@@ -47,6 +47,7 @@ def test_sums_of_the_clients_are_those_of_arviz(name):
         assert other[field] == pytest.approx(expected[field], abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # ArviZ's calls of pandas
 def test_arviz_compares_them():
     """Two models of the same rows, of which one lacks a column."""
     fed, idata = fitted("conjugate")
