@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,9 @@ class Answer:
         until: the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
         measured: what the audit measured of it.
+        sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none on the model's own form.
+        sites_of: the algorithm that left them.
+        stands_apart: what is to be said of clients that move the answer more than others do.
     """
 
     stage: Stage
@@ -40,6 +43,9 @@ class Answer:
     until: int
     converged: bool | None
     measured: dict[str, np.ndarray]
+    sites: State = field(default_factory=dict)
+    sites_of: str = ""
+    stands_apart: str = ""
 
     @property
     def name(self) -> str:

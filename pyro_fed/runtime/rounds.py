@@ -88,6 +88,8 @@ def run_phases(
 def _keep_sites(phase: Phase, context: Context) -> None:
     """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some."""
     record, algorithm = context.record, phase.algorithm
+    if isinstance(algorithm, Pooled):  # its one client is all of them
+        return
     if not phase.ledger and phase.last and not isinstance(context.executor, Remote):
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):

@@ -150,6 +150,7 @@ class _Trial:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured = [], {}
+        record.sites, record.sites_of, record.stands_apart = {}, "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
@@ -172,6 +173,9 @@ class _Trial:
             len(record.rounds),
             record.converged,
             record.measured,
+            {} if stage.noncentred else record.sites,  # those of effects in units of their scale are other ones
+            record.sites_of,
+            record.stands_apart,
         )
 
     def _on_form(self, stage: Stage) -> Context:
@@ -199,6 +203,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.notes += record.failed()
     record.doubts, record.measured = choice.doubts, answer.measured
+    record.sites, record.sites_of, record.stands_apart = answer.sites, answer.sites_of, answer.stands_apart
     say(record.said())
     trial.steps[answer.number].chosen = True
     found = replace(finish, algorithm=answer.stage.algorithm).result(answer.shared, answer.draws)
