@@ -75,7 +75,42 @@ results = click.option(
 )
 
 #: Without progress bars.
-quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show how far a run is.")
+
+#: More about warnings.
+verbose = click.option("-v", "--verbose", is_flag=True, help="Say of each warning where it comes from.")
+
+#: For programs that read the output.
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+
+#: Where the clients' work is done.
+executor = click.option(
+    "--executor",
+    "executor_text",
+    metavar="TEXT",
+    default="vectorised",
+    show_default=True,
+    help="Where the work is done: vectorised, sequential, or ray:N over N processes.",
+)
+
+#: Who talks to whom.
+graph = click.option(
+    "--graph",
+    "graph_text",
+    metavar="TEXT",
+    help="Without a server, over a graph: a builder of pyro_fed.graph, such as ring or erdos_renyi:0.5.",
+)
+
+#: A folder for the state.
+checkpoint = click.option(
+    "--checkpoint",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the state after every round in DIR; not with auto.",
+)
+
+#: Going on from there.
+resume = click.option("--resume", is_flag=True, help="Go on from the state in --checkpoint.")
 
 
 def clients(default: int, text: str = "Number of clients.") -> Callable[[Command], Command]:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.factorisation import check_splits
 from pyro_fed.density.checks.first_run import FirstRun, first_run
+from pyro_fed.density.checks.modules import check_modules
 from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
 from pyro_fed.density.compiling.compiler import Compiler
@@ -57,6 +58,7 @@ def build(
         ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
+    check_modules(model)
     bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
     if seen is None:
         seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)

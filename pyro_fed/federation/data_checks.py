@@ -124,9 +124,9 @@ def warn_unsplit(problem: Problem, said: bool) -> None:
     split = {problem.plate, *arguments.nested_plates}
     for name, msg in trace.nodes.items():
         frames = msg.get("cond_indep_stack", ())
-        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
-            if not any(frame.name in split for frame in frames):
-                plates |= {frame.name: (frame.size, name) for frame in frames}
+        observed = msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg)
+        if observed and not any(frame.name in split for frame in frames):
+            plates |= {frame.name: (frame.size, name) for frame in frames}
     for plate, (size, site) in plates.items():
         for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
             if i in arguments.split or not isinstance(leaf, Tensor) or size < 2 or size not in leaf.shape:
@@ -182,8 +182,8 @@ def _not_finite(name: str, row: Tensor, client: str, number: int, bad: int, tota
     where = ", ".join(map(str, [number, *position]))
     cure = (
         "Drop or impute these rows, or let the model handle them: "
-        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` with a "
-        "latent in the plate for a covariate."
+        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` "
+        "with a latent in the plate for a covariate."
     )
     masks = f" ({name} is NaN where it is masked.)" if masked else ""
     return DataError(

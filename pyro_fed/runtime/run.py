@@ -21,7 +21,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
-from pyro_fed.density.compiling.process import common_of
+from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -90,7 +90,8 @@ def run(
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
-        log_likelihood: compute the pointwise log-likelihood of all rows.
+        log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
+            `sample_stats`, is left out too where draws × rows are more than 5e7.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
         audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of what
@@ -237,7 +238,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
-    common = common_of(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
     levels = kept.levels if common is None else common.levels
     if mode not in levels:
         particles, clients = trial(problem)

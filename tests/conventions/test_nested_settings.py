@@ -69,7 +69,7 @@ def test_nested_settings_are_documented(kind):
         (lambda: pf.FedEP(client=pf.tilted.MCMC), "FedEP: client must be one of pf.tilted, such as"),
         (lambda: pf.FedEP(server_optimiser=3, damping=0.5), "FedEP: server_optimiser must be one of pf.optim, such as"),
         (lambda: pf.FedEP(step_control=None), "FedEP: step_control must be a pf.StepControl, received None"),
-        (lambda: pf.PVI(client="mcmc"), "PVI: client must be 'newton' or 'svi'"),
+        (lambda: pf.PVI(client="mcmc"), "PVI: client must be 'newton', 'svi' or 'ivon'"),
     ],
 )
 def test_what_is_unknown_is_refused_with_the_cure(make, message):

@@ -75,6 +75,15 @@ class Partition(ABC, metaclass=Checked):
         """
         raise self.error("the number of clients is not given; pass num_clients")
 
+    def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
+        """What the clients are called; None where the partition has no names for them, and they are numbered.
+
+        Args:
+            num_clients: how many there are.
+            labels: those handed to `split`, or None.
+        """
+        return None
+
     def error(self, message: str) -> SettingError:
         """A SettingError that names the partition.
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping, Sites
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
@@ -44,7 +44,7 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.large import fitted, large_objections
+from pyro_fed.infer.ep.large import fitted, large_objections, mean_growth, network_warnings
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import (
@@ -95,7 +95,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -111,9 +111,11 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
             from them in turn.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi".
-        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
-            there are more than `full_dim` parameters.
+            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi", "ivon".
+            On models of more than 1000 parameters "ivon" is taken where none is set.
+        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
+            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
+            `full_dim` parameters.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
@@ -505,12 +507,24 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
         site = gaussian(local).power(1 - told["reset"])
         return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **state}
 
+    def sites(self, shared: State, local: State) -> State | None:
+        """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
+        if self.server_optimiser is not None or self.client_optimiser is not None or "eta" not in local:
+            return None
+        return as_state(gaussian(local))
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """As the clients themselves settle them, by the messages that came."""
+        return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
+
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work."""
         fractions = after["fractions"]
         share = len(fractions) / int(after["num_clients"])
+        growth = {"sd_growth": mean_growth(before, after)} if isinstance(self.client, IVON) else {}
         return {
             **super().monitor(before, after),
+            **growth,
             "fraction": float(fractions.min()),
             "skipped": float((fractions == 0).sum()),
             "cut": float(after["cut"]),
@@ -528,6 +542,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
         notes = site_warnings(record, newton) + unsettled_warnings(record, newton=newton, diagonal=diagonal)
+        if isinstance(self.client, IVON):
+            notes += network_warnings(record, problem)
         if self.server_optimiser is not None or self.client_optimiser is not None:
             notes.append(
                 "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "

@@ -43,9 +43,11 @@ class FedSEP(FedEP, Undoing):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
         num_guide_draws: refused, as guides that are functions are.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi".
-        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
-            there are more than `full_dim` parameters.
+            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi", "ivon".
+            On models of more than 1000 parameters "ivon" is taken where none is set.
+        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
+            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
+            `full_dim` parameters.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the

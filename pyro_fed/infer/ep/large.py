@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
@@ -25,6 +27,10 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
+#: Mean change of a log SD in a round from which on they have not settled.
+SETTLED_GROWTH = 0.01
+#: Rounds over which that is the mean.
+RECENT = 5
 
 
 def fitted(algorithm: Any, problem: Problem) -> Any:
@@ -45,6 +51,39 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):
         settings["order"] = "synchronous"
     return dataclasses.replace(algorithm, **settings)
+
+
+def mean_growth(before: State, after: State) -> float:
+    """Mean change of a log SD in a round.
+
+    Args:
+        before: the server's state before it.
+        after: the state after it.
+    """
+    return float((before["precision"].log() - after["precision"].log()).mean() / 2)
+
+
+def network_warnings(record: Record, problem: Problem) -> list[str]:
+    """SDs that have not come to rest, and parameters that nothing holds.
+
+    Args:
+        record: of the run.
+        problem: the model's densities.
+    """
+    notes = []
+    recent = [figures["sd_growth"] for figures in record.figures[-RECENT:] if "sd_growth" in figures]
+    growth = sum(recent) / max(1, len(recent))
+    if abs(growth) > SETTLED_GROWTH:
+        notes.append(
+            f"the SDs still changed by {100 * growth:+.2g} % a round on average at the end: they are those of a run "
+            "that has not settled; run more rounds (num_rounds=)"
+        )
+    if problem.layout.improper:
+        notes.append(
+            f"sites {sorted(problem.layout.improper)} have improper priors: those of their parameters that the data do "
+            "not determine, as weights behind a pixel that is always dark, have no posterior; give them proper priors"
+        )
+    return notes
 
 
 def large_objections(q: Gaussian, deltas: Gaussian) -> message_limits.Objections:

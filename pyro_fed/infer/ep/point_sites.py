@@ -12,7 +12,7 @@ it may be. What is not true of the sites the rounds that follow replace.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class PointSites(GaussianAlgorithm):
 
     needs_all: ClassVar[bool] = True
 
+    covariance: Literal["auto", "full", "diag"] = "diag"
     averaging: FedAvg = field(default_factory=BurnIn)
     measured: OnlineNewton = MEASURED
 

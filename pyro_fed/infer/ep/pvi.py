@@ -82,9 +82,10 @@ class PVI(FedEP):
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
             from them in turn.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
-            ten steps.
-        start: "laplace" (federated, with all clients), "prior", or "auto": the prior where it is proper and
-            there are more than `full_dim` parameters.
+            ten steps; "ivon" is taken on models of more than 1000 parameters where none is set.
+        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
+            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
+            `full_dim` parameters.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for

@@ -87,9 +87,10 @@ class P2PVI(PeerGaussian, FitsSize):
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
-        update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate) or
-            `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or its name for the defaults:
-            "newton", "svi".
+        update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate),
+            `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.update.IVON` (gradients
+            alone, taken on models of more than 1000 parameters where none is set), or its name for the defaults:
+            "newton", "svi", "ivon".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
             minibatches of Adam are a setting of `pf.update.SVI`.
 

@@ -99,7 +99,7 @@ class IVON(Update):
         batch_size: rows a step, weighted to all of the agent's; None takes all.
         rate: of a Newton step; it falls linearly to zero in a round.
         momentum: of the mean's steps, in [0, 1).
-        memory: weight of the curvature so far in a step, in [0, 1).
+        curvature_memory: weight of the curvature so far in a step, in [0, 1).
         longest: no step moves a parameter by more than this many SDs.
 
     References:
@@ -114,7 +114,7 @@ class IVON(Update):
     batch_size: int | None = 32
     rate: float = 0.3
     momentum: float = 0.9
-    memory: float = 0.9
+    curvature_memory: float = 0.9
     longest: float = 1.0
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class IVON(Update):
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "rate", "longest")
         check_between(self, "momentum", 0, 1, "[)")
-        check_between(self, "memory", 0, 1, "[)")
+        check_between(self, "curvature_memory", 0, 1, "[)")
 
     @property
     def online_newton(self) -> OnlineNewton:
@@ -133,6 +133,6 @@ class IVON(Update):
             batch_size=self.batch_size,
             rate=self.rate,
             momentum=self.momentum,
-            memory=self.memory,
+            curvature_memory=self.curvature_memory,
             longest=self.longest,
         )

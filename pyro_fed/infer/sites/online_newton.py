@@ -9,7 +9,7 @@ The improved variational online Newton method (IVON), each step at a few antithe
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
 Source: Shen et al. (2024), *Variational learning is effective for large deep networks*, Algorithm 1; Lin et al. (2020)
-for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, ρ 1 - `memory`, β `momentum`, α_t `rate`.
+for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, ρ 1 - `curvature_memory`, β `momentum`, α_t `rate`.
 
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
@@ -45,7 +45,7 @@ class OnlineNewton:
         batch_size: rows a step, weighted to all of the client's; None takes all.
         rate: α, of a Newton step.
         momentum: β.
-        memory: 1 - ρ.
+        curvature_memory: 1 - ρ.
         longest: no step moves a parameter by more than this many SDs.
     """
 
@@ -54,7 +54,7 @@ class OnlineNewton:
     batch_size: int | None = 32
     rate: float = 0.3
     momentum: float = 0.9
-    memory: float = 0.9
+    curvature_memory: float = 0.9
     longest: float = 1.0
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -132,5 +132,5 @@ class OnlineNewton:
 
     def _moved(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
         """S after a step towards a curvature of any sign, by which the total P stays positive: (D,)."""
-        away = (1 - self.memory) * (curvature - site)
+        away = (1 - self.curvature_memory) * (curvature - site)
         return site + away + away.square() / (2 * total)

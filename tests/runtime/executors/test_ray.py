@@ -128,6 +128,22 @@ def test_a_worker_gets_its_own_clients_rows_alone():
     assert problem.num_rows == fed.num_rows
 
 
+def test_a_worker_has_the_form_of_the_problem():
+    fed = pf.Federation(one_effect, (torch.ones(4, dtype=torch.float64),), plate="data", num_clients=2).noncentred
+    share = share_of(fed.problem, fed.client_data(), [1], torch.tensor([1]))
+    problem, _ = share.build(fed.problem.model)
+    z = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    assert torch.equal(problem.log_prior(z), fed.problem.log_prior(z))
+    assert torch.equal(problem.constrain(z)["x"], (0.3 * torch.ones(()).double()).exp() * -0.7)
+
+
+def one_effect(y):
+    s = pyro.sample("s", dist.LogNormal(y.new_tensor(0.0), 1.0))
+    x = pyro.sample("x", dist.Normal(y.new_tensor(0.0), s))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
 def test_a_model_of_no_installed_module_travels_with_its_code():
     from ray import cloudpickle
 

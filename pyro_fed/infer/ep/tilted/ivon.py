@@ -31,7 +31,7 @@ class IVON(TiltedInference):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         rate: α, of a Newton step; it falls linearly to zero in a round.
         momentum: β, in [0, 1).
-        memory: 1 - ρ, the weight of the curvature so far in a step, in [0, 1).
+        curvature_memory: 1 - ρ, the weight of the curvature so far in a step, in [0, 1).
         longest: no step moves a parameter by more than this many SDs.
 
     References:
@@ -46,7 +46,7 @@ class IVON(TiltedInference):
     batch_size: int | None = 32
     rate: float = 0.3
     momentum: float = 0.9
-    memory: float = 0.9
+    curvature_memory: float = 0.9
     longest: float = 1.0
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class IVON(TiltedInference):
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "rate", "longest")
         check_between(self, "momentum", 0, 1, "[)")
-        check_between(self, "memory", 0, 1, "[)")
+        check_between(self, "curvature_memory", 0, 1, "[)")
 
     @property
     def online_newton(self) -> OnlineNewton:
@@ -65,7 +65,7 @@ class IVON(TiltedInference):
             batch_size=self.batch_size,
             rate=self.rate,
             momentum=self.momentum,
-            memory=self.memory,
+            curvature_memory=self.curvature_memory,
             longest=self.longest,
         )
 

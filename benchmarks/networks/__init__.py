@@ -1,0 +1,1 @@
+"""Bayesian networks, federated: accuracy, calibration, time and memory by size."""

@@ -1,0 +1,226 @@
+"""Large models: defaults that fit the size, steps from scores alone, and what is refused or said there."""
+
+import importlib
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import run_as
+from pyro_fed.audit import not_audited
+from pyro_fed.conventions.nested_settings import given
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of
+from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
+from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
+from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random
+
+HIDDEN, CLIENTS = 14, 4
+
+
+def network(x, y):
+    """One hidden layer on 64 pixels: 1,060 parameters with 14 units."""
+    w1 = pyro.sample("w1", dist.Normal(x.new_zeros(64, HIDDEN), 1.0).to_event(2))
+    b1 = pyro.sample("b1", dist.Normal(x.new_zeros(HIDDEN), 1.0).to_event(1))
+    w2 = pyro.sample("w2", dist.Normal(x.new_zeros(HIDDEN, 10), 1.0).to_event(2))
+    b2 = pyro.sample("b2", dist.Normal(x.new_zeros(10), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Categorical(logits=torch.relu(x @ w1 + b1) @ w2 + b2), obs=y)
+
+
+def columns(x, y):
+    """A regression on columns that do not overlap, whose posterior is diagonal."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 2.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    pixels, labels = importlib.import_module("sklearn.datasets").load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels[:900] / 16, dtype=torch.float32), torch.tensor(labels[:900])
+    return (x[:600], y[:600]), (x[600:], y[600:])
+
+
+@pytest.fixture(scope="module")
+def fed(digits):
+    skew = pf.partition.Dirichlet(0.5, by=digits[0][1])
+    return pf.Federation(network, digits[0], plate="data", num_clients=CLIENTS, partition=skew, seed=0)
+
+
+def separate_columns():
+    x = torch.eye(3, dtype=torch.float64).repeat(20, 1)
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    args = x, x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.5 * noise
+    return pf.Federation(columns, args, plate="data", num_clients=3, seed=0), args
+
+
+# -- defaults ---------------------------------------------------------------------------------------------------
+def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
+    ep, pvi = run_as(pf.FedEP(), fed.problem), run_as(pf.PVI(), fed.problem)
+    assert ep == pf.FedEP(client=pf.tilted.IVON(), start="fedavg")
+    assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
+    assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
+    assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
+    assert run_as(pf.DSVGD(), fed.problem).num_particles == 20
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pf.FedEP(client="newton"),
+        pf.FedEP(client=pf.tilted.MCMC()),
+        pf.FedEP(curvature="fisher"),
+        pf.FedEP(full_dim=2000),
+        pf.P2PVI(update="svi"),
+        pf.FedPA(),
+    ],
+)
+def test_what_is_set_stays(fed, algorithm):
+    assert run_as(algorithm, fed.problem) is algorithm
+
+
+def test_small_models_keep_their_algorithm():
+    federation, _ = separate_columns()
+    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FedAIS()):
+        assert run_as(algorithm, federation.problem) is algorithm
+    assert affordable_draws(federation.problem, 1000, 1) == 1000
+
+
+def test_given_are_the_settings_that_were_written():
+    assert given(pf.FedEP(client="newton", damping=0.5)) == {"client", "damping"}
+    assert given(importlib.import_module("dataclasses").replace(pf.FedEP(), damping=0.5)) == {"damping"}
+
+
+def test_importance_weights_are_refused_with_the_reason(fed):
+    with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,060 parameters"):
+        run_as(pf.FedAIS(), fed.problem)
+
+
+# -- points, draws and costs ------------------------------------------------------------------------------------
+def test_points_beyond_sobol_are_standardised():
+    points = standardised_random(8, MOST_SOBOL_DIMS + 5)
+    torch.testing.assert_close(points[:4], -points[4:])
+    torch.testing.assert_close(points.square().mean(0), torch.ones_like(points[0]))
+    wide = DiagGaussian.from_moments(torch.zeros(1, 30_000).double(), torch.full((1, 30_000), 4.0).double())
+    assert spread_points(wide, 128).shape == (128, 1, 30_000)
+    assert spread_points(DiagGaussian(torch.ones(1, 10**6), torch.zeros(1, 10**6)), 128).shape == (4, 1, 10**6)
+
+
+def test_a_turned_pool_is_the_pool_in_another_place():
+    pool = torch.arange(5.0)
+    assert turned(pool, torch.tensor([0, 2])).tolist() == [[0, 1, 2, 3, 4], [2, 3, 4, 0, 1]]
+
+
+def test_price_by_differences_is_exact_for_a_quadratic():
+    """ĥ_i = ε_i Σ_j H_ij σ_j ε_j / σ_i, and the score that of the mean: the formula of a linear score."""
+    federation, args = separate_columns()
+    mean, sd = torch.tensor([0.3, -1.0, 0.2]).double(), torch.tensor([0.5, 1.0, 2.0]).double()
+    eps = torch.randn(1, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = Batch(args, torch.ones(60, dtype=torch.float64))
+    score, curvature = score_and_curvature(federation.problem, mean, sd, eps, batch)
+    hessian = args[0].T @ args[0] / 0.25
+    torch.testing.assert_close(score, args[0].T @ (args[1] - args[0] @ mean) / 0.25)
+    torch.testing.assert_close(curvature, eps[0] * (hessian @ (sd * eps[0])) / sd)
+
+
+def test_the_cost_of_a_network_is_that_of_its_matrix_products(fed):
+    """2 (64 h + 10 h) operations a row, and one for each number that is made."""
+    cost = cost_of(fed.problem)
+    assert cost.operations == pytest.approx(600 * (2 * 74 * HIDDEN + cost.numbers), rel=0.02)
+    assert affordable_points(fed.problem, 600, 128) == 128
+    assert affordable_points(fed.problem, 10**9, 128) == 2
+    assert fed.problem.dim > LARGE_DIM
+    assert affordable_draws(fed.problem, 10**6, 1) == 20_000_000 // 1060
+
+
+def test_the_audit_says_what_it_has_not_checked(fed, monkeypatch):
+    assert not_audited(separate_columns()[0].problem) == ""
+    monkeypatch.setattr("pyro_fed.audit.size.MOST_OPERATIONS", 1.0)
+    assert "not audited: with 1,060 parameters" in not_audited(fed.problem)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("start", ["fedavg", "prior"])
+def test_scores_alone_find_a_diagonal_posterior(start):
+    """The closed form; the curvature's noise is that of ε² over 64 pairs, 10 steps and 40 damped rounds, below 1 %."""
+    federation, (x, y) = separate_columns()
+    steps = pf.tilted.IVON(pairs=64, batch_size=None, rate=1.0, momentum=0.0)
+    algorithm = pf.FedEP(client=steps, covariance="diag", start=start)
+    idata = pf.run(algorithm, federation, num_rounds=40, num_draws=20_000, progress=False, audit=False)
+    precision = x.square().sum(0) / 0.25 + 0.25
+    mean, sd = (x.T @ y / 0.25 / precision).numpy(), precision.rsqrt().numpy()
+    drawn = idata["posterior"]["w"].values[0]
+    np.testing.assert_allclose((drawn.mean(0) - mean) / sd, 0.0, atol=0.1)
+    np.testing.assert_allclose(drawn.std(0) / sd, 1.0, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:the SDs still changed")
+def test_a_network_by_default_predicts_and_executors_agree(fed, digits):
+    """Better than FedAvg's log density: the least that a posterior is for."""
+    point = pf.run(pf.FedAvg(), fed, num_rounds=40, progress=False, audit=False)
+    results = [
+        pf.run(pf.FedEP(), fed, num_rounds=4, num_draws=100, progress=False, audit=False, executor=executor)
+        for executor in ("vectorised", "sequential")
+    ]
+    assert "'ivon'" in results[0].attrs["settings"]
+    both = [result["posterior"]["w1"].values for result in results]
+    np.testing.assert_allclose(both[0], both[1], rtol=1e-3, atol=1e-3)
+    averaged, found = (pf.metrics.test_metrics(one, fed, digits[1]) for one in (point, results[0]))
+    assert found["accuracy"] >= averaged["accuracy"]
+    assert found["log_predictive_density"] > averaged["log_predictive_density"]
+
+
+@pytest.mark.filterwarnings("ignore:agents disagree")
+def test_agents_of_a_network_keep_the_sum_of_their_sites(fed, digits, tmp_path):
+    """Σ_i v_i q_i = Σ_i t_i after three rounds, the prior counted once."""
+    options = {"graph": pf.graph.ring(CLIENTS), "num_rounds": 3, "num_draws": 50, "progress": False, "audit": False}
+    idata = pf.run(pf.P2PVI(), fed, checkpoint=tmp_path, **options)
+    _, saved = importlib.import_module("pyro_fed.runtime.checkpoint").latest(tmp_path)
+    beliefs, sites = gaussian(saved.shared), gaussian(saved.local)
+    for belief, site in ((beliefs.precision, sites.precision), (beliefs.eta, sites.eta)):
+        torch.testing.assert_close(belief.mean(0), site.sum(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(saved.local["prior_precision"].sum(0), torch.ones(1060).double(), rtol=1e-4, atol=1e-4)
+    assert pf.metrics.test_metrics(idata, fed, digits[1])["accuracy"] > 0.8
+
+
+# -- modules ----------------------------------------------------------------------------------------------------
+def with_priors(layers):
+    """A plain module with a normal prior on every parameter: Pyro's own way, as the documentation has it."""
+    from pyro.nn import PyroSample
+    from pyro.nn.module import to_pyro_module_
+
+    to_pyro_module_(layers)
+    for module in layers.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            setattr(module, name, PyroSample(dist.Normal(torch.zeros_like(value), 1.0).to_event(value.dim())))
+    return layers
+
+
+def model_of(layers):
+    def model(x, y):
+        logits = layers(x)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    return model
+
+
+def test_a_plain_module_with_priors_is_a_model(digits):
+    layers = with_priors(nn.Sequential(nn.Linear(64, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 10)))
+    federation = pf.Federation(model_of(layers), digits[0], plate="data", num_clients=3)
+    assert federation.problem.dim == 64 * 4 + 4 + 8 + 40 + 10
+    assert list(federation.problem.sites)[:2] == ["0.weight", "0.bias"]
+
+
+def test_batch_normalisation_is_refused_with_its_cure(digits):
+    layers = with_priors(nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
+    with pytest.raises(pf.errors.ModelError, match=r"layer '1' .*BatchNorm1d, .*GroupNorm"):
+        pf.Federation(model_of(layers), digits[0], plate="data", num_clients=3)
+    layers.eval()
+    assert pf.Federation(model_of(layers), digits[0], plate="data", num_clients=3).problem.dim == 318
