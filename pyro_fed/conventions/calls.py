@@ -158,7 +158,7 @@ class Checked(ABCMeta):
             made = super().__call__(*args, **keywords)
         except PyroFedError:
             raise
-        except (TypeError, ValueError, AttributeError, OverflowError, IndexError, KeyError, RecursionError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError) as error:
             if cls.__module__.startswith(OURS):
                 cls._check_call(args, keywords)
                 raise SettingError(f"{cls.__name__} cannot be made of these settings: {error}") from error

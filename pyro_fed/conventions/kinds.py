@@ -65,7 +65,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if origin is collections.abc.Callable or hint is Callable:
-        return callable(value)
+        return callable(value) and not isinstance(value, type)
     if origin is type:
         return isinstance(value, type)
     if origin in (tuple,) or hint is tuple:

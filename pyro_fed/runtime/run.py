@@ -41,6 +41,9 @@ from pyro_fed.runtime.stages import run_stages
 #: Draws of a density where none are asked for.
 NUM_DRAWS = 1000
 
+#: More threads than any machine has.
+MAX_THREADS = 4096
+
 
 @checked
 def run(
@@ -208,8 +211,9 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
 def _check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
 ) -> None:
-    if num_threads is not None and num_threads < 1:
-        raise SettingError(f"num_threads must be at least 1, or None, received {num_threads}")
+    if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+        bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
+        raise SettingError(f"num_threads must be {bound}, received {num_threads}")
     if rounds < 1:
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
     if seed < 0:

@@ -52,7 +52,7 @@ def test_before_the_first_round_of_its_own_there_is_none(monkeypatch):
 
 def test_a_posterior_that_there_is_is_marked():
     idata = quiet(pf.FedEP(start="prior"), unequal_lines(), schedule=Interrupting(2))
-    assert idata.attrs["interrupted"] == "True"
+    assert idata.attrs["interrupted"] == 1
     assert "FedEP was interrupted after 2 of 4 rounds: the result is incomplete" in idata.attrs["warnings"]
 
 
@@ -82,7 +82,7 @@ def test_draws_are_not_lost(monkeypatch, draws, shape):
         idata = nuts(patch, draws)
     whole = quiet(pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2), unequal_lines(), num_rounds=1)
     assert (idata.posterior.sizes["chain"], idata.posterior.sizes["draw"]) == shape
-    assert idata.attrs["interrupted"] == "True"
+    assert idata.attrs["interrupted"] == 1
     assert "NUTS was interrupted: the result is incomplete" in idata.attrs["warnings"]
     assert idata.sample_stats["energy"].shape == shape
     same = {"chain": slice(1), "draw": slice(shape[1])}
@@ -117,7 +117,7 @@ def python_s_handler():
 @pytest.mark.usefixtures("python_s_handler")
 def test_no_signal_is_swallowed():
     idata = quiet(pf.FedEP(start="prior", tolerance=1e-30), unequal_lines(), schedule=Swallowing())
-    assert idata.attrs["interrupted"] == "True"
+    assert idata.attrs["interrupted"] == 1
     assert idata.federation.sizes["round"] == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -130,4 +130,4 @@ def test_a_handler_of_the_user_s_own_is_left_alone():
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [1]
-    assert idata.attrs["interrupted"] == "False"
+    assert idata.attrs["interrupted"] == 0

@@ -154,7 +154,10 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors"))
+    try:
+        return sorted(folder.glob("round-*.safetensors"))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null in it
+        raise CheckpointError(f"{str(folder)[:100]!r} cannot be read as a folder: {error}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, str], Saved]:
