@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test quick lint docs clean
+.PHONY: demo test quick lint docs clean test-pythons readme
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -29,6 +29,12 @@ QUICK := tests/test_layers.py tests/conventions tests/ops tests/graph tests/fede
 quick: lint  ## before a commit, within a minute: lint, types and the tests that take milliseconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "not hierarchy and not NUTS" \
 		--ignore=tests/federation/test_membership.py $(QUICK)
+
+test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the newest and the oldest dependencies
+	$(BIN)/python tests/helpers/pythons.py $(PYTHONS)
+
+readme: demo  ## README's table and picture, from what the demo has left
+	$(BIN)/python docs/comparison.py out/comparison
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

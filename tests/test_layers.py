@@ -49,6 +49,8 @@ ROOMS = {
     "pyro_fed.analysis": """
         numbers
         judging
+        predicting
+        criticism
         plots
         report
         door

@@ -8,6 +8,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     OnGraph       works without a server: one state an agent, mixed over a graph
     Indicators    answers a schedule that asks how important each client is
     SiteKeeping   its clients keep what the server made of their messages
+    Sites         its answer is the prior's Gaussian site times one of each client
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -128,6 +129,35 @@ class SiteKeeping(ABC):
             SettingError: a client's contribution cannot be taken out.
         """
         raise no_sites(self)
+
+
+class Sites(ABC):
+    """Its answer is q ∝ t_0 Π_k t_k, Gaussian sites on the flat vector, so that a client can be divided out of it."""
+
+    @abstractmethod
+    def sites(self, shared: State, local: State) -> State | None:
+        """The clients' sites, from what they keep.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+
+        Returns:
+            `precision` (K, D, D) or (K, D) and `eta` (K, D); None where the answer is no product of such sites.
+        """
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """The sites after a round, as the server can tell from what it was sent and what it took of that.
+
+        Args:
+            sites: of the round's clients before it, (C, ...).
+            messages: of these, (C, ...).
+            told: the server's `SiteKeeping.feedback`, (C, ...).
+
+        Returns:
+            None where the messages do not tell.
+        """
+        return None
 
 
 def no_sites(algorithm: object) -> SettingError:
@@ -274,6 +304,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         OnGraph,
         Indicators,
         SiteKeeping,
+        Sites,
         Chains,
         ServerWork,
         KnownDensity,

@@ -28,12 +28,13 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combination(ABC):
+class Combination(ABC, metaclass=Checked):
     """One vector in the place of all messages of a round."""
 
     #: Whether what else the clients say of themselves, figures and flags, must not be looked at.

@@ -92,6 +92,10 @@ class Record:
         interrupted: whether the user stopped it.
         audited: whether the result was judged at its draws.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
+        sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
+            `q_eta`; empty where there are none.
+        sites_of: the algorithm that left them: the run's own, or one that it started from.
+        stands_apart: what is to be said of clients that move the answer more than others do.
         private: what a private run spent; None of any other.
     """
 
@@ -105,6 +109,9 @@ class Record:
     interrupted: bool = False
     audited: bool = False
     measured: dict[str, np.ndarray] = field(default_factory=dict)
+    sites: State = field(default_factory=dict)
+    sites_of: str = ""
+    stands_apart: str = ""
     private: Released | None = None
 
     @property

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
+class Schedule(ABC, metaclass=Checked):
     """Chooses the clients of each round.
 
     Class attributes:

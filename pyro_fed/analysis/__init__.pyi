@@ -1,8 +1,13 @@
 # What one does with results; `pyro_fed` offers these names too.
+from .criticism.checks import check_clients as check_clients
+from .criticism.influence import influence as influence
+from .criticism.leave_out import leave_one_client_out as leave_one_client_out
+from .criticism.loo import loo as loo
+from .criticism.loo import waic as waic
 from .judging import metrics as metrics
 from .judging.compare import compare as compare
 from .judging.ksd import ksd as ksd
-from .judging.predict import predict as predict
 from .judging.steps import steps as steps
 from .plots import *
+from .predicting.predict import predict as predict
 from .report.overview import Overview as Overview

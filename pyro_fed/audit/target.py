@@ -58,7 +58,9 @@ class Target:
             temperature: of the likelihood.
         """
         z = draws.double()
-        return cls(replace(problem, compiler=problem.compiler.for_checks(), progress=False), z.mean(0), _factor(z), temperature)
+        return cls(
+            replace(problem, compiler=problem.compiler.for_checks(), progress=False), z.mean(0), _factor(z), temperature
+        )
 
     @property
     def scale(self) -> Tensor:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyro_fed.cli import options
+from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.cli.parse import parse_executor
+from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -25,10 +30,14 @@ if TYPE_CHECKING:
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
 @options.out("Write the comparison as one HTML page.")
 @options.results
+@options.executor
+@options.as_json
+@options.verbose
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int, partition_text: str,
-    assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, quiet: bool,
+    assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, executor_text: str,
+    as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
@@ -36,10 +45,17 @@ def compare(
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
     """
     import pyro_fed as pf
+    from pyro_fed.analysis.judging import distances
     from pyro_fed.analysis.report import page, plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
+    if out is not None:
+        page.check_report(out)
+    if results_folder is not None:
+        check_writable(results_folder / "comparison.json", "--results")
+    if reference is not None:
+        distances.check_extra()
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
     chosen = {Path(name).stem: recipe.load(name) for name in names}
     algorithms = _algorithms(chosen, assignments)
@@ -49,24 +65,32 @@ def compare(
     for name, algorithm in algorithms.items():
         if not quiet:
             click.echo(f"{name}: {chosen[name].description}", err=True)
-        settings = chosen[name].run_options(clients)
+        settings = {**chosen[name].run_options(clients), "executor": parse_executor(executor_text)}
         results[name] = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     stem = Path(reference).stem if reference else None
     table = pf.compare(results, stem, federation=fed, test=test)
-    click.echo(comparison_block(table))
+    what = {"model": Path(str(module.__file__)).stem, "clients": clients, "partition": partition_text, "seed": seed}
+    values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
+    click.echo(plain.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
         results_folder.mkdir(parents=True, exist_ok=True)
         for name, idata in results.items():
             idata.to_netcdf(str(results_folder / f"{name}.nc"))
-        what = {"model": Path(str(module.__file__)).stem, "clients": clients, "partition": partition_text, "seed": seed}
-        values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
         (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
         rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
-        page.write_report(out, table, results, fed, title=title, lead=lead, reference=stem, test=test)
-        click.echo(f"\nWritten to {out}: open it in a browser.")
+        with kept_elsewhere(out) as place:
+            page.write_report(
+                place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=_command()
+            )
+        click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
+
+
+def _command() -> str:
+    """The command as it was typed."""
+    return shlex.join(["pyro-fed", *sys.argv[1:]])
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:

@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``compare``, ``flower``, ``list`` and ``show``.
+"""The command line: ``pyro-fed run``, ``compare``, ``doctor``, ``flower``, ``list`` and ``show``.
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -14,7 +14,10 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.cli.compare import compare
+from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 
 if TYPE_CHECKING:
@@ -56,8 +59,8 @@ class _Commands(click.Group):
                 raise _Interrupted(_one_line(error)) from error
             except DivergenceError as error:
                 raise click.ClickException(_one_line(error)) from error
-            except PyroFedError as error:
-                raise _InputError(_one_line(error)) from error
+            except (PyroFedError, OSError) as error:
+                raise _InputError(_one_line(error) or type(error).__name__) from error
 
 
 def _show_warning(
@@ -68,7 +71,9 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    click.secho(f"Warning: {_one_line(message)}", fg="yellow", err=True)
+    context = click.get_current_context(silent=True)
+    where = f" ({filename}:{lineno})" if context is not None and context.params.get("verbose") else ""
+    click.secho(f"Warning: {_one_line(message)}{where}", fg="yellow", err=True)
 
 
 def _one_line(message: Warning | Exception | str) -> str:
@@ -99,10 +104,17 @@ def main() -> None:
     show_default=True,
     help="Rows of the posterior's table.",
 )
+@options.executor
+@options.graph
+@options.checkpoint
+@options.resume
+@options.as_json
+@options.verbose
 @options.quiet
 def run(
     model: str, recipe_name: str, clients: int, partition_text: str, rounds: int | None,
-    assignments: tuple[str, ...], seed: int, out: Path | None, rows: int, quiet: bool,
+    assignments: tuple[str, ...], seed: int, out: Path | None, rows: int, executor_text: str, graph_text: str | None,
+    checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
@@ -115,7 +127,7 @@ def run(
     import pyro_fed as pf
     from pyro_fed.algorithm.plan import Plan
     from pyro_fed.analysis.judging import metrics
-    from pyro_fed.analysis.report import terminal
+    from pyro_fed.analysis.report import plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
@@ -127,11 +139,25 @@ def run(
         assigned["max_rounds"] = rounds
     elif rounds is not None:
         settings["num_rounds"] = rounds
+    if graph_text is not None:
+        settings["graph"] = parse_graph(graph_text, clients)
+    if checkpoint is not None:
+        settings["checkpoint"] = checkpoint
+    settings |= {"executor": parse_executor(executor_text), "resume": resume}
     algorithm = chosen.build(assigned, where="--set")
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
-    click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
+    if not as_json:
+        click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
     idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
+    if out is not None:
+        with kept_elsewhere(out) as place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            idata.to_netcdf(str(place))
+    if as_json:
+        measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
+        click.echo(plain.as_json(plain.of_run(idata, measured)))
+        return
     if isinstance(algorithm, Plan):
         click.echo(terminal.steps_block(pf.steps(idata)))
     click.echo(terminal.posterior_table(idata, rows))
@@ -139,8 +165,6 @@ def run(
     click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
     click.echo(terminal.cost_block(idata))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        idata.to_netcdf(str(out))
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
 
 
@@ -160,6 +184,7 @@ def _run_block(
 
 
 main.add_command(compare)
+main.add_command(doctor)
 main.add_command(flower)
 
 

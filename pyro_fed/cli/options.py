@@ -1,22 +1,39 @@
 """The arguments and options of the commands, each declared once.
 
 A flag of several commands is one edit here. `--help` lists a command's options in the order of its decorators;
-`federation` stands for those that make the clients. Nothing but click is imported: `pyro-fed --help` is to be quick.
+`federation` stands for those that make the clients. What is imported takes no time: `pyro-fed --help` is to be quick.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from pyro_fed.conventions.output import check_writable
+from pyro_fed.errors import SettingError
+
 #: What a decorator of click takes and gives back.
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class Written(click.Path):
+    """A file that can be written, which is tried before any work."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            return check_writable(path, "--out")
+        except SettingError as error:
+            self.fail(str(error), param, ctx)
+
+
 #: A file that is written.
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = Written(dir_okay=False, path_type=Path)
 
 #: The model: a name in the library or a file.
 model = click.argument("model")
@@ -44,7 +61,9 @@ partition = click.option(
 rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds, of auto in all; default: the recipe's.")
 
 #: The seed of all randomness.
-seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the partition and of the runs.")
+seed = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
+)
 
 #: A folder for what is compared.
 results = click.option(
@@ -56,7 +75,42 @@ results = click.option(
 )
 
 #: Without progress bars.
-quiet = click.option("--quiet", is_flag=True, help="No progress bars.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show how far a run is.")
+
+#: More about warnings.
+verbose = click.option("-v", "--verbose", is_flag=True, help="Say of each warning where it comes from.")
+
+#: For programs that read the output.
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+
+#: Where the clients' work is done.
+executor = click.option(
+    "--executor",
+    "executor_text",
+    metavar="TEXT",
+    default="vectorised",
+    show_default=True,
+    help="Where the work is done: vectorised, sequential, or ray:N over N processes.",
+)
+
+#: Who talks to whom.
+graph = click.option(
+    "--graph",
+    "graph_text",
+    metavar="TEXT",
+    help="Without a server, over a graph: a builder of pyro_fed.graph, such as ring or erdos_renyi:0.5.",
+)
+
+#: A folder for the state.
+checkpoint = click.option(
+    "--checkpoint",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the state after every round in DIR; not with auto.",
+)
+
+#: Going on from there.
+resume = click.option("--resume", is_flag=True, help="Go on from the state in --checkpoint.")
 
 
 def clients(default: int, text: str = "Number of clients.") -> Callable[[Command], Command]:

@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.spelling import snake_case
 
 
-class SettingsRepr:
+class SettingsRepr(metaclass=Checked):
     """Gives dataclasses a `repr` of the fields that differ from their defaults: ``FedEP(damping=0.5)``.
 
     Every class derived from it has this `repr`, in place of the one that `dataclass` would write, or its own.

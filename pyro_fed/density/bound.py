@@ -31,7 +31,8 @@ class BoundModel:
         plate: name of the partitioned plate.
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
-        constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds it.
+        constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds
+            it.
         in_double: whether what the model would compute in float32 is computed in float64.
     """
 

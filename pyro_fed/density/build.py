@@ -139,7 +139,7 @@ def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
         warnings.warn(
             f"pyro.param statements {held} are held constant at their present values: give them priors to infer them",
             UserWarning,
-            stacklevel=5,
+            stacklevel=7,
         )
 
 

@@ -362,9 +362,18 @@ class Problem:
             alone[""] = self.plate, nothing.expand(len(rows[0])) + filler.row_jacobian
         return outside, alone | joint
 
+    def plate_terms(self, z: Tensor, rows: tuple[Any, ...]) -> dict[str, tuple[str, Tensor]]:
+        """Each site inside the plate, at z (D,): the plate that its rows are in, and the terms of those at hand there.
+
+        Args:
+            z: (D,) unconstrained vector.
+            rows: row tensors, each (m, ...), m >= 1.
+        """
+        return self._plate_terms(self.execute_at(z, rows, densities=True), rows)[1]
+
     def _pooled_terms(self, z: Tensor) -> dict[str, tuple[str, Tensor]]:
         """Each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows there."""
-        return self._plate_terms(self.execute_at(z, self.all_rows, densities=True), self.all_rows)[1]
+        return self.plate_terms(z, self.all_rows)
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).

@@ -81,8 +81,29 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
     unknown = sorted(set(dims) - set(sites))
     if unknown:
         raise SettingError(f"dims name the sites {unknown}, which the model does not have: it has {list(sites)}")
+    sizes: dict[str, tuple[int, str]] = {}
     for name, site in latents.items():
-        for dim, size in zip(name_dims(site.dims, dims.get(name, ())), site.shape, strict=True):
+        own = [dim for dim in site.dims if "_dim_" in dim]
+        wanted = dims.get(name, ())
+        if len(wanted) > len(own):
+            raise SettingError(
+                f"dims[{name!r}] has {len(wanted)} names, {list(wanted)}, but site '{name}' of shape {site.shape} has "
+                f"{len(own)} dimension(s) to be named"
+            )
+        named = name_dims(site.dims, wanted)
+        taken = [dim for dim in named if dim in ("chain", "draw") or named.count(dim) > 1]
+        taken += [dim for dim in wanted if dim == problem.plate and dim not in site.dims]
+        if taken:
+            raise SettingError(f"dims[{name!r}] = {list(wanted)}: the name {taken[0]!r} is taken; choose another one")
+        for dim, size in zip(named, site.shape, strict=True):
+            known, first = sizes.setdefault(dim, (size, name))
+            if known != size:
+                raise SettingError(
+                    f"dims name one dimension '{dim}' of site '{first}', which has {known} entries along it, and of "
+                    f"site '{name}', which has {size}: choose another name for one of them"
+                )
+            if dim in sites:
+                raise SettingError(f"dimension '{dim}' of site '{name}' is called like a site: choose another name")
             if len(coords.get(dim, range(size))) != size:
                 raise SettingError(
                     f"coords['{dim}'] has {len(coords[dim])} values, but site '{name}' has {size} along it"
@@ -103,9 +124,9 @@ def warn_unsplit(problem: Problem, said: bool) -> None:
     split = {problem.plate, *arguments.nested_plates}
     for name, msg in trace.nodes.items():
         frames = msg.get("cond_indep_stack", ())
-        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
-            if not any(frame.name in split for frame in frames):
-                plates |= {frame.name: (frame.size, name) for frame in frames}
+        observed = msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg)
+        if observed and not any(frame.name in split for frame in frames):
+            plates |= {frame.name: (frame.size, name) for frame in frames}
     for plate, (size, site) in plates.items():
         for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
             if i in arguments.split or not isinstance(leaf, Tensor) or size < 2 or size not in leaf.shape:
@@ -141,7 +162,7 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
                 f"clients {names[other]} and {names[k]} have identical data: their rows are counted twice. Leave one "
                 "out if it is the same client",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=6,
             )
 
 
@@ -161,8 +182,8 @@ def _not_finite(name: str, row: Tensor, client: str, number: int, bad: int, tota
     where = ", ".join(map(str, [number, *position]))
     cure = (
         "Drop or impute these rows, or let the model handle them: "
-        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` with a "
-        "latent in the plate for a covariate."
+        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` "
+        "with a latent in the plate for a covariate."
     )
     masks = f" ({name} is NaN where it is masked.)" if masked else ""
     return DataError(

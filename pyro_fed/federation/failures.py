@@ -45,6 +45,15 @@ def told(arguments: Arguments, model: Callable[..., Any], plate: str) -> Iterato
         ) from error
 
 
+def is_failure(error: Exception) -> bool:
+    """Whether an error stands for one that the model's own lines raised.
+
+    Args:
+        error: raised by `told`, or anything else.
+    """
+    return error.__cause__ is not None and not isinstance(error.__cause__, PyroFedError)
+
+
 def _listed(arguments: Arguments) -> str:
     parts = []
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
@@ -26,8 +27,9 @@ from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
-from pyro_fed.federation.failures import told
+from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
+from pyro_fed.federation.groups.naming import grouped_table, groups_alone, owner_labels, with_group_names
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
 from pyro_fed.federation.labels import client_table, discrete_labels, label_coords, row_labels
@@ -52,9 +54,9 @@ class Federation:
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
-            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it is
-            another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several plates
-            each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
+            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it
+            is another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several
+            plates each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
         seed: seed of the partition.
         dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
             be too little for their columns.
@@ -75,6 +77,8 @@ class Federation:
     #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
     holds_data: ClassVar[bool] = True
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def __init__(
         self,
         model: Callable[..., Any],
@@ -111,20 +115,24 @@ class Federation:
         num_rows = sizes[plate] if arguments.num_rows is None else arguments.num_rows
         split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), row_labels(arguments))
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
+        names = self.partition.names(len(clients))
         self._bind(
             *(model, arguments.dealt(clients), plate, num_rows, clients, dtype),
+            names=None if names is None else [str(name) for name in names],
             dims=dims,
-            coords=coords,
+            coords=with_group_names(coords, plate, clients, names, grouped=bool(rows)),
             quadrature=quadrature,
             seen=seen,
             said=shard is not None,
         )
 
     @classmethod
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def from_clients(
         cls,
         model: Callable[..., Any],
-        clients: Sequence[Any] | Mapping[str, Any],
+        clients: Sequence[Any] | Mapping[Any, Any],
         *,
         plate: str | Sequence[str],
         rows: Mapping[str, str | Sequence[str]] | None = None,
@@ -178,7 +186,9 @@ class Federation:
             names=names,
             local_numbering=True,
             dims=dims,
-            coords=coords,
+            coords=with_group_names(
+                coords, plate, index, names if isinstance(clients, Mapping) else None, grouped=bool(rows)
+            ),
             quadrature=quadrature,
             said=shard is not None,
         )
@@ -232,23 +242,23 @@ class Federation:
                 self.problem = build(
                     model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen
                 )
-        except ModelError:
-            raise
         except Exception as error:
-            if missing is None:
+            meant = isinstance(error, ModelError) and not is_failure(error)
+            if missing is None or meant:
                 raise
             raise missing from error  # whatever a model makes of NaN
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)
         check_labels(self.problem, self.dims, self.coords)
+        self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.coords)
         empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
         if empty:
             warnings.warn(
                 f"clients {listed(empty)} have no rows: they contribute nothing",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     # -- clients --------------------------------------------------------------------------------------------
@@ -267,6 +277,7 @@ class Federation:
         """(K,) rows of each client."""
         return torch.tensor([len(index) for index in self.client_rows])
 
+    @checked
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
         """Row indices of some clients (all by default), padded to the longest of all.
 
@@ -314,6 +325,7 @@ class Federation:
         other.problem = NonCentred.of(self.problem)
         return other
 
+    @checked
     def client_args(self, client: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments `(args, kwargs)` with one client's rows alone.
 
@@ -326,6 +338,8 @@ class Federation:
         """
         return self.problem.arguments.of_client(self.client_rows[client])
 
+    @checked
+    @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
         """The same federation on new data of the same shapes, whose runs compile nothing anew.
 
@@ -367,6 +381,7 @@ class Federation:
         check_handled(other.problem, missing)
         return other
 
+    @checked
     def without(self, *names: str) -> Federation:
         """The federation of the other clients, under their names.
 
@@ -374,7 +389,8 @@ class Federation:
             names: clients that leave.
 
         Raises:
-            DataError: an unknown client, nobody left, or a model that indexes its own data.
+            DataError: an unknown client, nobody left, a model that indexes its own data, or one whose number of groups
+            is fixed.
 
         Example:
             >>> rest = fed.without("hospital_3")
@@ -388,7 +404,10 @@ class Federation:
         if reason:
             raise DataError(f"clients {list(names)} cannot be left out: {reason}")
         index = torch.cat([self.client_rows[k] for k in keep])
-        args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
+        if arguments.nested_by_name:
+            args, kwargs = groups_alone(problem.model, problem.plate, arguments, index)
+        else:
+            args, kwargs = arguments.rebuild([leaf[index] for leaf in arguments.rows])
         sizes = [len(self.client_rows[k]) for k in keep]
         rows = iter(range(len(index)))
         coords = {n: [v[i] for i in index] if n == problem.plate else v for n, v in self.coords.items()}
@@ -397,6 +416,7 @@ class Federation:
             args,
             kwargs,
             plate=problem.plate,
+            rows=arguments.nested_by_name or None,
             partition=partitions.Explicit([[next(rows) for _ in range(size)] for size in sizes]),
             shard=_split_as(arguments),
             dtype=problem.dtype,
@@ -411,6 +431,9 @@ class Federation:
     def summary(self) -> pd.DataFrame:
         """A table of the clients: rows, share of all rows, and how often each label occurs.
 
+        Where the partitioned plate is one of groups, its column says how many of them a client has, and `rows` are
+        those nested in them.
+
         Returns:
             one row a client.
 
@@ -421,7 +444,10 @@ class Federation:
             0        100    0.5       31       69
             1        100    0.5       75       25
         """
-        return client_table(self.client_rows, self.client_names, discrete_labels(self.problem.arguments))
+        arguments = self.problem.arguments
+        if arguments.nested_by_name:
+            return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names)
+        return client_table(self.client_rows, self.client_names, discrete_labels(arguments))
 
     def __repr__(self) -> str:
         return (
@@ -484,6 +510,6 @@ def _split_as(arguments: Arguments) -> Shard:
 def _why_not_left_out(keep: list[int], arguments: Arguments) -> str:
     if not keep:
         return "nobody would be left"
-    if arguments.nested_plates:
-        return "nested rows follow its groups: make a federation of the groups that remain, with `start=` as here"
-    return "" if arguments.sharded else "the model indexes its own data: no argument is split by rows"
+    if arguments.nested_plates and not arguments.nested_by_name:
+        return "its rows are in several plates: make a federation of the clients that remain, with `start=` as here"
+    return "" if arguments.split else "the model indexes its own data: no argument is split by rows"

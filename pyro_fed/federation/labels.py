@@ -32,7 +32,11 @@ def discrete_labels(arguments: Arguments) -> np.ndarray | None:
     Args:
         arguments: the model's, with the row-sharded leaves marked.
     """
-    labels = row_labels(arguments)
+    return discrete(row_labels(arguments))
+
+
+def discrete(labels: np.ndarray | None) -> np.ndarray | None:
+    """Labels (N,) if these are a few different whole numbers, else None."""
     if labels is None:
         return None
     values = np.unique(labels)

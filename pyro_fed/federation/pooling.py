@@ -88,8 +88,13 @@ def plate_sizes(
     declared: dict[str, int] = {}
 
     def run() -> Any:
-        options = {"indices": None, "dtype": dtype, "declared": declared, "incomplete": arguments.incomplete}
-        return run_model(model, args, kwargs, filler, **options).trace
+        return run_model(
+            *(model, args, kwargs, filler),
+            indices=None,
+            dtype=dtype,
+            declared=declared,
+            incomplete=arguments.incomplete,
+        ).trace
 
     try:
         run()
@@ -185,20 +190,32 @@ def _several(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
     """The clients' arguments with several plates of rows, as the first client shows them whose lengths tell."""
-    parts = parts_of(plate)
-    sizes = [
-        plate_sizes(model, arguments, plate, where=f" at client {name}")
+    parts, told, listed = parts_of(plate), None, {}
+    given = shard if isinstance(shard, Mapping) else None
+    for arguments, name in zip(each, names, strict=True):
+        if any(isinstance(leaf, Tensor) and leaf.dim() and not len(leaf) for leaf in arguments.leaves):
+            continue  # a plate without rows, which Pyro does not run
+        where = f" at client {name}"
+        sizes = plate_sizes(model, arguments, plate, where=where)
+        if given or len({sizes[part] for part in parts}) == len(parts):
+            told = several_arguments(arguments, parts, sizes, given, where)
+            listed = {part.plate: [told.names[i] for i in part.leaves] for part in told.nested}
+            break
+    if told is None:
+        raise DataError(
+            f"no client has rows in each of the plates {list(parts)}, and another number in each, by which arguments "
+            "could be told: name them, as in shard={'observed': ('x', 'y'), 'censored': ('z',)}"
+        )
+    return [
+        several_arguments(arguments, parts, _lengths(arguments, listed), listed, f" at client {name}")
         for arguments, name in zip(each, names, strict=True)
     ]
-    clear = [k for k, size in enumerate(sizes) if len({size[part] for part in parts}) == len(parts)]
-    first = clear[0] if clear else 0
-    given = shard if isinstance(shard, Mapping) else None
-    told = several_arguments(each[first], parts, sizes[first], given, f" at client {names[first]}")
-    listed = {part.plate: [told.names[i] for i in part.leaves] for part in told.nested}
-    return [
-        several_arguments(arguments, parts, size, listed, f" at client {name}")
-        for arguments, size, name in zip(each, sizes, names, strict=True)
-    ]
+
+
+def _lengths(arguments: Arguments, listed: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Rows of each plate, as the first of its arguments has them."""
+    first = {part: arguments.leaves[arguments.names.index(names[0])] for part, names in listed.items()}
+    return {part: len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else 0 for part, leaf in first.items()}
 
 
 def _sharded(

@@ -44,7 +44,7 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
                 f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
                 "say dtype=torch.float32 to have it all the same",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
             return torch.float64
     return dtype

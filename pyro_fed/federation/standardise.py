@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError
 
 
@@ -35,6 +36,7 @@ class ColumnSums(NamedTuple):
     squares: Tensor
 
 
+@checked
 def column_sums(rows: Tensor) -> ColumnSums:
     """A client's part, in float64.
 
@@ -44,14 +46,20 @@ def column_sums(rows: Tensor) -> ColumnSums:
     Args:
         rows: (n, P); n may be zero.
 
+    Raises:
+        DataError: a single value.
+
     Example:
         >>> sums = pf.column_sums(x)                    # at each client
     """
+    if rows.dim() == 0:
+        raise DataError(f"column_sums: rows must be an array of rows, received the single value {rows}")
     x = rows.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
     return ColumnSums(x.new_tensor(len(x)), mean, (x - mean).square().sum(0))
 
 
+@checked
 def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
     """Mean and SD of each column over all rows, (P,) each; the SD of a constant column is one.
 
@@ -65,8 +73,8 @@ def pooled_moments(parts: Sequence[ColumnSums]) -> tuple[Tensor, Tensor]:
         >>> mean, sd = pf.pooled_moments([pf.column_sums(x) for x, _ in clients])
         >>> clients = [((x - mean) / sd, y) for x, y in clients]
     """
-    total = reduce(_both, parts)
-    if total.number == 0:
+    total = reduce(_both, parts) if len(parts) else None
+    if total is None or total.number == 0:
         raise DataError("no client has any row: there is nothing to standardise by")
     sd = (total.squares / total.number).sqrt()
     return total.mean, torch.where(sd > 0, sd, 1.0)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import pandas as pd
 import torch
 from flwr.app import ConfigRecord
+from torch import Tensor
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.partition import Explicit
@@ -20,6 +24,8 @@ from pyro_fed.federation.split_arguments import choose_shards
 
 #: Longest description that is read, in characters, and the most rows that a client may say it has.
 MAX_TEXT, MAX_ROWS = 100_000, 10**12
+#: Numbers that one row may have, over all arguments: the server makes one up.
+MAX_ROW_NUMBERS = 10**7
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,17 @@ class Description:
         check_client_id(self.name)
         if type(self.num_rows) is not int or not 0 < self.num_rows <= MAX_ROWS:
             raise ProtocolError(f"client {self.name}: num_rows must be a whole number, received {self.num_rows!r:.80}")
+        numbers = 0
         for shape, dtype in self.rows.values():
             if not all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) or len(shape) > 8:
                 raise ProtocolError(f"client {self.name}: not the shape of a row: {shape!r:.80}")
             if not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ProtocolError(f"client {self.name}: unknown dtype {dtype!r:.80}")
+            numbers += math.prod(shape)
+        if numbers > MAX_ROW_NUMBERS:
+            raise ProtocolError(
+                f"client {self.name}: a row of {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
+            )
 
 
 class Elsewhere(Federation):
@@ -115,13 +127,41 @@ class Elsewhere(Federation):
             raise DataError(f"client names must differ, received {sorted(names)}: two nodes have one partition-id")
         arguments = flatten(model, self._template(first, template), None)
         arguments = choose_shards(arguments, 1, list(first.rows))
-        rows = [torch.zeros(client.num_rows, dtype=torch.int64) for client in clients]
+        rows = [torch.zeros(1, dtype=torch.int64) for _ in clients]
+        self._claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
         self._bind(model, arguments, plate, 1, rows, arguments.floating_dtype(), names=names)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:
             raise ModelError(f"client {first.name} has a model with sites {first.sites}, the server's has {sites}")
+
+    @property
+    def row_counts(self) -> Tensor:
+        """(K,) rows that each client says it has; nothing here is as long as that."""
+        return self._claimed
+
+    def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
+        """The made-up row in the place of each client's rows: index (C, 1), with the numbers that they say, (C,).
+
+        Args:
+            clients: their numbers; all by default.
+        """
+        chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
+        device = self.problem.rows[0].device
+        index = torch.zeros(len(chosen), 1, dtype=torch.int64, device=device)
+        return ClientData(self.problem.rows, index, self._claimed[chosen].to(device))
+
+    def pooled_data(self) -> ClientData:
+        """The made-up row in the place of all; the executor refuses algorithms that ask for it."""
+        index = torch.zeros(1, 1, dtype=torch.int64, device=self.problem.rows[0].device)
+        return ClientData(self.problem.rows, index, self._claimed.sum()[None].to(index.device))
+
+    def summary(self) -> pd.DataFrame:
+        """A table of the clients: the rows that each says it has, and their share of all."""
+        counts = self._claimed.numpy()
+        index = pd.Index(self.client_names, name="client")
+        return pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=index)
 
     def _template(self, first: Description, template: Any) -> Any:
         if template is not None:

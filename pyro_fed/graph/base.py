@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import sparse
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-class Graph(ABC):
+class Graph(ABC, metaclass=Checked):
     """Who talks to whom, and how much they believe it, in each round.
 
     Attributes:

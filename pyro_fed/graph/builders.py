@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import sparse
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.base import FixedGraph
 from pyro_fed.graph.checks import check_connected
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
+@checked
 def from_matrix(weights: Any, name: str = "matrix") -> FixedGraph:
     """A graph from an explicit W, as in Section V-A.
 
@@ -35,6 +37,7 @@ def from_matrix(weights: Any, name: str = "matrix") -> FixedGraph:
     return FixedGraph(weights, name)
 
 
+@checked
 def from_networkx(graph: nx.Graph, mixing: str = "metropolis", holding: float = 0.0, name: str = "graph") -> FixedGraph:
     """A networkx graph with weights by a rule.
 
@@ -61,6 +64,7 @@ def from_networkx(graph: nx.Graph, mixing: str = "metropolis", holding: float = 
     return FixedGraph(lazy(matrix, holding) if holding else matrix, name)
 
 
+@checked
 def complete(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     """Everyone hears everyone, W_ij = 1/N (Section V-B1): consensus in one round.
 
@@ -83,6 +87,7 @@ def complete(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     return from_networkx(nx.complete_graph(_positive(num_agents)), mixing, name="complete graph")
 
 
+@checked
 def ring(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     """Each agent hears its two neighbours on a ring.
 
@@ -107,6 +112,7 @@ def ring(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     return from_networkx(graph, mixing, name="ring")
 
 
+@checked
 def star(num_agents: int, confidence: float = 0.5) -> FixedGraph:
     """A centre, agent 0, and agents around it (Section V-B2).
 
@@ -151,6 +157,7 @@ def star_matrix(num_agents: int, around: list[int], confidence: float) -> sparse
     return sparse.csr_array(matrix)
 
 
+@checked
 def grid(num_rows: int, num_columns: int, mixing: str = "metropolis") -> FixedGraph:
     """A rectangular grid, on which each agent hears those beside, above and below it.
 
@@ -174,6 +181,7 @@ def grid(num_rows: int, num_columns: int, mixing: str = "metropolis") -> FixedGr
     return from_networkx(nx.grid_2d_graph(_positive(num_rows), _positive(num_columns)), mixing, name="grid")
 
 
+@checked
 def erdos_renyi(num_agents: int, probability: float, seed: int = 0, mixing: str = "metropolis") -> FixedGraph:
     """Each pair is linked with a probability.
 
@@ -199,6 +207,7 @@ def erdos_renyi(num_agents: int, probability: float, seed: int = 0, mixing: str 
     return from_networkx(graph, mixing, name=f"Erdős-Rényi graph (p={probability:g}, seed={seed})")
 
 
+@checked
 def small_world(num_agents: int, degree: int, rewiring: float, seed: int = 0, mixing: str = "metropolis") -> FixedGraph:
     """Watts-Strogatz: a ring with some links rewired at random; always connected.
 
@@ -227,6 +236,7 @@ def small_world(num_agents: int, degree: int, rewiring: float, seed: int = 0, mi
     return from_networkx(graph, mixing, name="small world")
 
 
+@checked
 def random_regular(num_agents: int, degree: int, seed: int = 0, mixing: str = "metropolis") -> FixedGraph:
     """A random graph in which every agent has as many neighbours.
 

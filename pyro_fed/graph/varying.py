@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.base import FixedGraph, Graph
@@ -78,6 +79,7 @@ class Periodic(Graph):
         return self._centrality[round % self.window]
 
 
+@checked
 def rotating_stars(num_around: int, group_size: int, confidence: float = 0.5) -> Periodic:
     """The time-varying network of Section V-B3: agent 0 in the centre of one group after the other.
 

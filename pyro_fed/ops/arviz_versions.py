@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -60,12 +60,15 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
 
 def group_of(result: Any, name: str) -> xr.Dataset:
     """A group of a result as a dataset; of a plain mapping of datasets too."""
-    found = result[name]
-    return found.to_dataset() if NEW and hasattr(found, "to_dataset") else found
+    found: Any = result[name]
+    return cast("xr.Dataset", found.to_dataset() if NEW and hasattr(found, "to_dataset") else found)
 
 
-def psis(log_weights: Array) -> tuple[Array, float]:
+def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     """Pareto-smoothed log weights (S,), normalised, and the shape k of their tail, from the raw ones (S,).
+
+    Draws that depend on each other need a longer tail: `efficiency` is how many independent ones they are worth, over
+    S.
 
     Where no tail can be fitted (fewer draws than it takes, or all of the largest weights the same) k is infinite: then
     nothing vouches for the weights, which are those given.
@@ -73,15 +76,40 @@ def psis(log_weights: Array) -> tuple[Array, float]:
     if not NEW:
         import arviz
 
-        smooth, k = arviz.psislw(log_weights)
+        smooth, k = arviz.psislw(log_weights, efficiency)
         return smooth, float(k)
     from arviz_stats.base import array_stats
 
     try:
-        smooth, k = array_stats.psislw(-log_weights)  # it takes what leave-one-out has, the logarithms of ratios 1/w
+        # It takes what leave-one-out has, the logarithms of ratios 1/w.
+        smooth, k = array_stats.psislw(-log_weights, r_eff=efficiency)
     except ValueError:  # "n_draws_tail must be at least 5", "All tail values are the same"
         return log_weights - np.logaddexp.reduce(log_weights), math.inf
     return smooth, float(k) if math.isfinite(k) else math.inf
+
+
+def elpd_data(found: Mapping[str, Any]) -> Any:
+    """An ELPDData, as `loo` and `compare` of the installed ArviZ make and take it.
+
+    Args:
+        found: its fields by their names in ArviZ 0.23, `elpd_loo` (or `elpd_waic`) first; what ArviZ has no place for
+            is kept beside them.
+    """
+    if not NEW:
+        from arviz.stats.stats_utils import ELPDData
+
+        return ELPDData(data=list(found.values()), index=list(found))
+    import arviz
+
+    kind = next(iter(found)).removeprefix("elpd_")
+    names = {"elpd": f"elpd_{kind}", "p": f"p_{kind}", "elpd_i": f"{kind}_i"}
+    same = ("se", "n_samples", "n_data_points", "scale", "warning", "good_k", "pareto_k")
+    fields = {name: found.get(names.get(name, name)) for name in (*names, *same)}
+    new_class: Any = arviz.ELPDData  # type: ignore[attr-defined,unused-ignore]
+    data = new_class(kind=kind, **fields)
+    for name in found.keys() - {*names.values(), *same}:
+        setattr(data, name, found[name])
+    return data
 
 
 def rhat(draws: Array) -> Array:

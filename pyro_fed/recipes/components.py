@@ -18,10 +18,12 @@ def import_or_explain(module_name: str, where: str) -> ModuleType:
     Raises:
         SettingError: it cannot be imported; ``where`` begins the message.
     """
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise SettingError(f"{where}: {module_name!r} is no module's name, such as 'pyro_fed.infer'")
     try:
         return importlib.import_module(module_name)
-    except ImportError as error:
-        raise SettingError(f"{where}: cannot import {module_name!r}: {error}") from error
+    except Exception as error:  # the module's own code may raise anything
+        raise SettingError(f"{where}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
 
 
 def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Path, *args: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from pyro_fed.errors import ModelError, PyroFedError
 from pyro_fed.federation import partition
 from pyro_fed.federation.federation import Federation
 
@@ -39,8 +40,26 @@ def build_federation(module: ModuleType, clients: int, partition_text: str, seed
     Example:
         >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
     """
-    train, test = module.load_data()
+    train, test = _loaded(module)
     how = partition.parse(partition_text, columns=train[0])
     rows = getattr(module, "ROWS", None)
     fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=clients, partition=how, seed=seed)
     return Experiment(fed, test)
+
+
+def _loaded(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+    """Training and test data of a model file.
+
+    Raises:
+        ModelError: `load_data` failed, or returns something else.
+    """
+    where = f"model file {module.__file__}"
+    try:
+        found = module.load_data()
+    except PyroFedError:
+        raise
+    except Exception as error:  # the file is the user's code, which may raise anything
+        raise ModelError(f"{where}: load_data() raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, tuple | list) or len(found) != 2 or not isinstance(found[0], tuple | list):
+        raise ModelError(f"{where}: load_data() must return (train, test), two tuples of arguments of model")
+    return tuple(found[0]), found[1]

@@ -80,8 +80,15 @@ def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Pat
         return listed[name]
     path = Path(name).expanduser()
     if path.suffix == suffix:
-        return path if path.is_file() else "that file does not exist."
+        return path if _is_file(path) else "that file does not exist."
     return closest(name, list(listed))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a null in it
+        return False
 
 
 def load_model(name_or_path: str | Path) -> ModuleType:
@@ -108,7 +115,7 @@ def load_model(name_or_path: str | Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and typing look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
+    except Exception as error:  # the file is the user's code, which may raise anything
         del sys.modules[name]
         raise ModelError(f"model file {path} cannot be imported: {type(error).__name__}: {error}") from error
     missing = [part for part in MODEL_PARTS if not hasattr(module, part)]
@@ -122,7 +129,10 @@ def load_model(name_or_path: str | Path) -> ModuleType:
 
 def model_description(path: Path) -> str:
     """The first line of a model file's docstring, read without executing the file."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    try:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"(no Python file: {error})"
     return first_line(docstring)
 
 

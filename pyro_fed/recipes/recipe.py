@@ -25,6 +25,7 @@ Whatever is not a key, field or argument by that name is an error: a recipe neve
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,7 +96,10 @@ class Recipe:
         """
         present = {field.name: default_of(field) for field in dataclasses.fields(self.algorithm)}
         changed = check_settings(self.algorithm, _nest(overrides or {}), where, {**present, **self.settings})
-        return self.algorithm(**{**self.settings, **changed})
+        try:
+            return self.algorithm(**{**self.settings, **changed})
+        except TypeError as error:
+            raise SettingError(f"{self.path}: {self.algorithm.__name__} cannot be made of this: {error}") from error
 
     def left_out(self) -> dict[str, str]:
         """The settings that the file leaves at their defaults, and these, as TOML writes them."""
@@ -159,6 +163,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not a TOML file: {error}") from error
+    except RecursionError as error:
+        raise SettingError(f"{path} is not a recipe: its tables or lists are nested too deeply") from error
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error
 
 
 def check_settings(
@@ -276,10 +284,12 @@ def _import_algorithm(reference: str, path: Path) -> type:
     if not colon or not class_name:
         raise SettingError(f"{path}: algorithm = {reference!r} is not of the form 'module:Class'.")
     module = import_or_explain(module_name, f"{path}: algorithm = {reference!r}")
-    algorithm = getattr(module, class_name, None)
+    algorithm = getattr(module, class_name, None) if class_name.isidentifier() else None
     if algorithm is None:
         near = closest(class_name, [name for name in vars(module) if not name.startswith("_")])
         raise SettingError(f"{path}: module {module_name!r} has no {class_name!r}; {near}")
     if not (isinstance(algorithm, type) and dataclasses.is_dataclass(algorithm)):
         raise SettingError(f"{path}: {reference!r} is not a dataclass of settings, so it is no algorithm.")
+    if inspect.isabstract(algorithm):
+        raise SettingError(f"{path}: {reference!r} is what algorithms are derived from, and none itself.")
     return algorithm

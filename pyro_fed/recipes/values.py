@@ -116,6 +116,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         return key, raw
+    except RecursionError as error:
+        raise SettingError(f"--set {key}: the value is nested too deeply") from error
 
 
 def to_toml(value: Any) -> str:

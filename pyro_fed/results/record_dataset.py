@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from pyro_fed.algorithm.record import Record, Round
+from pyro_fed.density.problem import Problem
 
 #: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
 MAX_CELLS = 2_000_000
@@ -72,6 +73,28 @@ def audit_group(record: Record) -> xr.Dataset:
     """
     data = {name: ("parameter", values) for name, values in record.measured.items() if name != "parameter"}
     return xr.Dataset(data, coords={"parameter": record.measured["parameter"]} if data else {})
+
+
+def sites_group(record: Record, problem: Problem) -> xr.Dataset:
+    """The clients' Gaussian sites on the unconstrained scale; empty where the record has none.
+
+    Args:
+        record: of the run.
+        problem: the model's densities, which name the parameters.
+
+    Returns:
+        `precision` (client, parameter, parameter_) or (client, parameter) and `eta` (client, parameter), and of their
+        product with the prior's `q_precision` and `q_eta`.
+    """
+    if not record.sites:
+        return xr.Dataset()
+    names = [problem.name_of(number) for number in range(record.sites["eta"].shape[-1])]  # without rows' own latents
+    data = {}
+    for name, value in record.sites.items():
+        parts = ["parameter", "parameter_"] if value.dim() - (not name.startswith("q_")) == 2 else ["parameter"]
+        data[name] = ([*([] if name.startswith("q_") else ["client"]), *parts], value.cpu().numpy())
+    coords: dict[str, Any] = {"client": record.client_names, "parameter": names}
+    return xr.Dataset(data, coords=coords, attrs={"algorithm": record.sites_of})
 
 
 def _shape(record: Record) -> _Table:

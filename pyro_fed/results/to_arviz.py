@@ -30,10 +30,13 @@ from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import make_result
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.record_dataset import audit_group, federation_group
+from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
 #: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
 MAX_POINTWISE = 400_000_000
+#: Draws × rows above which the log density of the draws is left out where no log-likelihood is asked for: it would cost
+#: more than many an algorithm.
+MAX_UNASKED = 50_000_000
 
 
 def to_inference_data(
@@ -67,9 +70,10 @@ def to_inference_data(
     """
     drawn = collect_local and federation.holds_data
     groups = {
-        "posterior": _posterior(federation, problem, draws, seed if drawn else None),
+        "posterior": posterior_group(federation, problem, draws, seed if drawn else None),
         "federation": federation_group(record),
         "audit": audit_group(record),
+        "sites": sites_group(record, federation.problem),
     }
     if federation.holds_data:
         groups |= _from_data(federation, problem, draws, stats, log_likelihood)
@@ -104,7 +108,7 @@ def released_alone(
         The groups `posterior`, without what depends on rows, and `federation`, without what clients say of themselves.
     """
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
-    posterior = _posterior(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
+    posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
     rounds = federation_group(record)
     told = [name for name in rounds if name == "seconds" or str(name).startswith("failure_")]
     attrs = _attributes(algorithm, federation, record, seed)
@@ -129,7 +133,7 @@ def posterior_alone(
         The group `posterior` alone.
     """
     return make_inference_data(
-        {"posterior": _posterior(federation, problem, draws, None)},
+        {"posterior": posterior_group(federation, problem, draws, None)},
         {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
     )
 
@@ -139,10 +143,13 @@ def _from_data(
 ) -> dict[str, xr.Dataset]:
     """The groups that need the rows."""
     flat = draws.reshape(-1, draws.shape[-1])
-    pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
-    lp = (problem.log_prior(flat) + total).reshape(draws.shape[:2])
+    pointwise: dict[str, Tensor] = {}
+    lp: dict[str, Tensor] = {}
+    if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
+        pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
+        lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
     groups = {
-        "sample_stats": _stats({"lp": lp, **stats}),
+        "sample_stats": _stats({**lp, **stats}),
         "observed_data": observed_data(federation),
         "constant_data": constant_data(federation),
     }
@@ -162,7 +169,7 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
             f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than "
             f"{MAX_POINTWISE:.0e} numbers); run with fewer draws to have it",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     if not wanted or too_many:
         return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
@@ -229,18 +236,47 @@ def constant_data(federation: Federation) -> xr.Dataset:
             dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
             # xarray takes a variable that is named like a dimension for the dimension's labels.
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
-    return xr.Dataset(data)
+    owners, labels = _owners(federation)
+    return xr.Dataset({**owners, **data}, coords=labels)
 
 
-def _posterior(
+def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Whose each nested row is: the argument that says it, and as coordinates the groups' labels, if they have any."""
+    problem = federation.problem
+    labels = federation.coords.get(problem.plate)
+    numbers: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    for plate, (owner, *_) in problem.arguments.nested_by_name.items():
+        values = problem.arguments.leaves[problem.arguments.names.index(owner)].cpu().numpy()
+        taken = (plate, problem.plate)
+        numbers[f"{owner}_values" if owner in taken else owner] = ([plate], values)
+        if labels is not None:
+            named[problem.plate] = labels
+            named[f"{owner}_label"] = (plate, [labels[number] for number in values.tolist()])
+    return numbers, named
+
+
+def posterior_group(
     federation: Federation,
     problem: Problem,
     draws: Tensor,
     seed: int | None,
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
+    """Constrained draws under the model's own names, dims and coords.
+
+    Args:
+        federation: names of dimensions and their labels.
+        problem: its densities, or their joint form.
+        draws: (chain, draw, D), unconstrained.
+        seed: of draws of the rows' discrete latents; None for none.
+        rows: that deterministic sites are computed on; all by default.
+    """
     flat = draws.reshape(-1, draws.shape[-1])
-    pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
+    if rows is not None or problem.reported or problem.layout.local or problem.layout.discrete:
+        pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
+    else:  # nothing depends on the rows
+        pieces = [problem.constrain(flat, problem.fewest_rows)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
         parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
@@ -284,6 +320,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "centralized": int(isinstance(algorithm, Pooled)),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
+        "plate": problem.plate,
         "local_sites": " ".join([*problem.layout.local, *problem.layout.discrete]),
         "num_clients": federation.num_clients,
         "num_rounds": len(record.rounds),
@@ -292,6 +329,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
         "audited": int(record.audited),
+        "stands_apart": record.stands_apart,
         **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",
     }

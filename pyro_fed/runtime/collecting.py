@@ -47,7 +47,7 @@ def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int
             f"{sorted(problem.layout.local)} of {len(theta)} draws × {problem.num_rows} rows are not collected (more "
             f"than {MAX_COLLECTED:.0e} numbers); run with fewer draws to have them, or with collect_local=False",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
         return federation, problem, draws
     local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))

@@ -49,6 +49,7 @@ class Phase:
         given: the user's schedule, of the last phase.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
+        ledger: the clients' sites as the server can follow them; empty where it cannot.
         name: as its progress is shown.
     """
 
@@ -60,4 +61,5 @@ class Phase:
     local: State
     done: int = 0
     last: bool = False
+    ledger: State = field(default_factory=dict)
     name: str = ""

@@ -11,7 +11,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.to_arviz import posterior_alone
@@ -72,7 +72,13 @@ class Evaluation:
             draws = algorithm.sample(shared, self.num_draws, generator).to(problem.dtype)
         except ImproperGaussianError:
             return {}
-        found = self.evaluate(posterior_alone(algorithm, federation, problem, draws, record))
+        sofar = posterior_alone(algorithm, federation, problem, draws, record)
+        try:
+            found = self.evaluate(sofar)
+        except PyroFedError:
+            raise
+        except Exception as error:  # of the user's own function, of any kind; it stays the cause
+            raise SettingError(f"evaluate raised {type(error).__name__}: {error}") from error
         return _checked(found)
 
 

@@ -15,6 +15,7 @@ from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence, not_audited
 from pyro_fed.audit import audit as audited
+from pyro_fed.audit.influence import who_stands_apart
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -122,6 +123,8 @@ class Finish:
             record.doubts += self.unsettled()
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
+        if self.audit:
+            self._say_who_stands_apart()
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         unaudited = not_audited(context.problem) if self.audit and whole else ""
         if unaudited:
@@ -133,6 +136,17 @@ class Finish:
             )
             record.doubts += audited(evidence)
             record.measured = evidence.measured
+
+    def _say_who_stands_apart(self) -> None:
+        """A note on clients that move the answer more than others do; what it means is for the user to say."""
+        record, problem = self.context.record, self.context.problem
+        if not record.sites:
+            return
+        labels = [problem.name_of(number) for number in range(problem.dim)]
+        record.stands_apart = who_stands_apart(record.sites, record.client_names, labels)
+        note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
+        if record.stands_apart and note not in record.notes:
+            record.notes.append(note)
 
     def result(self, shared: State, draws: Tensor) -> InferenceData:
         """The draws and the record as InferenceData."""
@@ -159,4 +173,4 @@ class Finish:
 def say(sentences: list[str]) -> None:
     """Warn of each, where the user calls `run`."""
     for sentence in sentences:
-        warnings.warn(sentence, UserWarning, stacklevel=4)
+        warnings.warn(sentence, UserWarning, stacklevel=5)

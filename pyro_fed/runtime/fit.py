@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.run import run
 
 
+@checked
 def fit(
     federation: Federation, *, max_rounds: int | None = None, max_bytes: int | None = None, **options: Any
 ) -> InferenceData:
@@ -41,4 +46,7 @@ def fit(
         >>> idata = pf.fit(fed)
         >>> pf.steps(idata)
     """
+    known = [*inspect.signature(fit).parameters, *inspect.signature(run).parameters]
+    if unknown := [name for name in options if name not in known]:
+        raise SettingError(f"fit has no argument {unknown[0]!r}; {closest(unknown[0], known)}")
     return run(Auto(max_rounds=max_rounds, max_bytes=max_bytes), federation, **options)

@@ -7,6 +7,7 @@ import time
 import torch
 
 from pyro_fed.algorithm.capabilities import Chains, ServerWork, SiteKeeping
+from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
@@ -50,6 +51,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
+    phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
     context.executor.settle(found.slots, told)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))

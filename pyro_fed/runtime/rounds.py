@@ -10,6 +10,7 @@ import torch
 from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.record import Asked, Record
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
@@ -22,6 +23,7 @@ from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, connect
@@ -65,6 +67,7 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         if saved is not None and number == saved.phase:
             phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
+            phase.ledger = opened(part, saved.shared, saved.local)
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
@@ -73,11 +76,23 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+            phase.ledger = phase.ledger or opened(part, *start)
+        _keep_sites(phase, context)
         if context.record.interrupted:
             break
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
     return phase.shared
+
+
+def _keep_sites(phase: Phase, context: Context) -> None:
+    """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some."""
+    record, algorithm = context.record, phase.algorithm
+    if not phase.ledger and phase.last and not isinstance(context.executor, Remote):
+        phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
+    if phase.ledger and context.combination is None and (phase.last or not record.sites):
+        q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
+        record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
 def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
@@ -108,7 +123,8 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    return Phase(algorithm, number, rounds, given, shared, local)
+    ledger = opened(algorithm, shared, local) if rounds else {}
+    return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:

@@ -17,10 +17,11 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
-from pyro_fed.density.compiling.process import common_of
+from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -41,6 +42,7 @@ from pyro_fed.runtime.stages import run_stages
 NUM_DRAWS = 1000
 
 
+@checked
 def run(
     algorithm: Algorithm | Plan,
     federation: Federation,
@@ -85,7 +87,8 @@ def run(
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
-        log_likelihood: compute the pointwise log-likelihood of all rows.
+        log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
+            `sample_stats`, is left out too where draws × rows are more than 5e7.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
         audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of what
@@ -139,7 +142,7 @@ def run(
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
-    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients)
+    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
@@ -202,7 +205,11 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
             )
 
 
-def _check_numbers(rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int) -> None:
+def _check_numbers(
+    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
+) -> None:
+    if num_threads is not None and num_threads < 1:
+        raise SettingError(f"num_threads must be at least 1, or None, received {num_threads}")
     if rounds < 1:
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
     if seed < 0:
@@ -227,7 +234,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
 def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
-    common = common_of(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
     levels = kept.levels if common is None else common.levels
     if mode not in levels:
         particles, clients = trial(problem)

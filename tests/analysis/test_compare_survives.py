@@ -11,6 +11,7 @@ from test_compare import draws_of, exact, result
 
 import pyro_fed as pf
 from pyro_fed.errors import DataError, DivergenceError, SettingError
+from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.to_arviz import make_inference_data
 
 az, xr, comparison = late("arviz"), late("xarray"), late("pyro_fed.analysis.judging.compare")
@@ -129,7 +130,7 @@ def test_the_result_of_a_run_that_stopped_says_so():
 
 def test_chains_as_dimensions_in_another_order(fed):
     idata = result(draws_of(*exact()))
-    turned = make_inference_data({"posterior": idata["posterior"].transpose("w_dim_0", "draw", "chain")}, {})
+    turned = make_inference_data({"posterior": group_of(idata, "posterior").transpose("w_dim_0", "draw", "chain")}, {})
     found = pf.compare({"turned": turned, "here": idata}, "here", federation=fed)
     assert found["mean_error"]["turned"] == 0
     assert found["warnings"]["turned"] == ""

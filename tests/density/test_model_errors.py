@@ -225,6 +225,6 @@ def test_rows_that_nothing_splits():
 
 def test_the_wrong_arguments():
     with pytest.raises(pf.DataError, match=r"the model takes \(x, y\), but was given 1 positional.*as a tuple"):
-        pf.Federation(likelihood_outside, [X, Y], plate="data", num_clients=2)
+        pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
     with pytest.raises(pf.DataError, match="unexpected keyword argument 'z'"):
         pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)

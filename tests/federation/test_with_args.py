@@ -77,7 +77,9 @@ def test_nothing_is_compiled_again():
     again = runs_of(lambda: draws(algorithm, fed, compile="trace"))
     made = []
     assert runs_of(lambda: made.append(fed.with_args(data(1)))) == 1  # validated, on all rows
-    assert runs_of(lambda: draws(algorithm, made[0], compile="trace")) == again  # what checks and the result need, and no step
+    assert (
+        runs_of(lambda: draws(algorithm, made[0], compile="trace")) == again
+    )  # what checks and the result need, and no step
     assert set(made[0].problem.compiler.cache) == steps
 
 

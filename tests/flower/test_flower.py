@@ -1,6 +1,7 @@
 """Flower: the sequential answer over a Grid, exactly once whatever is lost, and clients that cannot be trusted."""
 
 import dataclasses
+import resource
 import warnings
 from importlib.util import find_spec
 
@@ -14,6 +15,7 @@ from families import FAMILIES, assert_same, sequential
 import pyro_fed as pf
 from pyro_fed.cli.main import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
+from pyro_fed.runtime.checkpoint import fingerprint
 from pyro_fed.runtime.executors import Faulty
 
 pytestmark = [
@@ -145,12 +147,27 @@ def test_what_is_no_description(flower, text, message):
         ({"num_rows": -1}, "num_rows must be a whole number"),
         ({"rows": {"x": ([2**40], "float64")}}, "not the shape of a row"),
         ({"rows": {"x": ([2], "Tensor")}}, "unknown dtype"),
+        ({"rows": {"x": ([99_999, 99_999], "float64")}}, "a row of 1e[+]10 numbers, expected at most"),
     ],
 )
 def test_a_description_that_lies(flower, change, message):
     record = dataclasses.replace(flower.GOOD, **change).to_record()
     with pytest.raises(ProtocolError, match=message):
         flower.Description.from_record(record)
+
+
+@pytest.mark.parametrize("claimed", [10**8, 10**12])
+def test_rows_that_a_client_claims_allocate_nothing(flower, claimed, tmp_path):
+    """8e8 bytes and more, if the server had a number for each row."""
+    liar = dataclasses.replace(flower.GOOD, name="1", num_rows=claimed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fed = flower.Elsewhere(line, "data", [flower.GOOD, liar])
+    data = fed.client_data()
+    assert fed.row_counts.tolist() == [3, claimed]
+    assert (data.row_index.tolist(), data.num_rows.tolist()) == ([[0], [0]], [3, claimed])
+    assert (fed.num_rows, fed.summary()["rows"].tolist()) == (claimed + 3, [3, claimed])
+    fingerprint(pf.FedEP(), fed, 4, None, None, 0, None, None)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 def test_descriptions_travel_whole_and_must_agree(flower):

@@ -1,5 +1,6 @@
 """Ctrl-C early in a run: what is returned is a posterior, or nothing is but the state."""
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -100,10 +101,8 @@ class Swallowing(Schedule):
 
     def select(self, round, num_clients, rng):
         if round == 1:
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                pass
         return list(range(num_clients))
 
 
@@ -117,7 +116,7 @@ def python_s_handler():
 
 @pytest.mark.usefixtures("python_s_handler")
 def test_no_signal_is_swallowed():
-    idata = quiet(pf.FedEP(start="prior"), unequal_lines(), schedule=Swallowing())
+    idata = quiet(pf.FedEP(start="prior", tolerance=1e-30), unequal_lines(), schedule=Swallowing())
     assert idata.attrs["interrupted"] == "True"
     assert idata.federation.sizes["round"] == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

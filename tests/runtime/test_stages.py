@@ -5,13 +5,18 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import unequal_lines
 from short_runs import QUIET, values
 
 import pyro_fed as pf
-from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.record import Record
+from pyro_fed.audit import Evidence
+from pyro_fed.runtime.answers import Answer, choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,70 @@ def test_two_answers_without_doubts_that_disagree_are_told():
 
     idata, _ = tried(Doubtful(wrong_by=9.0), Wrong(wrong_by=3.0), pf.FedLaplace())
     assert "FedLaplace and Wrong(wrong_by=3.0) disagree: its mean of 'w' is 3" in idata.attrs["doubts"]
+
+
+@pytest.mark.parametrize("wrong_by", [4.0, 0.0])
+def test_a_doubted_answer_confirms_what_the_audits_chains_came_to(wrong_by):
+    """Chains that begin two SDs away come to the posterior, and to no answer that is elsewhere."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(Doubtful):
+        def warnings(self, record, problem):
+            return []
+
+    first, later = answer_of(Doubtful(wrong_by=2.0), 0), answer_of(Silent(wrong_by=wrong_by), 1)
+    found = choose(Listed(), unequal_lines().problem, [first, later], 2)
+    assert found.answer.number == 1
+    assert bool(found.doubts) == (wrong_by > 0)
+
+
+def answer_of(algorithm, number):
+    """A stage's draws, and what chains that begin there find."""
+    fed = unequal_lines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        idata = pf.run(algorithm, fed, audit=False, **QUIET)
+    draws = torch.from_numpy(idata.posterior["w"].values).flatten(0, 1)  # real: its unconstrained values
+    evidence = Evidence(algorithm, fed, fed.problem, {}, draws[None], Record(fed.client_names), 0)
+    doubts = algorithm.warnings(None, None)
+    return Answer(Stage(algorithm), number, {}, draws[None], doubts, [], 1, True, evidence.measured)
+
+
+def eight_effects(group, y):
+    """Eight schools, centred, with all latents at the server: a funnel."""
+    mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(y.new_tensor(5.0)))
+    theta = pyro.sample("theta", dist.Normal(mu, tau).expand([8]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(theta[group], ERROR[group]), obs=y)
+
+
+ERROR = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
+SCHOOLS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
+
+
+def marginals():
+    """Mean and SD of mu and log tau, the effects integrated out: sums over a grid."""
+    mu, log_tau = torch.linspace(-25, 30, 500).double()[:, None], torch.linspace(-8, 5, 800).double()[None]
+    tau = log_tau.exp()
+    log_density = dist.Normal(0.0, 5.0).log_prob(mu) + dist.HalfCauchy(5.0).log_prob(tau) + log_tau
+    for y, error in zip(SCHOOLS, ERROR, strict=True):
+        log_density = log_density + dist.Normal(mu, (tau.square() + error.square()).sqrt()).log_prob(y)
+    weight = torch.softmax(log_density.flatten(), 0).reshape(log_density.shape)
+    moments = [(float((weight * x).sum()), float((weight * x**2).sum())) for x in (mu, log_tau)]
+    return [(mean, (square - mean**2) ** 0.5) for mean, square in moments]
+
+
+def test_a_stage_on_the_non_centred_form_gives_the_models_own_sites():
+    """4,000 weighted draws, some 1,500 of them independent: 0.13 SDs are five standard errors, in an SD 10 %."""
+    fed = pf.Federation(eight_effects, (torch.arange(8), SCHOOLS), plate="data", num_clients=4)
+    weighed = pf.FedAIS(surrogates=pf.FedEP())
+    idata, steps = tried(Stage(weighed, noncentred=True), federation=fed)
+    assert steps[0]["algorithm"] == "FedAIS(surrogates=FedEP()), non-centred"
+    assert set(idata.posterior.data_vars) == {"mu", "tau", "theta"}
+    for values_of, (mean, sd) in zip((idata.posterior["mu"], np.log(idata.posterior["tau"])), marginals(), strict=True):
+        assert abs(float(values_of.mean()) - mean) < 0.13 * sd
+        assert abs(float(values_of.std()) / sd - 1) < 0.1
 
 
 def test_figures_stand_at_the_rounds_of_the_chosen_stage():

@@ -554,7 +554,7 @@ DATA = [
         logistic,
         X,
         B.long() + 1,
-        refused=r"observed site 'y'.*argument 'y'.*outside the support of Bernoulli.*expected 0 and 1",
+        refused=r"observed site 'y'.*outside the support of Bernoulli.*argument 'y': expected 0 and 1",
         cured=_form("labels 0 and 1", logistic, X, B.long(), pyro=(None, (X, B))),
     ),
     _form(
@@ -562,7 +562,7 @@ DATA = [
         logistic,
         X,
         2 * B - 1,
-        refused=r"observed site 'y'.*argument 'y'.*outside the support of Bernoulli.*expected 0 and 1",
+        refused=r"observed site 'y'.*outside the support of Bernoulli.*argument 'y': expected 0 and 1",
         cured=_form("labels 0 and 1", logistic, X, B),
     ),
     # arrays, frames, containers

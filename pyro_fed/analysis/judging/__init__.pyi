@@ -11,6 +11,5 @@ from . import laplace_sds as laplace_sds
 from . import loo as loo
 from . import metrics as metrics
 from . import moments as moments
-from . import predict as predict
 from . import reference as reference
 from . import steps as steps

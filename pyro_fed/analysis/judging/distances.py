@@ -12,6 +12,7 @@ With draws x_s and reference draws r_s in D dimensions, m and σ the reference's
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 
@@ -100,6 +101,16 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
         "sliced_wasserstein": sliced_wasserstein((thin(draws) - mean) / sd, (thin(reference) - mean) / sd, seed),
         "mmd2": mmd2(draws, reference),
     }
+
+
+def check_extra() -> None:
+    """Require what `against_reference` needs besides, to be asked before the runs that are compared.
+
+    Raises:
+        SettingError: POT is not installed.
+    """
+    if importlib.util.find_spec("ot") is None:
+        raise SettingError("the sliced Wasserstein distance needs POT: pip install 'pyro_fed[compare]'")
 
 
 def sliced_wasserstein(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -> float:

@@ -32,6 +32,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.scores import likelihood_scores, prior_scores
@@ -99,6 +100,8 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
     return Discrepancy(float(apart.sum()) / (count * (count - 1)), limit, farthest)
 
 
+@checked
+@explained(DataError, "ksd: the result does not fit the model")
 def ksd(
     idata: Mapping[str, xr.Dataset],
     federation: Federation,

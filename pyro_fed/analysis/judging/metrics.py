@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.observations import observation
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
@@ -45,6 +46,8 @@ class Predictions(NamedTuple):
     probs: Tensor | None
 
 
+@checked
+@explained(DataError, "test_metrics: the result or the test data do not fit the model")
 def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ...]) -> dict[str, float]:
     """Measure a result on test data.
 
@@ -75,6 +78,7 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
     return metrics
 
 
+@checked
 def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
     """Evaluate the observations of a model under posterior draws.
 
@@ -117,6 +121,7 @@ def _mean_over_draws(chunks: list[dict[str, Tensor]], key: str) -> Tensor | None
     return torch.cat([chunk[key] for chunk in chunks]).mean(0) if key in chunks[0] else None
 
 
+@checked
 def log_predictive_density(log_prob: Tensor) -> float:
     """The mean over rows of the log of the density averaged over draws.
 
@@ -133,6 +138,7 @@ def log_predictive_density(log_prob: Tensor) -> float:
     return (torch.logsumexp(log_prob, 0) - math.log(log_prob.shape[0])).mean().item()
 
 
+@checked
 def accuracy(probs: Tensor, value: Tensor) -> float:
     """The share of rows whose most probable class is the observed one.
 
@@ -150,6 +156,7 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
     return (probs.argmax(-1) == value.long()).double().mean().item()
 
 
+@checked
 def rmse(mean: Tensor, value: Tensor) -> float:
     """The root mean squared error of the posterior predictive mean.
 

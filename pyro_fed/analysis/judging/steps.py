@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 def steps(idata: InferenceData) -> pd.DataFrame:
     """The stages of a run of `Auto`: what each was, what it cost, and why the next one was tried.
 

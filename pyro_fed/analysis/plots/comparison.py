@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import colors, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
@@ -21,6 +22,7 @@ PANEL_SDS = 5.0
 TALLEST = 4.0
 
 
+@checked
 def plot_comparison(
     results: Mapping[str, InferenceData],
     reference: str | None = None,

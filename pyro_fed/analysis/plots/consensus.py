@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
 
@@ -13,6 +14,7 @@ from pyro_fed.results.inference_data import InferenceData
 MAX_NAMED = 10
 
 
+@checked
 def plot_consensus(
     idata: InferenceData, *, parameter: int = 0, reference: tuple[float, float] | None = None
 ) -> np.ndarray:

@@ -10,6 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData, flag
 
@@ -17,6 +18,7 @@ from pyro_fed.results.inference_data import InferenceData, flag
 DECADES = 100.0
 
 
+@checked
 def plot_convergence(
     results: Mapping[str, InferenceData] | InferenceData, metric: str = "change", *, log: bool = True
 ) -> Figure:

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
@@ -21,6 +22,7 @@ MAX_NUMBERED = 60
 MAX_SOLVED = 200
 
 
+@checked
 def plot_graph(
     graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None, seed: int = 0
 ) -> Axes:

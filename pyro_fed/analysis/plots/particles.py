@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
 
@@ -20,6 +21,7 @@ SHARES = (0.9, 0.5, 0.1)
 MARGIN = 0.35
 
 
+@checked
 def plot_particles(
     idata: InferenceData, log_density: Callable[[torch.Tensor], torch.Tensor] | None = None, *,
     labels: Sequence[str] | None = None, limits: tuple[float, float, float, float] | None = None,

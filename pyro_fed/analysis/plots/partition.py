@@ -6,12 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.federation.federation import Federation
 
 #: Clients up to which each has its name below its bar.
 MAX_NAMED = 30
 
 
+@checked
 def plot_partition(federation: Federation, *, ax: Axes | None = None) -> Axes:
     """A bar a client, as high as it has rows, split by label where the observations are classes.
 

@@ -14,12 +14,14 @@ from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reli
 from pyro_fed.analysis.judging.density import thinned
 from pyro_fed.analysis.judging.distances import DRAWS_COMPARED
 from pyro_fed.analysis.plots.style import by_name, colors, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 
+@checked
 def plot_reliability(
     results: Mapping[str, InferenceData] | InferenceData,
     federation: Federation,

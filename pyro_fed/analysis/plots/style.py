@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 
 from pyro_fed.results.inference_data import InferenceData
 
-#: Okabe and Ito's palette; grey is kept for the reference.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#5E4FA2")
+#: Okabe and Ito's palette, darker where a line had less than 3:1 of contrast on white; grey is kept for the reference.
+COLORS = ("#0072B2", "#D55E00", "#008A64", "#B8568B", "#A66F00", "#3B3B3B", "#8C6D31", "#5E4FA2")
 REFERENCE = "0.75"
 
 

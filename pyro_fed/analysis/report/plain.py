@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_fed.analysis.judging.compare import sentences
+from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData
 
@@ -37,14 +38,33 @@ def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
+def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any]:
+    """A run: its attributes, the posterior's table, doubts, the test data's measures, and what it cost.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+        measured: of `pyro_fed.metrics.test_metrics`.
+    """
+    record = idata["federation"]
+    texts = {name: value for name, value in idata.attrs.items() if name not in ("doubts", "warnings", "steps")}
+    lists = {name: [line for line in str(idata.attrs[name]).split("\n") if line] for name in ("doubts", "warnings")}
+    steps = {"steps": json.loads(idata.attrs["steps"])} if "steps" in idata.attrs else {}
+    cost = {name: float(record[name].sum()) for name in ("bytes_up", "bytes_down", "seconds")}
+    cost |= {"rounds": int(record.sizes["round"])}
+    return {**lists, "posterior": posterior(idata), "test": dict(measured), "cost": cost, "attributes": texts, **steps}
+
+
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
-    """Mean, SD and 94 % interval by scalar; of Markov chains with R-hat and effective sample sizes.
+    """Mean, SD and 94 % interval by scalar; of a point its value, of chains with R-hat and effective sample sizes.
 
     Args:
         idata: result of `pyro_fed.run`.
     """
+    if idata.attrs.get("draws_are") == "point":
+        draws = Draws.of(idata, list(map(str, idata["posterior"].data_vars)))
+        return {name: {"value": float(value)} for name, value in zip(draws.labels, draws.flat.mean(0), strict=True)}
     table = summary(idata, chains=idata.attrs.get("draws_are") == "chains")
-    return {str(name): dict(row) for name, row in table.iterrows()}
+    return {str(name): {str(key): value for key, value in row.items()} for name, row in table.iterrows()}
 
 
 def _plain(value: Any) -> Any:

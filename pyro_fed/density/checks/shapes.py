@@ -17,8 +17,9 @@ def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> M
     line = current_line()
     at = f" at {quoted(line)}" if line else ""
     return ModelError(
-        f"latent site '{name}' has shape {shape} with all rows and {found} with some of them{at}: its size is read from "
-        "the rows, such as by int(group.max()) + 1, len(group.unique()) or len(x), and differs between clients. "
+        f"latent site '{name}' has shape {shape} with all rows and {found} with some of them{at}: its size is "
+        "read from the rows, such as by int(group.max()) + 1, len(group.unique()) or len(x), and differs between "
+        "clients. "
         "Compute the number of groups once: before the model, and pass it as an argument, or in the model by "
         "pf.shared('groups', lambda: int(group.max()) + 1); what has one value a row belongs into the plate"
     )

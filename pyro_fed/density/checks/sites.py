@@ -201,8 +201,8 @@ def _check_observed(trace: Any, arguments: Arguments) -> None:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
             raise DataError(
-                f"observed site '{name}': its data{_argument_of(msg['value'], arguments)} are outside the support of "
-                f"{type(innermost(msg['fn'])).__name__} ({_outside(msg)}{str(error).splitlines()[0]})"
+                f"observed site '{name}': its data are outside the support of {type(innermost(msg['fn'])).__name__} "
+                f"({_outside(msg, arguments)}{str(error).splitlines()[0]})"
             ) from error
         if density.shape != msg["fn"].batch_shape:
             raise DataError(
@@ -216,27 +216,31 @@ def _check_no_text(msg: Message, arguments: Arguments) -> None:
     """Codes of labels are no measurements."""
     if not arguments.labels or is_discrete(msg):
         return
-    argument = _argument_of(msg["value"], arguments).strip(", ").removeprefix("argument ").strip("'")
-    if argument in arguments.labels:
+    argument = _argument_of(msg["value"], arguments)
+    if argument is not None and argument in arguments.labels:
         raise DataError(
             f"observed site '{msg['name']}' ({type(innermost(msg['fn'])).__name__}) takes real numbers, but argument "
             f"'{argument}' is text or categories, {listed(arguments.labels[argument])}: pass numbers"
         )
 
 
-def _argument_of(value: Any, arguments: Arguments) -> str:
-    """The argument that a site's values are, after a comma; nothing where they are none."""
+def _argument_of(value: Any, arguments: Arguments) -> str | None:
+    """The argument that a site's values are, if they are one."""
+    if not isinstance(value, Tensor):
+        return None
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
-        if isinstance(leaf, Tensor) and isinstance(value, Tensor) and leaf.shape == value.shape:
-            if bool((leaf.to(value.dtype) == value).all()):
-                return f", argument '{name}',"
-    return ""
+        alike = isinstance(leaf, Tensor) and leaf.shape == value.shape
+        if alike and bool((leaf.to(value.dtype) == value).all()):
+            return name
+    return None
 
 
-def _outside(msg: Message) -> str:
-    """The least and the greatest of a site's values, and what a Bernoulli takes."""
+def _outside(msg: Message, arguments: Arguments) -> str:
+    """The argument that a site's values are, the least and the greatest of them, and what a Bernoulli takes."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.numel():
         return ""
     wants = "expected 0 and 1, " if isinstance(innermost(msg["fn"]), dist.Bernoulli) else ""
-    return f"{wants}received values from {float(value.min()):g} to {float(value.max()):g}: "
+    name = _argument_of(value, arguments)
+    of = f"argument '{name}': " if name else ""
+    return f"{of}{wants}received values from {float(value.min()):g} to {float(value.max()):g}: "

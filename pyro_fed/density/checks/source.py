@@ -115,8 +115,9 @@ def as_arguments(model: Any, names: list[str], held: list[Held], plate: str) -> 
     function = function if function.isidentifier() else "model"
     tuple_of = f"({call})" if "," in call else f"({call},)"
     return (
-        f"The model has rows from elsewhere than its arguments: {what}. All data must be arguments, so that each client "
-        f"has its own: `def {function}({call}): ...` and `pf.Federation({function}, {tuple_of}, plate='{plate}', ...)`. "
+        f"The model has rows from elsewhere than its arguments: {what}. All data must be arguments, so that each "
+        f"client has its own: `def {function}({call}): ...` and `pf.Federation({function}, {tuple_of}, "
+        f"plate='{plate}', ...)`. "
     )
 
 
@@ -134,14 +135,13 @@ def _held(model: Any, depth: int, seen: set[int]) -> Iterator[Held]:
         return
     seen.add(id(model))
     if isinstance(model, functools.partial):
-        parts = {**dict(enumerate(model.args)), **model.keywords}
-        for part in (model.func, *parts.values()):
+        for part in (model.func, *model.args, *model.keywords.values()):
             if callable(part) and not isinstance(part, Tensor):
                 yield from _held(part, depth, seen)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
-        owner, model = model, getattr(model, "forward", None) or getattr(type(model), "__call__", None)
+        owner, model = model, getattr(model, "forward", None) or vars(type(model)).get("__call__")
     if owner is not None and not isinstance(owner, type):
         yield from _attributes(owner)
     function = inspect.unwrap(getattr(model, "__func__", model)) if model is not None else None

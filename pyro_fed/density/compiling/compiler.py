@@ -8,10 +8,10 @@ Levels, each falling back to the next where a model defeats it (with one warning
     loop       one particle and one client at a time (a model with data-dependent `if`, say)
 
 `auto` runs a step by vmap until it has been called `TRACE_AFTER` times, which costs as much as to trace it; then it
-traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends on
-counts alone, never on a clock, so that a run can be repeated exactly; a trace makes the same operations as vmap does,
-and so the same numbers to the bit. Traces are kept for the problem's later runs, and for those of other federations of
-the same model (`process`).
+traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends
+on counts alone, never on a clock, so that a run can be repeated exactly; a trace makes the same operations as vmap
+does, and so the same numbers to the bit. Traces are kept for the problem's later runs, and for those of other
+federations of the same model (`process`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Compiler:
         common: what other federations of the same model have traced; None where it is not known which these are.
         untraceable: why nothing can be traced, once it is known, of this run.
         found: what has been found of the model, by name, see `kept`.
+        probe: what the model said of a few rows in the last run, see `process.renewed`.
     """
 
     level: str
@@ -89,6 +90,7 @@ class Compiler:
     common: Shared | None = None
     untraceable: list[str] = field(default_factory=list)
     found: dict[Any, Any] = field(default_factory=dict)
+    probe: dict[str, Any] = field(default_factory=dict)
 
     def at(self, mode: str, level: str, rounds: int, common: Shared | None = None) -> Compiler:
         """The compiler of a run, which shares what is compiled.
@@ -101,6 +103,11 @@ class Compiler:
         """
         auto = mode == "auto" and level == "trace"
         return replace(self, level=level, auto=auto, rounds=rounds, common=common, untraceable=[])
+
+    def forget(self) -> None:
+        """Drop what was made of a model that has become another."""
+        for kept in (self.cache, self.levels, self.calls, self.found):
+            kept.clear()
 
     def for_checks(self) -> Compiler:
         """The same for what follows a run, which never pays for Inductor."""

@@ -1,19 +1,18 @@
 """What a Python function depends on, as a digest: its code, closure, defaults, the globals that it reads, and theirs.
 
-Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other. What
-cannot be followed to its values is no digest at all (`Untold`), never a guess:
+Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other.
+What cannot be followed to its values has no digest at all (`Untold`), never a guess:
 
     values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
     code            by its instructions and constants, and the same of what it reads from its globals and its closure
     libraries       modules of `TRUSTED` by name, what they define by name too: they do not change in a process
-    the rest        is not told: other modules, whatever writes globals, reads files, or has a state that Python cannot see
+    the rest        is not told: other modules, what writes globals, reads files, or has a state that Python cannot see
 
 A digest is of this moment; what it was made of may change afterwards.
 """
 
 from __future__ import annotations
 
-import copyreg
 import dis
 import functools
 import hashlib
@@ -31,13 +30,59 @@ from torch import Tensor
 
 #: Top-level modules whose functions depend on their arguments alone, as far as a density does.
 TRUSTED = frozenset(
-    "abc builtins cmath collections contextlib copy dataclasses enum functools itertools math numbers numpy operator "
-    "opt_einsum pyro pyro_fed re scipy statistics string torch types typing typing_extensions warnings".split()
+    [
+        "abc",
+        "builtins",
+        "cmath",
+        "collections",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "enum",
+        "functools",
+        "itertools",
+        "math",
+        "numbers",
+        "numpy",
+        "operator",
+        "opt_einsum",
+        "pyro",
+        "pyro_fed",
+        "re",
+        "scipy",
+        "statistics",
+        "string",
+        "torch",
+        "types",
+        "typing",
+        "typing_extensions",
+        "warnings",
+    ]
 )
 #: What trusted modules offer that depends on more.
 REFUSED = frozenset(
-    "open input eval exec compile globals locals vars dir __import__ breakpoint load fromfile memmap random "
-    "rand randn randint seed get_param_store".split()
+    [
+        "open",
+        "input",
+        "eval",
+        "exec",
+        "compile",
+        "globals",
+        "locals",
+        "vars",
+        "dir",
+        "__import__",
+        "breakpoint",
+        "load",
+        "fromfile",
+        "memmap",
+        "random",
+        "rand",
+        "randn",
+        "randint",
+        "seed",
+        "get_param_store",
+    ]
 )
 #: Objects and bytes of content that are followed, at most: beyond it is cheaper to trace.
 MOST_OBJECTS, MOST_BYTES = 20_000, 64_000_000
@@ -92,7 +137,7 @@ class Walk:
 
     def feed(self, value: Any) -> None:
         """Add a value with all that it depends on."""
-        if isinstance(value, PLAIN) and type(value) in PLAIN or isinstance(value, TORCH_PLAIN):
+        if (isinstance(value, PLAIN) and type(value) in PLAIN) or isinstance(value, TORCH_PLAIN):
             self.say(type(value).__name__, repr(value))
             return
         if id(value) in self.seen:
@@ -236,13 +281,16 @@ class Walk:
     def _builtin(self, value: Any) -> None:
         owner = getattr(value, "__self__", None)
         name = getattr(value, "__qualname__", value.__name__)
-        if value.__name__ in REFUSED:
+        module = getattr(value, "__module__", None)
+        if value.__name__ in REFUSED or (module is not None and not _trusted(module)):
             raise Untold(f"it calls {name}")
         self.say("builtin", getattr(value, "__module__", None) or "", name)
         if owner is None or isinstance(owner, types.ModuleType):
             of = getattr(value, "__objclass__", None)
             if of is not None:
                 self.feed(of)
+            elif module is None:
+                raise Untold(f"it calls {name}")
             return
         if isinstance(owner, type) and _trusted(owner.__module__):
             self.say(owner.__module__, owner.__qualname__)
@@ -253,6 +301,8 @@ class Walk:
         if _is_named(value) or value.__module__ == "builtins":
             self.say("class", value.__module__, value.__qualname__)
             return
+        if not value.__flags__ & PYTHON_CLASS:
+            raise Untold(f"class {value.__qualname__} is not written in Python")
         self._items("bases", value.__mro__[1:])
         self.feed(type(value))
         held = {name: part for name, part in vars(value).items() if name not in UNREAD}
@@ -266,7 +316,7 @@ class Walk:
             state = object.__reduce_ex__(value, 4)
         except TypeError as error:  # it has a state that Python does not see
             raise Untold(str(error)) from None
-        if not isinstance(state, tuple) or state[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        if not isinstance(state, tuple) or getattr(state[0], "__module__", "") != "copyreg":
             raise Untold(f"a {kind.__name__}")
         made, held, *lists = state[1:]
         self.feed(kind)
@@ -277,7 +327,11 @@ class Walk:
 
 
 #: Of a class: what says nothing of what it does.
-UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"})
+UNREAD = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"}
+)
+#: The flag of classes that a class statement has made (and of some others).
+PYTHON_CLASS = 1 << 9
 #: Methods by which a class says what its state is.
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.func import grad_and_value, vjp, vmap
+from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import pin_dtypes, to_graph
@@ -34,15 +34,43 @@ ROUNDING = 2.0
 
 #: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
 LINEAR = frozenset(
-    "view _unsafe_view reshape slice select unsqueeze squeeze expand permute transpose t clone alias detach neg sum "
-    "mean cat stack index index_select gather embedding split unbind diagonal flip lift_fresh_copy".split()
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "clone",
+        "alias",
+        "detach",
+        "neg",
+        "sum",
+        "mean",
+        "cat",
+        "stack",
+        "index",
+        "index_select",
+        "gather",
+        "embedding",
+        "split",
+        "unbind",
+        "diagonal",
+        "flip",
+        "lift_fresh_copy",
+    ]
 )
 #: Operations that are linear in each of two arguments.
-BILINEAR = frozenset("mul mm bmm mv dot".split())
+BILINEAR = frozenset(["mul", "mm", "bmm", "mv", "dot"])
 #: Operations that are linear in all of their arguments together.
-SUMS = frozenset("add sub rsub".split())
+SUMS = frozenset(["add", "sub", "rsub"])
 #: Sums of a term and a product.
-SUMS_OF_PRODUCTS = frozenset("addmm addmv baddbmm".split())
+SUMS_OF_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +153,7 @@ def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
         found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
-        return torch.cat(found, 1)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def after(u: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
         given = []
@@ -178,15 +206,14 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     ][1:]
     eye = torch.eye(dim, dtype=z.dtype)
     zero = [value.clone() for value in part(eye[0] * 0, *rows)]
-    takes = [
-        j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))
-    ]
+    takes = [j for j in range(dim) if any(bool((a != b).any()) for a, b in zip(part(eye[j], *rows), zero, strict=True))]
     return tuple(takes)
 
 
 def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs."""
-    new, env = fx.Graph(), {}
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             env[node] = new.node_copy(node)
@@ -198,7 +225,7 @@ def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.
         env[node] = new.node_copy(node, lambda one: env[one])
     if wanted is None:
         [end] = [node for node in graph.graph.nodes if node.op == "output"]
-        new.output(fx.map_arg(end.args[0], lambda one: env[one]))
+        new.output(map_arg(end.args[0], lambda one: env[one]))
     else:
         new.output([env[node] for node in wanted])
     new.eliminate_dead_code()
@@ -235,7 +262,7 @@ def _is_the_model(problem: Problem, found: Predictors) -> bool:
     for a, b in zip(theirs, ours, strict=True):
         size = a.reshape(len(a), -1).abs().amax(1).clamp_min(torch.finfo(a.dtype).tiny)
         apart = (a - b).reshape(len(a), -1).abs().amax(1)
-        if not bool((a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all())):
+        if not bool(a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all()):
             return False
     return True
 

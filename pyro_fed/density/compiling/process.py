@@ -1,9 +1,9 @@
 """What is traced once in a process: steps of a model, found again by every federation of that model and these shapes.
 
 A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, what its
-closure and globals have, and the arguments that all clients share, as constants. So steps are kept under a digest of all
-of these (`fingerprint`), of the moment in which a run begins, and of the shapes of the rows. What cannot be followed has
-no digest, and its steps stay with their federation.
+closure and globals have, and the arguments that all clients share, as constants. So steps are kept under a digest of
+all of these (`fingerprint`), of the moment in which a run begins, and of the shapes of the rows. What cannot be
+followed has no digest, and its steps stay with their federation.
 
 Besides, the densities of a few kept rows are compared, bit for bit, with what they were when the steps were kept. That
 finds what no digest sees: a model that reads a file, the clock, or random numbers.
@@ -101,6 +101,24 @@ def common_of(problem: Problem) -> Common | None:
     while len(_MODELS) > MOST_MODELS:
         _MODELS.popitem(last=False)
     return found
+
+
+def renewed(problem: Problem) -> Common | None:
+    """The same for a run that begins; what the federation itself has traced is dropped where its model has changed.
+
+    Args:
+        problem: the model's densities; its compiler is that of the federation.
+    """
+    common, last = common_of(problem), problem.compiler.probe
+    mark = None if common is None else common.mark
+    known = "probe" in last and mark is not None and mark == last["mark"]
+    if "probe" in last and not known and not _says_the_same(problem, last["probe"]):
+        problem.compiler.forget()
+        last.clear()
+    last["mark"] = mark
+    if not known and "probe" not in last:
+        last["probe"] = _probe(problem) if common is None else common.probe
+    return common
 
 
 def mark_of(problem: Problem, level: str) -> bytes | None:

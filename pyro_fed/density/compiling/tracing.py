@@ -1,6 +1,6 @@
 """A step as a graph of tensor operations: traced from a function of flat leaves, compiled by Inductor.
 
-Some of what torch traces with is imported by the first trace: it brings SymPy, a quarter of a second.
+What of torch takes long to import is not: its own elimination of common operations brings Inductor, one to two seconds.
 """
 
 from __future__ import annotations
@@ -79,15 +79,41 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
         spec: as for `eager`.
         leaves: tensors of the shapes that it is traced for.
     """
-    from torch._functorch.compile_utils import fx_graph_cse
-
     step = eager(batched, spec)
     graph = to_graph(step.run, [leaf.clone() for leaf in leaves])  # tracing tells inputs apart by identity
     pin_dtypes(graph)
-    graph.graph = fx_graph_cse(graph.graph)  # distances that two kernels need, say, are computed once
+    once(graph.graph)  # distances that two kernels need, say, are computed once
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return Step(graph, step.spec)
+
+
+def once(graph: torch.fx.Graph) -> None:
+    """Compute once what is computed again from the same values, as long as nothing in the graph is written over.
+
+    Torch has this, behind an import of one to two seconds.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(schema is not None and schema.is_mutable for schema in map(_schema, calls)):
+        return
+    found: dict[Any, torch.fx.Node] = {}
+    for node in calls:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            continue
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        key = (node.target, str(spec), tuple((type(leaf), str(leaf)) for leaf in leaves))
+        if key in found:
+            node.replace_all_uses_with(found[key])
+            graph.erase_node(node)
+        else:
+            found[key] = node
+
+
+def _schema(node: torch.fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:

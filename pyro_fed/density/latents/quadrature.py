@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.ops.entries import choose
@@ -78,7 +79,7 @@ class Ascent(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quadrature:
+class Quadrature(metaclass=Checked):
     """How the latents inside the partitioned plate are integrated out, and drawn.
 
     Args:

@@ -84,6 +84,11 @@ class Arguments:
         """Plates whose rows follow those of the partitioned plate, see `groups`."""
         return ()
 
+    @property
+    def nested_by_name(self) -> dict[str, list[str]]:
+        """Names of the arguments of each nested plate, the one first that says whose its rows are."""
+        return {}
+
     def members(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Which of the nested plates' rows belong to the rows at hand, by plate.
 
@@ -310,8 +315,8 @@ def positional(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] |
     one, several = _binds(model, (args,), kwargs), _binds(model, tuple(args), kwargs)
     if one and several and len(args) > 1 and all(np.ndim(part) for part in args):
         raise DataError(
-            f"args is a list of {len(args)} arrays, which the model, {_signature(model)}, can take as one argument or as "
-            f"{len(args)}: pass a tuple, such as (x, y), or ([x, y],)"
+            f"args is a list of {len(args)} arrays, which the model, {_signature(model)}, can take as one argument "
+            f"or as {len(args)}: pass a tuple, such as (x, y), or ([x, y],)"
         )
     return tuple(args) if several and not one else (args,)
 

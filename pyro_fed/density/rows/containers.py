@@ -80,7 +80,8 @@ class Table:
         """
         gone = columns if columns is not None else labels
         gone = [gone] if isinstance(gone, str) else list(gone)
-        return self[[name for name in self._columns if name not in gone]]
+        kept = [name for name in self._columns if name not in gone]
+        return Table(kept, [self._column(name) for name in kept])
 
     def keys(self) -> list[Any]:
         """The columns' names."""
@@ -137,25 +138,8 @@ def _operator(name: str) -> Callable[..., Any]:
     return apply
 
 
-for _name in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "matmul",
-    "rmatmul",
-    "pow",
-    "rpow",
-    "neg",
-    "gt",
-    "lt",
-    "ge",
-    "le",
-]:
+_ARITHMETIC = "add radd sub rsub mul rmul truediv rtruediv matmul rmatmul pow rpow neg gt lt ge le"
+for _name in _ARITHMETIC.split():
     setattr(Table, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -227,7 +211,7 @@ class ObjectKind:
     names: tuple[str, ...]
 
     def made(self, leaves: Sequence[Any]) -> Any:
-        made = object.__new__(self.of)
+        made: Any = object.__new__(self.of)
         for name, leaf in zip(self.names, leaves, strict=True):
             object.__setattr__(made, name, leaf)
         return made
@@ -244,7 +228,8 @@ class DictKind:
     names: tuple[Any, ...]
 
     def made(self, leaves: Sequence[Any]) -> Any:
-        made = self.of.__new__(self.of)
+        of: Any = self.of
+        made = of.__new__(of)
         dict.update(made, zip(self.names, leaves, strict=True))
         return made
 

@@ -132,8 +132,8 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
     kinds = {type(part).__name__ for part in flat.tolist()}
     if kinds != {"str"}:
         raise DataError(
-            f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected numbers, "
-            "truth values or text. Encode it as numbers, such as by `pandas.factorize`"
+            f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected "
+            "numbers, truth values or text. Encode it as numbers, such as by `pandas.factorize`"
         )
     labels = known.get(name) or tuple(sorted(set(flat.tolist())))
     if all(_reads_as_number(label) for label in labels):
@@ -173,8 +173,8 @@ def _tensor(leaf: np.ndarray, name: str) -> Tensor:
         raise DataError(f"argument '{name}' is complex: pass its real and imaginary parts as two arguments")
     if leaf.dtype.kind not in "biuf":
         raise DataError(
-            f"argument '{name}' is an array of dtype {leaf.dtype}; expected numbers, truth values or text. Encode it as "
-            "numbers, such as by `pandas.factorize`"
+            f"argument '{name}' is an array of dtype {leaf.dtype}; expected numbers, truth values or text. Encode it "
+            "as numbers, such as by `pandas.factorize`"
         )
     if leaf.dtype.kind == "f" and leaf.dtype.itemsize > 8:
         leaf = leaf.astype(np.float64)  # long doubles, of which torch knows nothing

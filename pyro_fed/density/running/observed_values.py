@@ -1,8 +1,8 @@
 """Observed values as distributions take them: counts and labels in floating point, nothing that is masked and missing.
 
-Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And a
-missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a value
-out it becomes one inside the support, which changes no density.
+Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And
+a missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a
+value out it becomes one inside the support, which changes no density.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _KEPT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("kept", default=
 def shared(name: str, value: Any | Callable[[], Any]) -> Any:
     """A value that depends on all rows, and that all clients have in common.
 
-    In a federation it is computed once, from the pooled data, and is known to all clients from then on, as an argument is
-    that is not split. Clients that keep their data cannot pool them: over Flower a model with shared values is refused;
-    pass them as arguments there.
+    In a federation it is computed once, from the pooled data, and is known to all clients from then on, as an argument
+    is that is not split. Clients that keep their data cannot pool them: over Flower a model with shared values is
+    refused; agree on them beforehand there.
 
     Args:
         name: of the value, once in a model.

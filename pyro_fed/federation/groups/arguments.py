@@ -90,6 +90,10 @@ class GroupedArguments(Arguments):
     def nested_plates(self) -> tuple[str, ...]:
         return tuple(part.plate for part in self.nested)
 
+    @property
+    def nested_by_name(self) -> dict[str, list[str]]:
+        return {part.plate: [self.names[i] for i in (part.index, *part.leaves)] for part in self.nested}
+
     def rebuild(self, rows: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves = list(self.leaves)
         for i, leaf in zip(self.sharded, rows[1:], strict=False):

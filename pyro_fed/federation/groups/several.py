@@ -3,8 +3,8 @@
     with pyro.plate("observed", N): sample(..., obs=t)
     with pyro.plate("censored", M): sample(..., obs=c)
 
-The rows of all of them, one plate's after the other's, are the elements of a plate that the model does not have, in which
-the model's plates are nested with one row an element: N + M rows to be dealt to the clients.
+The rows of all of them, one plate's after the other's, are the elements of a plate that the model does not have, in
+which the model's plates are nested with one row an element: N + M rows to be dealt to the clients.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class SeveralArguments(GroupedArguments):
     @property
     def declared(self) -> dict[str, int]:
         return {part.plate: len(self.leaves[part.index]) for part in self.nested}
+
+    @property
+    def nested_by_name(self) -> dict[str, list[str]]:
+        return {}  # the model has no plate in which these are nested
 
 
 def several_arguments(
@@ -78,8 +82,8 @@ def _guessed(arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, in
         same = [other for other in plates[:number] if sizes[other] == sizes[plate]]
         if same:
             raise ModelError(
-                f"plates '{same[0]}' and '{plate}' have the same size {sizes[plate]}{where}, so that arguments cannot be "
-                f"told by their length: name them, as in shard={{'{same[0]}': ('x', 'y'), '{plate}': ('z',)}}"
+                f"plates '{same[0]}' and '{plate}' have the same size {sizes[plate]}{where}, so that arguments cannot "
+                f"be told by their length: name them, as in shard={{'{same[0]}': ('x', 'y'), '{plate}': ('z',)}}"
             )
     tensors = {i: leaf for i, leaf in enumerate(arguments.leaves) if isinstance(leaf, Tensor) and leaf.dim()}
     found = {plate: [i for i, leaf in tensors.items() if len(leaf) == sizes[plate]] for plate in plates}

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import SettingError
 
 #: Distinct values beyond which floating-point labels are taken for a continuous target.
 MAX_FLOAT_LABELS = 50
 
 
-class Partition(ABC):
+class Partition(ABC, metaclass=Checked):
     """How rows go to clients. Subclasses are frozen dataclasses that implement `assign`.
 
     Example:
@@ -73,6 +74,15 @@ class Partition(ABC):
             SettingError: the partition knows none.
         """
         raise self.error("the number of clients is not given; pass num_clients")
+
+    def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
+        """What the clients are called; None where the partition has no names for them, and they are numbered.
+
+        Args:
+            num_clients: how many there are.
+            labels: those handed to `split`, or None.
+        """
+        return None
 
     def error(self, message: str) -> SettingError:
         """A SettingError that names the partition.

@@ -60,7 +60,8 @@ class ByGroup(ByValue):
     """The rows of one group stay together: hospitals, users, schools.
 
     As many clients as distinct values (the default number): client k holds the k-th value in ascending
-    order. Fewer: whole groups are dealt out, the largest first, each to the client with the fewest rows.
+    order, and is called by it where `by` is given. Fewer: whole groups are dealt out, the largest first, each to the
+    client with the fewest rows.
 
     Args:
         by: group, one a row; None takes the labels handed to `split`.
@@ -81,6 +82,16 @@ class ByGroup(ByValue):
             labels: those handed to `split`, or None.
         """
         return len(np.unique(self._given(labels)))
+
+    def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
+        """The groups' values, of a column of their own and where each client has one.
+
+        Args:
+            num_clients: how many there are.
+            labels: those handed to `split`, or None.
+        """
+        groups = [] if self.by is None else np.unique(self.by).tolist()
+        return groups if len(groups) == num_clients and len(set(map(str, groups))) == num_clients else None
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         groups, codes, sizes = np.unique(self.values(num_rows, labels), return_inverse=True, return_counts=True)

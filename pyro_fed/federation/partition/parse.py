@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.partition.base import Partition
 from pyro_fed.federation.partition.by_label import Dirichlet, LabelShards, MajorityShare
@@ -29,6 +30,7 @@ USAGE = (
 )
 
 
+@checked
 def parse(text: str, columns: Any = None) -> Partition:
     """The partition that a text such as "dirichlet:0.3" stands for.
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping, Sites
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
@@ -95,7 +95,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -506,6 +506,16 @@ class FedEP(GaussianAlgorithm, SiteKeeping, ServerWork, Delegates, FitsSize):
             steps, state = client_steps(self._optimiser("client"), self._rate, local, delta)
         site = gaussian(local).power(1 - told["reset"])
         return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **state}
+
+    def sites(self, shared: State, local: State) -> State | None:
+        """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
+        if self.server_optimiser is not None or self.client_optimiser is not None or "eta" not in local:
+            return None
+        return as_state(gaussian(local))
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """As the clients themselves settle them, by the messages that came."""
+        return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import ServerWork
+from pyro_fed.algorithm.capabilities import ServerWork, Sites
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -55,7 +55,7 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, ServerWork):
+class FedLaplace(GaussianAlgorithm, Sites, ServerWork):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -235,6 +235,10 @@ class FedLaplace(GaussianAlgorithm, ServerWork):
     def _centred(self, shared: State) -> Gaussian:
         q = absolute(gaussian(shared), self.min_curvature)[0]
         return type(q)(q.precision, torch.zeros_like(q.eta))
+
+    def sites(self, shared: State, local: State) -> State | None:
+        """The expansions of the clients' log-likelihoods at the last point."""
+        return as_state(gaussian(local)) if "eta" in local else None
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""

@@ -38,7 +38,9 @@ def _values(problem: Problem, line: Tensor, batch: Batch) -> Tensor:
     return values
 
 
-def _add(problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+def _add(
+    problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Any]:
     rows, line = const
     index, weight = piece
     return total + _values(problem, line, Batch(tuple(leaf[index] for leaf in rows), weight)).double(), ()

@@ -66,7 +66,9 @@ class Derivatives:
         blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
         return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
 
-    def under(self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData) -> Moments | None:
+    def under(
+        self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData
+    ) -> Moments | None:
         """Means under q of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
         Args:

@@ -6,8 +6,9 @@ so that under q = N(m, R R') v_i is Gaussian with moments that are known, and a 
 
     E_q[∇ log p_i] = B_i' E[∇f],     E_q[∇² log p_i] = B_i' E[∇²f] B_i,     B_i = dv_i/dz
 
-The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end, Σ B_i' h_i B_i,
-where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With t and u_i drawn as
+The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end,
+Σ B_i' h_i B_i, where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With
+t and u_i drawn as
 
     t = m_t + L_t ε_t,     u_i = m_i + C_i ε_t + L_i ε_u,     L_t L_t' = var t,   C_i = cov(u_i, t) L_t⁻ᵀ
 
@@ -88,18 +89,19 @@ class Rowwise:
         (rows, mean, root), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)
         parts, at = self.parts, list(self.parts.direct)
-        zero = parts.linear(torch.zeros_like(mean), *picked)
-        slopes = vmap(lambda step: parts.linear(step, *picked) - zero, 1, -1)(root)  # (b, p, D), whitened
-        centre, of_t = parts.linear(mean, *picked), root[at]
+        ends = torch.cat([torch.stack([torch.zeros_like(mean), mean]), root.T])
+        zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
+        slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
         nodes, shares = (part.to(mean) for part in self.rule())
         us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
-        found = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        value, by_u, by_t, uu, ut, tt = (torch.tensordot(shares, part, 1) for part in found)
-        score = torch.einsum("bp,bpd->d", by_u, slopes) + by_t @ of_t
-        turned = (uu.unsqueeze(-1) * slopes.unsqueeze(1)).sum(2)  # (b, p, D)
-        hessian = slopes.flatten(0, 1).T @ turned.flatten(0, 1)
+        each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
+        value, by_u, by_t, uu, ut, tt = (torch.tensordot(shares, part, 1) for part in each)
+        flat = slopes.flatten(1)  # (D, b p)
+        score = flat @ by_u.flatten() + by_t @ of_t
+        turned = slopes * uu[..., 0] if parts.width == 1 else (slopes.unsqueeze(-2) * uu).sum(-1)
+        hessian = turned.flatten(1) @ flat.T
         if at:
-            cross = torch.einsum("bpd,bpr->dr", slopes, ut) @ of_t
+            cross = (flat @ ut.flatten(0, 1)) @ of_t
             hessian = hessian + cross + cross.T + of_t.T @ tt @ of_t
         parts_of = (value, score, -hessian)
         return Sums(*(t + p.double() for t, p in zip(total, parts_of, strict=True))), ()
@@ -123,14 +125,15 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     numbers = sample.width + len(sample.direct)
     order = 1 if root is None else (FEW_ORDERS if few else ORDERS).get(numbers, 0)
     count = len(_rule(order, numbers)[1])
-    size = min(max(SMALLEST, _rounded(longest)), BLOCK // count)
+    most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
+    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
     parts = kept(problem, size)
     if parts is None:
         return None
     work = Rowwise(parts, order)
     eye = torch.eye(dim, dtype=mean.dtype, device=mean.device)
     basis = eye.expand(clients, dim, dim) if root is None else root
-    together = max(1, min(clients, BLOCK // (size * count)))
+    together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
     index, weight = pieces(data, size)
     made = []
@@ -195,7 +198,7 @@ def _spread(
 ) -> tuple[Tensor, Tensor]:
     """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p)."""
     own = nodes[:, len(at) :]
-    variance = (slopes.unsqueeze(1) * slopes.unsqueeze(2)).sum(-1)  # (b, p, p)
+    variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
     zs = mean.expand(len(nodes), -1)
     us = centre.expand(len(nodes), *centre.shape)
     if at:
@@ -205,12 +208,17 @@ def _spread(
         for j, row in enumerate(rows):
             left = row - sum((factor[j, k] * unit[k] for k in range(j)), torch.zeros_like(row))
             unit.append(torch.where(factor[j, j] > 0, left / factor[j, j], 0.0))
-        shared = slopes @ torch.stack(unit).T  # (b, p, r)
+        shared = torch.einsum("dbp,rd->bpr", slopes, torch.stack(unit))
         variance = variance - (shared.unsqueeze(1) * shared.unsqueeze(2)).sum(-1)
         us = us + torch.einsum("bpr,kr->kbp", shared, nodes[:, : len(at)])
         moved = mean[at] + nodes[:, : len(at)] @ factor.T
         zs = zs.index_copy(1, torch.tensor(at, device=mean.device), moved)
     return us + torch.einsum("bpq,kq->kbp", semidefinite_cholesky(variance), own), zs
+
+
+def _squares(slopes: Tensor) -> Tensor:
+    """Sums over the directions, (b, 1, 1)."""
+    return slopes.square().sum(0).unsqueeze(-1)
 
 
 def semidefinite_cholesky(matrix: Tensor) -> Tensor:
@@ -240,7 +248,7 @@ def _unwhitened(sums: Sums, root: Tensor) -> Sums:
     """From R' score and R' H R to score and H."""
 
     def back(x: Tensor) -> Tensor:
-        solved: Tensor = torch.linalg.solve(root.mT, x)
+        solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular
         return solved
 
     half = back(sums.curvature)

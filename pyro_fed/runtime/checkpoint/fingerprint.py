@@ -48,7 +48,7 @@ def fingerprint(
         "algorithm": described(algorithm),
         "number of rounds": str(num_rounds),
         "clients": json.dumps(federation.client_names),
-        "data": digest([*pytree.tree_leaves(problem.rows), *federation.client_rows]),
+        "data": digest([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
         **model_marks(federation),
         "schedule": _text(schedule),
         "graph": f"{_text(graph)} {_weights(graph)}",

@@ -147,7 +147,7 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
             warnings.warn(
                 f"the latest state could not be read ({reasons[0]}); the one before is taken up",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return found
     raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")

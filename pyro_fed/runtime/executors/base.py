@@ -15,6 +15,7 @@ from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 
@@ -71,7 +72,7 @@ class Reply:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-class Executor(ABC):
+class Executor(ABC, metaclass=Checked):
     """Does the local steps of a round, and holds the clients' states between rounds.
 
     The states that a round makes wait until `settle` says what the server made of the messages: until then, and for

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.runtime.executors.host import Host, Request, Share, share_of
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
 from pyro_fed.runtime.executors.remote import Remote
 
+#: How often a phase starts dead workers again: one that dies of its work would die for ever.
+MAX_RESTARTS = 3
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
 
@@ -34,6 +37,10 @@ class Ray(Remote):
 
     The answer is that of the sequential executor, bit by bit, at any number of workers. Starting a worker takes
     seconds: `with pf.executors.Ray(4) as executor:` keeps the workers for several runs.
+
+    A worker that dies is started again: for the next run at the latest, and within a run where its clients' states are
+    known here, since they keep none or a checkpoint has just collected them. Else its clients are left out of the rest
+    of the run.
 
     Args:
         num_workers: how many actors, each with one CPU.
@@ -57,17 +64,17 @@ class Ray(Remote):
         startup: float = 300.0,
         within: str = "sequential",
     ) -> None:
-        if num_workers < 1:
-            raise SettingError(f"Ray: num_workers must be at least 1, received {num_workers}")
-        if startup <= 0 or (timeout is not None and timeout <= 0):
-            raise SettingError(f"Ray: timeout and startup must be positive, received {timeout} and {startup}")
-        if within not in WITHIN:
-            raise SettingError(f"Ray: within must be one of {sorted(WITHIN)}, received {within!r}")
         self.num_workers, self.address, self.timeout = num_workers, address, timeout
         self.startup, self.within = startup, within
+        check_at_least(self, 1, "num_workers")
+        check_positive(self, "startup")
+        check_positive(self, "timeout", allow_none=True)
+        check_choice(self, "within", tuple(WITHIN))
         self._actors: list[Any] = []
         self._loaded: tuple[Problem, ClientData] | None = None
         self._ours = self._kept = False
+        self._dead: set[int] = set()
+        self._restarts = 0
 
     def __enter__(self) -> Ray:
         self._kept = True
@@ -81,6 +88,9 @@ class Ray(Remote):
         """Give the actors their clients' rows, where they do not have them."""
         super().prepare()
         problem, data = self.problem, self.data
+        self._restarts = 0
+        if self._dead and self._loaded is not None:
+            self._restart(sorted(self._dead))
         if not self._actors:
             self._launch()
         if self._loaded is None or not _alike(self._loaded[0], problem) or not torch.equal(self._loaded[1][1], data[1]):
@@ -95,16 +105,38 @@ class Ray(Remote):
         ray = _ray()
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=self.timeout)
-        return {worker: self._outcome(call) if call in done else self._late(worker) for worker, call in calls.items()}
+        return {
+            worker: self._outcome(worker, call) if call in done else self._late(worker)
+            for worker, call in calls.items()
+        }
 
-    def _outcome(self, call: Any) -> Any:
+    def _outcome(self, worker: int, call: Any) -> Any:
         ray = _ray()
         try:
             return ray.get(call)
         except ray.exceptions.RayTaskError as error:
             return f"its worker raised {error.cause!r}"
         except ray.exceptions.RayActorError:
+            self._dead.add(worker)
             return "its worker died"
+
+    def revived(self, workers: list[int]) -> list[int]:
+        """Dead workers whose clients' states are here, started again, a few times a phase."""
+        again = [worker for worker in workers if worker in self._dead and self.restorable(worker)]
+        if not again or self._restarts == MAX_RESTARTS:
+            return []
+        self._restarts += 1
+        self._restart(again)
+        return again
+
+    def _restart(self, workers: list[int]) -> None:
+        """New actors in the place of dead ones, with the rows of their clients."""
+        kind = _ray().remote(num_cpus=1)(_Actor)
+        for worker in workers:
+            self._actors[worker] = kind.remote(self.within, sys.path)
+        problem, data = self._loaded or (self.problem, self.data)
+        self._dead -= set(workers)
+        self._load(problem, data, workers)
 
     def _late(self, worker: int) -> str:
         return f"no answer from worker {worker} within {self.timeout} s"
@@ -115,7 +147,7 @@ class Ray(Remote):
             return
         for actor in self._actors:
             _ray().kill(actor)
-        self._actors, self._loaded = [], None
+        self._actors, self._loaded, self._dead = [], None, set()
         if self._ours:
             _ray().shutdown()
             self._ours = False
@@ -129,13 +161,15 @@ class Ray(Remote):
         kind = ray.remote(num_cpus=1)(_Actor)
         self._actors = [kind.remote(self.within, sys.path) for _ in range(self.num_workers)]
 
-    def _load(self, problem: Problem, data: ClientData) -> None:
+    def _load(self, problem: Problem, data: ClientData, only: list[int] | None = None) -> None:
+        """Give workers, all by default, the rows of their clients."""
         ray = _ray()
         model = ray.put(pickled(problem.model))
         homes = self._homes(list(self.place))
         loads = [
             self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
             for worker, at in homes.items()
+            if only is None or worker in only
         ]
         try:
             ray.get(loads, timeout=self.startup)
@@ -145,6 +179,8 @@ class Ray(Remote):
                 f"Ray: {self.num_workers} workers of one CPU each did not start within {self.startup} s; "
                 f"{free:g} CPUs are free now. Ask for fewer, or for a longer startup"
             ) from error
+        except ray.exceptions.RayActorError as error:
+            raise StoppedError(f"Ray: a worker died while it was given its clients' rows: {error}") from error
         self._loaded = problem, data
 
 

@@ -30,10 +30,19 @@ class Remote(Executor):
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}
         self._round, self._asked = -1, dict[int, list[int]]()
+        self._changed: set[int] = set()
 
     @abstractmethod
     def worker_of(self, client: int) -> int:
         """The worker that a client lives at."""
+
+    def revived(self, workers: list[int]) -> list[int]:
+        """Those of some workers without an answer that were dead and have been started again; none by default."""
+        return []
+
+    def restorable(self, worker: int) -> bool:
+        """Whether the states of a worker's clients are here as they are there: they keep none, or none has changed."""
+        return not self.local or worker not in self._changed
 
     @abstractmethod
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
@@ -54,6 +63,7 @@ class Remote(Executor):
             here = torch.isin(taken, torch.tensor(slots))
             if bool(here.any()):
                 self._verdicts[worker] = Verdict(self._round, taken[here], select(told, here))
+                self._changed.add(worker)
 
     def ask(self, kind: str, work: Work) -> State:
         """The clients' reports, worker by worker."""
@@ -70,14 +80,22 @@ class Remote(Executor):
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
             write(self.local, homes[worker], state)
+            self._changed.discard(worker)
         return self.local
 
     def _send(self, parts: Mapping[int, Work | None], indicator: str | None = None) -> dict[int, Any]:
+        """The workers' answers; one that was dead and is started again, with its clients' states, is asked again."""
+        answers = self._asked_once(parts, indicator)
+        again = self.revived([worker for worker, answer in answers.items() if isinstance(answer, str)])
+        self._begun -= set(again)
+        return answers | self._asked_once({worker: parts[worker] for worker in again}, indicator)
+
+    def _asked_once(self, parts: Mapping[int, Work | None], indicator: str | None) -> dict[int, Any]:
         requests = {
             worker: Request(self._beginning(worker), self._verdicts.get(worker), work, indicator)
             for worker, work in parts.items()
         }
-        answers = self.exchange(requests)
+        answers = self.exchange(requests) if requests else {}
         for worker, answer in answers.items():
             if not isinstance(answer, str):
                 self._begun.add(worker)

@@ -92,6 +92,21 @@ def test_clients_of_a_dead_worker_are_listed_and_the_run_goes_on(cluster):
     assert not took_part[1:, 1].any()
 
 
+def test_a_dead_worker_is_started_again(cluster, tmp_path):
+    """For the next run; and within one whose clients keep nothing, or whose checkpoint has their states."""
+    fed, options = unequal_lines(), {"num_rounds": 4, "progress": False, "audit": False}
+    with pf.executors.Ray(2) as executor:
+        for algorithm, more in [(pf.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
+            whole = pf.run(algorithm, fed, **options, executor=executor)
+            killed = pf.run(algorithm, fed, **options, **more, executor=executor, schedule=Killing(executor))
+            assert killed.federation["participated"].values.all()
+            assert whole.posterior.equals(killed.posterior)
+        with pytest.warns(UserWarning, match="its worker died"):
+            pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor, schedule=Killing(executor))
+        again = pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor)
+        assert whole.posterior.equals(again.posterior)
+
+
 def test_late_workers_stop_a_run_that_asks_for_a_quorum(cluster):
     executor = pf.executors.Ray(1, timeout=1e-4)
     with pytest.raises(QuorumError, match=r"no answer from worker 0 within 0\.0001 s"):
@@ -111,6 +126,22 @@ def test_a_worker_gets_its_own_clients_rows_alone():
         whole = type(data)(tuple(leaf[0] for leaf in data.rows), data.weight[0])
         assert torch.equal(problem.log_lik(z, batch.full_batch()), fed.problem.log_lik(z, whole))
     assert problem.num_rows == fed.num_rows
+
+
+def test_a_worker_has_the_form_of_the_problem():
+    fed = pf.Federation(one_effect, (torch.ones(4, dtype=torch.float64),), plate="data", num_clients=2).noncentred
+    share = share_of(fed.problem, fed.client_data(), [1], torch.tensor([1]))
+    problem, _ = share.build(fed.problem.model)
+    z = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    assert torch.equal(problem.log_prior(z), fed.problem.log_prior(z))
+    assert torch.equal(problem.constrain(z)["x"], (0.3 * torch.ones(()).double()).exp() * -0.7)
+
+
+def one_effect(y):
+    s = pyro.sample("s", dist.LogNormal(y.new_tensor(0.0), 1.0))
+    x = pyro.sample("x", dist.Normal(y.new_tensor(0.0), s))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
 
 def test_a_model_of_no_installed_module_travels_with_its_code():

@@ -1,0 +1,7 @@
+# Model criticism, one module a question.
+from . import checks as checks
+from . import clients as clients
+from . import influence as influence
+from . import leave_out as leave_out
+from . import loo as loo
+from . import pointwise as pointwise

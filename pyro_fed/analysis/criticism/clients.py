@@ -1,0 +1,68 @@
+"""What clients say of a result: their log-likelihoods at its draws, and the Gaussian sites that these look like there.
+
+Both are messages of an ordinary round: S numbers, or D + D² of them. No row leaves its client.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, in_chunks
+from pyro_fed.density.scores import log_likelihoods
+from pyro_fed.federation.federation import Federation
+from pyro_fed.infer import FedEP
+from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+
+def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
+    """Each client's log-likelihood at each draw, (S, K), float64; zero of a client without rows.
+
+    Args:
+        federation: the model and its clients.
+        points: (S, D), unconstrained.
+    """
+    data, problem = federation.client_data(), federation.problem
+    found = points.new_zeros(len(points), len(data.num_rows), dtype=torch.float64)
+    for k, (index, count) in enumerate(zip(data.row_index, data.num_rows, strict=True)):
+        if count:
+            batch = Batch(tuple(leaf[index[:count]] for leaf in data.rows), points.new_ones(int(count)))
+            pieces = in_chunks(points, int(count) * max(1, problem.evaluations // problem.num_rows))
+            found[:, k] = torch.cat([log_likelihoods(problem, piece, batch) for piece in pieces]).double()
+    return found
+
+
+def around(problem: Problem, draws: Tensor) -> Gaussian:
+    """The Gaussian of the draws' moments; diagonal where they are too few for a covariance, or the model is large.
+
+    Args:
+        problem: the model's densities.
+        draws: (S, D), unconstrained.
+    """
+    z = draws.double()
+    if FedEP().structure(problem) == "full" and len(z) > 2 * z.shape[1]:
+        q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
+        if bool(q.is_proper()):
+            return q
+    return STRUCTURES["diag"].from_moments(z.mean(0), z.var(0).clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
+    """The sites that an expected Newton step of FedEP under q gives each client, (K,).
+
+    Args:
+        federation: the model and its clients.
+        q: where.
+    """
+    algorithm, problem, data = FedEP(), federation.problem, federation.client_data()
+    points = algorithm.points(batched(q)).expand(-1, federation.num_clients, -1)
+    derivatives = algorithm.derivatives(problem, "full" if q.dense else "diag")
+    found = site_of(derivatives.of_likelihood(problem, points.contiguous(), data.full_batch()), q.mean())
+    empty = (data.num_rows == 0).nonzero().flatten()
+    state = {"precision": found.precision.clone(), "eta": found.eta.clone()}
+    for value in state.values():
+        value[empty] = 0.0
+    return gaussian(state)

@@ -1,0 +1,124 @@
+"""How much of an answer is one client's doing, from its Gaussian site or from draws.
+
+Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `pyro_fed.audit.influence` divides them out of
+the posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
+of the others' posterior are the same with weights w_s ∝ 1 / p(y_k | z_s), smoothed (PSIS). Where Pareto's k says that
+these are not reliable, mostly since the client has much influence, its site is found by one expected Newton step at the
+draws instead, and `by` says so. All on the unconstrained scale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_fed.analysis.criticism.clients import around, client_log_likelihoods, sites_at
+from pyro_fed.audit.influence import Without, apart, by_sites
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.errors import DataError, SettingError
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.results.to_arviz import unconstrained_draws
+
+if TYPE_CHECKING:
+    from pyro_fed.federation.federation import Federation
+    from pyro_fed.results.inference_data import InferenceData
+
+#: Draws that weights need: fewer have no tail to be judged by.
+FEWEST_DRAWS = 100
+
+
+def influence(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
+    """How many SDs each client moves each parameter, and whether one of them stands apart.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+        federation: what it was run on; may be left out where the result has the clients' sites, which are taken first
+            where they are those of the answer itself.
+
+    Returns:
+        `shift` and `sd_ratio` (client, parameter), `influence`, `disagreement`, `pareto_k` and `by` (client), on the
+        unconstrained scale, see `pyro_fed.audit.influence`; in `attrs["stands_apart"]` a sentence on
+        clients that do, or "". NaN and an infinite influence where the others' posterior is improper.
+        `found["shift"].to_pandas()` is the table, `pf.plot_influence(found)` the figure.
+
+    Raises:
+        SettingError: the result has no sites, and there is no federation to ask.
+        DataError: it lacks a site of the model.
+
+    Example:
+        >>> found = pf.influence(pf.run(pf.FedEP(), fed))
+        >>> found["shift"].to_pandas()
+        >>> found["influence"].to_series().sort_values()
+    """
+    kept = group_of(idata, "sites") if "sites" in idata else None
+    run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # of a plan, the stage whose answer it is
+    own = kept is not None and kept.attrs.get("algorithm") == run_by
+    if kept is not None and (own or federation is None):
+        q, sites = kept_sites(kept)
+        names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
+        found = by_sites(q, sites)
+    elif federation is not None and federation.holds_data:
+        problem = federation.problem
+        names, labels = federation.client_names, [problem.name_of(number) for number in range(problem.dim)]
+        with threads(1), torch.no_grad():
+            found = _by_draws(federation, checked_draws(idata, federation))
+    else:
+        raise SettingError(
+            f"influence: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of "
+            "its clients; pass the federation, influence(idata, fed), whose clients are then asked"
+        )
+    data = {
+        "shift": (("client", "parameter"), found.shift),
+        "sd_ratio": (("client", "parameter"), found.sd_ratio),
+        **{name: ("client", getattr(found, name)) for name in ("influence", "disagreement", "pareto_k", "by")},
+    }
+    attrs = {"stands_apart": apart(found, names, labels)}
+    return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
+
+
+def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:
+    """The draws (S, D) of a result that has all the model's sites.
+
+    Raises:
+        DataError: it lacks one.
+    """
+    missing = [name for name in federation.problem.sites if name not in idata["posterior"]]
+    if missing:
+        raise DataError(f"the result has no sites {missing}; the model has {list(federation.problem.sites)}")
+    return unconstrained_draws(idata, federation.problem)
+
+
+def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
+    """q and the clients' sites (K,) of a result's group `sites`."""
+    state = {str(name): torch.from_numpy(np.array(value.values)) for name, value in group.data_vars.items()}
+    return gaussian(state, "q_"), gaussian(state)
+
+
+def _by_draws(federation: Federation, draws: Tensor) -> Without:
+    """Of draws and the clients' log-likelihoods there, with their sites at the draws where weights are no good."""
+    log_lik = client_log_likelihoods(federation, draws)
+    q = around(federation.problem, draws)
+    found = by_sites(q, sites_at(federation, q))
+    z = draws.double()
+    mean, sd = z.mean(0), z.std(0)
+    for k in range(log_lik.shape[1]):
+        weights = smoothed(-log_lik[:, k])
+        found.pareto_k[k] = weights.pareto_k
+        if weights.pareto_k > LARGEST_PARETO_K or len(z) < FEWEST_DRAWS:
+            continue
+        other_mean = weights.weights @ z
+        other_sd = (weights.weights @ (z - other_mean).square()).sqrt()
+        found.shift[k] = ((mean - other_mean) / other_sd).numpy()
+        found.sd_ratio[k] = (sd / other_sd).numpy()
+        # log q / q_-k is the logarithm of a draw's share under all over that under the others
+        divergence = -(weights.weights * len(z)).clamp_min(torch.finfo(z.dtype).tiny).log().mean()
+        found.influence[k] = float((2 * divergence.clamp_min(0)).sqrt())
+        found.by[k] = "draws"
+    return found

@@ -1,0 +1,217 @@
+"""PSIS-LOO and WAIC of a federated result, computed where the rows are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.analysis.criticism.influence import checked_draws
+from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.errors import QuorumError, SettingError
+from pyro_fed.ops.arviz_versions import elpd_data, ess, group_of
+from pyro_fed.ops.importance import LARGEST_PARETO_K
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors import resolve
+from pyro_fed.runtime.rounds import run_phases
+
+if TYPE_CHECKING:
+    from pyro_fed.federation.federation import Federation
+    from pyro_fed.results.inference_data import InferenceData
+    from pyro_fed.runtime.executors import Executor
+
+#: PSIS needs a tail to fit.
+FEWEST_DRAWS = 25
+
+
+def loo(
+    idata: InferenceData,
+    federation: Federation,
+    *,
+    var_name: str | None = None,
+    pointwise: bool = False,
+    executor: str | Executor = "vectorised",
+) -> Any:
+    """Leave-one-out cross-validation by Pareto smoothed importance sampling, each row at its client.
+
+    The clients receive the draws and answer with sums and counts; the answer is that of `arviz.loo` on all rows.
+
+    Args:
+        idata: result of `pyro_fed.run` on the federation. Where it has the latents inside the plate, rows are left out
+            given these, as `arviz.loo` does; else these are integrated out.
+        federation: the model and its clients.
+        var_name: the observed site, where there are several.
+        pointwise: have the clients send each row's own numbers too, as `arviz.compare` needs them.
+        executor: where the clients' work is done, as for `pyro_fed.run`.
+
+    Returns:
+        arviz.ELPDData, with `elpd_loo`, `se`, `p_loo`, `warning`, `good_k`; further `k_counts`, the rows whose Pareto k
+        is good, bad (above `good_k`) and very bad (above 1), and `by_client`, a table of a client's rows, `elpd`, `p`
+        and counts; with `pointwise` also `loo_i` and `pareto_k`, in the original row order.
+
+    Raises:
+        SettingError: fewer than 25 draws, or pointwise numbers of rows that are elsewhere.
+        DataError: the result lacks a site, the observed site is not clear, or a log-likelihood is not finite.
+        QuorumError: a client did not answer.
+
+    Example:
+        >>> pf.loo(idata, fed)
+        >>> az.compare({name: pf.loo(each, fed, pointwise=True) for name, each in results.items()})
+    """
+    return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("loo")
+
+
+def waic(
+    idata: InferenceData,
+    federation: Federation,
+    *,
+    var_name: str | None = None,
+    pointwise: bool = False,
+    executor: str | Executor = "vectorised",
+) -> Any:
+    """The widely applicable information criterion, each row at its client.
+
+    Args:
+        idata: as for `loo`.
+        federation: the model and its clients.
+        var_name: the observed site, where there are several.
+        pointwise: have the clients send each row's own numbers too.
+        executor: where the clients' work is done.
+
+    Returns:
+        arviz.ELPDData, as of `loo`, with `elpd_waic`, `p_waic` and, with `pointwise`, `waic_i`; `warning` where the log
+        density of a row varies by more than 0.4 over the draws.
+
+    Raises:
+        SettingError: as for `loo`.
+        DataError: as for `loo`.
+        QuorumError: as for `loo`.
+
+    Example:
+        >>> pf.waic(idata, fed).elpd_waic
+    """
+    return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("waic")
+
+
+class _Answers:
+    """What the clients sent."""
+
+    def __init__(self, federation: Federation, plate: str, shared: dict[str, Tensor]) -> None:
+        self.federation, self.plate = federation, plate
+        self.draws = len(shared["draws"])
+        self.good_k = float(shared["good_k"])
+        self.numbers = {name: value.cpu().numpy() for name, value in shared.items() if name != "draws"}
+
+    @classmethod
+    def of(
+        cls,
+        idata: InferenceData,
+        federation: Federation,
+        var_name: str | None,
+        pointwise: bool,
+        executor: str | Executor,
+    ) -> _Answers:
+        """One round.
+
+        Raises:
+            SettingError: see `loo`.
+            DataError: see `loo`.
+            QuorumError: a client did not answer.
+        """
+        if pointwise and not federation.holds_data:
+            raise SettingError("the rows are at the clients, and so are numbers of single rows: leave pointwise out")
+        local = set(federation.problem.layout.local)
+        if local and local <= set(idata["posterior"].data_vars):
+            federation = federation.joint
+        draws = checked_draws(idata, federation)
+        if len(draws) < FEWEST_DRAWS:
+            raise SettingError(f"leaving out a row takes at least {FEWEST_DRAWS} draws, received {len(draws)}")
+        algorithm = Pointwise(site=var_name or "", pointwise=pointwise)
+        shared = {
+            "draws": draws,
+            "efficiency": torch.tensor(_efficiency(idata), dtype=torch.float64),
+            "good_k": torch.tensor(min(1 - 1 / np.log10(len(draws)), LARGEST_PARETO_K), dtype=torch.float64),
+        }
+        record = Record(federation.client_names)
+        context = Context(federation, federation.problem, None, resolve(executor), 0, progress=False, record=record)
+        context.start = Start(shared, {})
+        with threads(1), torch.no_grad():
+            try:
+                found = run_phases(algorithm, context, 1, None)
+            finally:
+                context.executor.close()
+        if len(found.get("rows", ())) < federation.num_clients:
+            raise QuorumError("not every client has answered, so that sums over all rows cannot be had; ask again")
+        plates = observed_plates(federation.problem)
+        return cls(federation, plates.get(var_name or "", next(iter(plates.values()))), found)
+
+    def elpd(self, kind: str) -> Any:
+        """The criterion as ArviZ has it."""
+        total = {name: float(value.sum()) for name, value in self.numbers.items() if value.ndim == 1}
+        rows, value = int(total["rows"]), total[kind]
+        variance = max(total[f"{kind}_squares"] / rows - (value / rows) ** 2, 0.0)
+        effective = total["lppd"] - value if kind == "loo" else total["variance"]
+        warning = total["bad"] + total["very_bad"] > 0 if kind == "loo" else total["varied"] > 0
+        found: dict[str, Any] = {
+            f"elpd_{kind}": value,
+            "se": (rows * variance) ** 0.5,
+            f"p_{kind}": effective,
+            "n_samples": self.draws,
+            "n_data_points": rows,
+            "warning": bool(warning),
+        }
+        if "by_row" in self.numbers:
+            by_row = self._by_row()
+            found[f"{kind}_i"] = by_row[0 if kind == "loo" else 1].rename(f"{kind}_i")
+            if kind == "loo":
+                found["pareto_k"] = by_row[2].rename("pareto_shape")
+        found["scale"] = "log"
+        if kind == "loo":
+            found["good_k"] = self.good_k
+            found["k_counts"] = {name: int(total[name]) for name in ("good", "bad", "very_bad")}
+        found["by_client"] = self._by_client(kind)
+        return elpd_data(found)
+
+    def _by_client(self, kind: str) -> pd.DataFrame:
+        numbers = self.numbers
+        effective = numbers["lppd"] - numbers["loo"] if kind == "loo" else numbers["variance"]
+        table = {"rows": numbers["rows"].astype(int), "elpd": numbers[kind], "p": effective}
+        if kind == "loo":
+            table |= {name: numbers[name].astype(int) for name in ("good", "bad", "very_bad")}
+        return pd.DataFrame(table, index=pd.Index(self.federation.client_names, name="client"))
+
+    def _by_row(self) -> list[xr.DataArray]:
+        """loo, waic and Pareto k of each row, in the original order."""
+        federation, arguments = self.federation, self.federation.problem.arguments
+        nested = self.plate if self.plate != federation.problem.plate else None
+        rows = [arguments.rows_of(nested, groups) for groups in federation.client_rows]
+        count = sum(map(len, rows))
+        values = np.empty((3, count))
+        for k, (index, numbers) in enumerate(zip(rows, self.numbers["by_row"], strict=True)):
+            at = index if nested is None else _grouped(arguments, nested, federation.client_rows[k])
+            values[:, at.numpy()] = numbers[:, : len(index)]
+        labels = federation.coords.get(self.plate, np.arange(count))
+        return [xr.DataArray(one, dims=[self.plate], coords={self.plate: labels}) for one in values]
+
+
+def _grouped(arguments: Any, plate: str, groups: Tensor) -> Tensor:
+    """A client's rows of a nested plate in the order in which it has them: group after group."""
+    return torch.cat([arguments.rows_of(plate, groups[i : i + 1]) for i in range(len(groups))])
+
+
+def _efficiency(idata: InferenceData) -> float:
+    """Draws that independent ones would be worth, over their number, as `arviz.loo` takes it: one of a single chain."""
+    posterior = group_of(idata, "posterior")
+    chains, each = posterior.sizes["chain"], posterior.sizes["draw"]
+    if chains == 1:
+        return 1.0
+    values = [value.transpose("chain", "draw", ...).values for value in posterior.data_vars.values()]
+    flat = np.concatenate([value.reshape(chains, each, -1).astype(float) for value in values], 2)
+    return float(ess(flat, method="mean").mean() / (chains * each))

@@ -1,0 +1,5 @@
+"""What a model says of rows that it has not seen: predictive draws, of known groups and of new ones."""
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

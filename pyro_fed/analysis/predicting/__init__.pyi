@@ -1,0 +1,3 @@
+# Predictions, one module a question.
+from . import groups as groups
+from . import predict as predict

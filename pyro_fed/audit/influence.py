@@ -1,0 +1,144 @@
+"""How much of an answer is one client's doing: its Gaussian site divided out of the posterior.
+
+    q ∝ t_0 Π_k t_k,      q_-k = q / t_k     the posterior of all the others
+
+The sites are what the server was sent, so that a client that says something else than its data say is seen as well. Of
+a client k
+
+    shift          (E_q θ_i - E_-k θ_i) / SD_-k θ_i            by how many SDs it moves each parameter's mean
+    sd_ratio       SD_q θ_i / SD_-k θ_i                        and by how much it narrows it
+    influence      √(2 KL(q || q_-k))                          all of it in SDs: d for a mean moved by d SDs
+    disagreement   how far the client is from the others       in SDs of what chance does
+
+for the last of which, with δ = E_q θ - E_-k θ, note that clients with the same parameters have δ' (Σ_-k - Σ)⁻¹ δ ~ χ²
+over the directions that the client knows about: the tail probability of that is told as SDs of a normal distribution.
+A large client has influence and no disagreement; one whose labels are flipped has both; one whose rows are counted a
+hundred times has the influence of a large one. A hospital with another population disagrees too: this says what
+differs, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Directions in which a client adds less than this share to what the others know are none that it speaks of.
+LEAST_SHARE = 1e-3
+#: A client is said to stand apart where it disagrees with the others by so many SDs, one false alarm in 15,000 of those
+#: with the same parameters, or narrows the posterior so many times as much as the median client does; and where its
+#: influence is so many times the median client's.
+FAR, NARROWER, TIMES = 4.0, 10.0, 3.0
+
+
+class Without(NamedTuple):
+    """The posterior with and without each client, in figures.
+
+    Args:
+        shift: (K, D).
+        sd_ratio: (K, D).
+        influence: (K,).
+        disagreement: (K,).
+        pareto_k: (K,), NaN where no weights were taken.
+        by: (K,), "sites" or "draws".
+    """
+
+    shift: np.ndarray
+    sd_ratio: np.ndarray
+    influence: np.ndarray
+    disagreement: np.ndarray
+    pareto_k: np.ndarray
+    by: np.ndarray
+
+
+def by_sites(q: Gaussian, sites: Gaussian) -> Without:
+    """Of Gaussians.
+
+    Args:
+        q: the posterior.
+        sites: (K,).
+    """
+    count = len(sites.eta)
+    others = type(sites)(q.precision - sites.precision, q.eta - sites.eta)
+    proper = others.is_proper()
+    mean, sd = moments_of(q)
+    other_mean, other_sd = moments_of(others)
+    whole = type(sites)(q.precision.expand_as(sites.precision), q.eta.expand_as(sites.eta))
+    divergence = whole.kl(others).clamp_min(0)
+    size = torch.where(proper, (2 * divergence).sqrt(), torch.inf)
+    far = [
+        float(_disagreement(q, _one(others, k), mean - other_mean[k])) if proper[k] else np.nan for k in range(count)
+    ]
+    return Without(
+        ((mean - other_mean) / other_sd).numpy(),
+        (sd / other_sd).numpy(),
+        size.numpy(),
+        np.array(far),
+        np.full(count, np.nan),
+        np.full(count, "sites"),
+    )
+
+
+def _one(sites: Gaussian, k: int) -> Gaussian:
+    return type(sites)(sites.precision[k], sites.eta[k])
+
+
+def _disagreement(q: Gaussian, others: Gaussian, delta: Tensor) -> float:
+    """SDs of a normal distribution whose two-sided tail is that of δ' (Σ_-k - Σ)⁻¹ δ under χ²."""
+    if q.dense:
+        factor = torch.linalg.cholesky(others.precision)
+        inside = torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision), factor, upper=False)
+        added, vectors = torch.linalg.eigh(torch.eye(len(delta), dtype=delta.dtype) - inside.T @ inside)
+        along = vectors.T @ (factor.T @ delta)
+    else:
+        added, along = 1 - others.precision / q.precision, others.precision.sqrt() * delta
+    spoken = added > LEAST_SHARE
+    if not bool(spoken.any()):
+        return 0.0
+    squared = (along[spoken].square() / added[spoken]).sum()
+    half = torch.special.gammaincc(spoken.sum() / squared.new_tensor(2.0), squared / 2) / 2
+    return -float(torch.special.ndtri(half)) if float(half) > 0 else float(squared.sqrt())
+
+
+def who_stands_apart(sites: State, names: list[str], labels: list[str]) -> str:
+    """A sentence on the clients that stand apart; "" where none does, or there are no sites.
+
+    Args:
+        sites: as in `Record.sites`.
+        names: the clients'.
+        labels: the parameters', (D,).
+    """
+    return apart(by_sites(gaussian(sites, "q_"), gaussian(sites)), names, labels) if sites else ""
+
+
+def apart(found: Without, names: list[str], labels: list[str]) -> str:
+    """A sentence on the clients that stand apart; "" where none does.
+
+    Args:
+        found: of the clients.
+        names: theirs, (K,).
+        labels: the parameters', (D,).
+    """
+    if len(names) < 3:
+        return ""
+    typical = float(np.median(found.influence))
+    narrowing = -np.log(found.sd_ratio).sum(1)
+    far = (found.disagreement > FAR) | (narrowing > NARROWER * np.abs(np.median(narrowing))) | np.isnan(narrowing)
+    chosen = [k for k in np.argsort(-found.influence) if far[k] and found.influence[k] > TIMES * typical]
+    return "; ".join(_said(found, k, names[k], labels) for k in chosen)
+
+
+def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
+    if not np.isfinite(found.shift[k]).all():
+        return f"client {name} alone determines some parameters: without it there is no posterior"
+    most = int(np.abs(found.shift[k]).argmax())
+    return (
+        f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "
+        f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
+    )

@@ -1,0 +1,55 @@
+"""Options of the shell that stand for objects: an executor, a graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    from pyro_fed.graph import Graph
+    from pyro_fed.runtime.executors import Executor
+
+#: Executors that are words.
+WORDS = ("vectorised", "sequential")
+
+
+def parse_executor(text: str) -> str | Executor:
+    """Where the work is done.
+
+    Args:
+        text: "vectorised", "sequential", or "ray:2" for two processes.
+
+    Raises:
+        SettingError: another word, or a number of processes that is none.
+    """
+    name, _, count = text.partition(":")
+    if name == "ray" and count.isdigit() and int(count):
+        from pyro_fed.runtime.executors import Ray
+
+        return Ray(num_workers=int(count))
+    if text not in WORDS:
+        raise SettingError(f"--executor {text!r}: expected {', '.join(WORDS)} or ray:N with N processes, such as ray:2")
+    return text
+
+
+def parse_graph(text: str, num_clients: int) -> Graph:
+    """Who talks to whom.
+
+    Args:
+        text: a builder of `pyro_fed.graph` and its arguments: "ring", "erdos_renyi:0.5", "small_world:4,0.1".
+        num_clients: how many agents there are.
+
+    Raises:
+        SettingError: an unknown builder, or arguments that it does not take.
+    """
+    from pyro_fed.recipes.components import resolve_component
+
+    name, _, rest = text.partition(":")
+    try:
+        values = [int(one) if one.strip().isdigit() else float(one) for one in rest.split(",") if one.strip()]
+    except ValueError:
+        raise SettingError(f"--graph {text!r}: behind the colon stand numbers, such as erdos_renyi:0.5") from None
+    graph: Graph = resolve_component("pyro_fed.graph", name, Path("--graph"), num_clients, *values)
+    return graph

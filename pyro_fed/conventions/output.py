@@ -1,0 +1,60 @@
+"""Whether a file can be written, asked before the work that is to go into it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from pyro_fed.errors import SettingError
+
+#: What is written to try; a device that is full, say, takes the opening of a file, and nothing else.
+PROBE = b"\n"
+
+
+def check_writable(path: str | Path, what: str = "out") -> Path:
+    """A path that a file can be written to, with all folders above it that do not exist yet.
+
+    Args:
+        path: of the file.
+        what: the argument's name, for messages.
+
+    Returns:
+        the path.
+
+    Raises:
+        SettingError: a folder, a path below a file, or a place where nothing can be written.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise SettingError(f"{what} must be the path of a file, received {path!r}")
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode if path.exists() else 0
+        if stat.S_ISDIR(mode):
+            raise SettingError(f"{what}={str(path)!r} is a folder; expected the path of a file")
+        if mode and not stat.S_ISREG(mode):
+            _try_device(path, mode)
+        elif mode and not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} is read-only")
+        else:
+            _try_folder(path)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{what}={str(path)!r} cannot be written: {error}") from error
+    return path
+
+
+def _try_device(path: Path, mode: int) -> None:
+    if not stat.S_ISCHR(mode):
+        raise OSError("it is no ordinary file")
+    with path.open("wb", buffering=0) as device:
+        device.write(PROBE)
+
+
+def _try_folder(path: Path) -> None:
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(PROBE)
+        file.flush()

@@ -1,0 +1,119 @@
+"""What groups are called, how many rows they have, and a model's arguments with some of them left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import DataError, PyroFedError
+from pyro_fed.federation.labels import client_table, discrete
+from pyro_fed.federation.pooling import plate_sizes
+
+
+def with_group_names(
+    coords: Mapping[str, Sequence[Any]] | None,
+    plate: str,
+    clients: Sequence[Tensor],
+    names: Sequence[Any] | None,
+    *,
+    grouped: bool,
+) -> Mapping[str, Sequence[Any]] | None:
+    """Coordinate values with the clients' names for those of the plate, where each client is one group of it.
+
+    Args:
+        coords: the user's, which count where they name the plate.
+        plate: the partitioned one.
+        clients: each client's elements of the plate, (N_k,).
+        names: the clients'; None where they are numbered.
+        grouped: whether the plate is one of groups, with rows of their own.
+    """
+    given = dict(coords or {})
+    if not grouped or names is None or plate in given or any(len(rows) != 1 for rows in clients):
+        return coords
+    at = {int(rows[0]): name for rows, name in zip(clients, names, strict=True)}
+    return given | {plate: [at[i] for i in range(len(at))]}
+
+
+def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The plate's labels, where what says whose a nested row is was text or a category.
+
+    Args:
+        arguments: the model's.
+        plate: the partitioned one.
+        coords: those given, which count.
+    """
+    for owner, *_ in arguments.nested_by_name.values():
+        labels = list(arguments.labels.get(owner, ()))
+        if plate not in coords and len(labels) == arguments.num_rows:
+            return {plate: labels}
+    return {}
+
+
+def grouped_table(
+    arguments: Arguments, plate: str, client_groups: Sequence[Tensor], names: Sequence[str]
+) -> pd.DataFrame:
+    """A row a client: its groups, the rows nested in them, their share of all, and how often each label occurs.
+
+    Args:
+        arguments: with nested plates.
+        plate: the partitioned one.
+        client_groups: each client's groups, (N_k,).
+        names: the clients'.
+    """
+    nested = arguments.nested_plates
+    counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
+    first = nested[0]
+    rows = [arguments.rows_of(first, groups) for groups in client_groups]
+    one_a_row = [leaf for _, part, leaf in arguments.columns if part == first and leaf.dim() == 1]
+    table = client_table(rows, names, discrete(one_a_row[-1].cpu().numpy() if one_a_row else None))
+    total = np.sum([counts[part] for part in nested], axis=0)
+    table["rows"], table["share"] = total, total / total.sum()
+    table.insert(0, plate, [len(groups) for groups in client_groups])
+    if len(nested) > 1:
+        for at, part in enumerate(nested, start=1):
+            table.insert(at, part, counts[part])
+    return table
+
+
+def groups_alone(
+    model: Callable[..., Any], plate: str, arguments: Any, groups: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The model's arguments `(args, kwargs)` with some groups alone, also where their number is one of them.
+
+    Args:
+        model: the Pyro model.
+        plate: the partitioned one.
+        arguments: with nested plates.
+        groups: (m,) numbers of those that stay, in this order.
+
+    Raises:
+        DataError: the model has its number of groups from elsewhere.
+    """
+    alone = arguments.alone(groups)
+    before = arguments.num_groups
+    numbers = [i for i, leaf in enumerate(alone.leaves) if type(leaf) is int and leaf == before]
+    for changed in ((), *((i,) for i in numbers), tuple(numbers)):
+        leaves = [len(groups) if i in changed else leaf for i, leaf in enumerate(alone.leaves)]
+        args, kwargs = pytree.tree_unflatten(leaves, alone.spec)
+        if _size(model, args, kwargs, plate, alone) == len(groups):
+            return args, kwargs
+    raise DataError(
+        f"the model's plate '{plate}' has {before} elements whatever its arguments are, so that none can be left out: "
+        f"take its size from an argument, such as the length of one with an entry a {plate}, or a number"
+    )
+
+
+def _size(model: Callable[..., Any], args: Any, kwargs: Any, plate: str, like: Arguments) -> int | None:
+    """The plate's size with these arguments; None where the model does not run on them."""
+    leaves = tuple(pytree.tree_leaves((args, kwargs)))
+    arguments = Arguments(leaves, like.names, like.spec)
+    try:
+        return plate_sizes(model, arguments, plate)[plate]
+    except (PyroFedError, RuntimeError, IndexError, ValueError):
+        return None

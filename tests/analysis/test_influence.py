@@ -1,0 +1,208 @@
+"""Each client's influence, and how well the others predict it, against closed forms and against runs without it."""
+
+import math
+
+import conjugate
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+
+QUIET = {"progress": False, "compile": "off", "audit": False, "log_likelihood": False}
+
+
+def without(x, y, fed, k):
+    """Exact mean and covariance of the posterior of all clients but one."""
+    keep = torch.cat([rows for j, rows in enumerate(fed.client_rows) if j != k])
+    return conjugate.exact(x[keep], y[keep])
+
+
+def log_evidence(x, y):
+    """log p(y) of the linear model."""
+    cover = conjugate.NOISE_SD**2 * torch.eye(len(y), dtype=y.dtype) + conjugate.PRIOR_SD**2 * x @ x.T
+    return float(dist.MultivariateNormal(torch.zeros_like(y), cover).log_prob(y))
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.PVI(), pf.FedLaplace()], ids=lambda a: type(a).__name__)
+def test_a_site_taken_out_leaves_the_posterior_of_the_others(algorithm):
+    fed, (x, y) = conjugate.federation(), conjugate.data()
+    idata = pf.run(algorithm, fed, **QUIET)
+    mean, cover = conjugate.exact(x, y)
+    found = pf.influence(idata)
+    assert found["by"].values.tolist() == ["sites"] * 4
+    for k in range(4):
+        other_mean, other_cover = without(x, y, fed, k)
+        shift = (mean - other_mean) / other_cover.diagonal().sqrt()
+        ratio = (cover.diagonal() / other_cover.diagonal()).sqrt()
+        kl = torch.distributions.kl_divergence(
+            dist.MultivariateNormal(mean, cover), dist.MultivariateNormal(other_mean, other_cover)
+        )
+        np.testing.assert_allclose(found["shift"].values[k], shift, atol=1e-4)
+        np.testing.assert_allclose(found["sd_ratio"].values[k], ratio, rtol=1e-4)
+        assert float(found["influence"][k]) == pytest.approx(math.sqrt(2 * kl), abs=1e-4)
+    assert list(found["parameter"].values) == ["w[0]", "w[1]", "w[2]"]
+    assert found["shift"].to_pandas().shape == (4, 3)
+
+
+def test_disagreement_is_in_sds_of_chance():
+    """A client whose mean is d SDs of the difference off, in one direction, disagrees by d."""
+    from pyro_fed.audit.influence import by_sites
+    from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+    for structure in ("full", "diag"):
+        kind = STRUCTURES[structure]
+        for distance in (0.5, 3.0, 8.0, 60.0):
+            precision = torch.tensor([[4.0], [1.0]], dtype=torch.float64)  # others and the client
+            spread = (1 / precision).sum().sqrt()  # of the difference of their means
+            eta = precision * torch.tensor([[0.0], [distance * float(spread)]], dtype=torch.float64)
+            shaped = precision.unsqueeze(-1) if structure == "full" else precision
+            q = kind(shaped.sum(0), eta.sum(0))
+            found = by_sites(q, kind(shaped[1:], eta[1:]))
+            assert found.disagreement[0] == pytest.approx(distance, rel=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedAIS(), pf.DSVGD(num_particles=200)], ids=lambda a: type(a).__name__)
+def test_draws_weighted_by_a_clients_likelihood_say_the_same(algorithm):
+    fed, (x, y) = conjugate.federation(), conjugate.data()
+    idata = pf.run(algorithm, fed, **QUIET, num_draws=4000)
+    mean, _ = conjugate.exact(x, y)
+    found = pf.influence(idata, fed)
+    for k in range(4):
+        other_mean, other_cover = without(x, y, fed, k)
+        shift = (mean - other_mean) / other_cover.diagonal().sqrt()
+        np.testing.assert_allclose(found["shift"].values[k], shift, atol=0.25)
+    assert (found["pareto_k"] < 0.7).any()
+
+
+def test_the_others_predict_a_client_as_the_closed_form_says():
+    fed, (x, y) = conjugate.federation(), conjugate.data()
+    idata = pf.run(pf.FedEP(), fed, **QUIET)
+    table = pf.leave_one_client_out(idata, fed)
+    assert list(table.columns) == ["rows", "elpd", "se", "elpd_rows", "pareto_k", "by"]
+    for k in range(4):
+        keep = torch.cat([rows for j, rows in enumerate(fed.client_rows) if j != k])
+        expected = log_evidence(x, y) - log_evidence(x[keep], y[keep])
+        mean, cover = conjugate.exact(x[keep], y[keep])
+        mine = x[fed.client_rows[k]]
+        sd = ((mine @ cover * mine).sum(1) + conjugate.NOISE_SD**2).sqrt()
+        rows = float(dist.Normal(mine @ mean, sd).log_prob(y[fed.client_rows[k]]).sum())
+        row = table.iloc[k]
+        assert row["by"] == "weights" and row["pareto_k"] < 0.7
+        assert row["elpd"] == pytest.approx(expected, abs=min(0.1, 5 * row["se"]))
+        assert row["elpd_rows"] == pytest.approx(rows, abs=0.1)
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 2.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def trial(seed, kind, clients=10, rows=40):
+    """Ten clients of which one, drawn at random, is corrupted; and its number."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients * rows, 3, generator=generator, dtype=torch.float64)
+    w = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    y = (torch.rand(len(x), generator=generator, dtype=torch.float64) < (x @ w).sigmoid()).double()
+    bad = int(torch.randint(clients, (), generator=generator))
+    data = {}
+    for k in range(clients):
+        xs, ys = x[k * rows : (k + 1) * rows].clone(), y[k * rows : (k + 1) * rows].clone()
+        if k == bad and kind == "labels flipped":
+            ys = 1 - ys
+        if k == bad and kind == "units wrong":
+            xs[:, 0] *= 100
+        if k == bad and kind == "rows duplicated":
+            xs, ys = xs.repeat(100, 1), ys.repeat(100)
+        data[f"clinic {k}"] = (xs, ys)
+    return pf.Federation.from_clients(logistic, data, plate="data"), f"clinic {bad}"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the corrupted data, and of what they make of the posterior
+@pytest.mark.parametrize("kind", ["labels flipped", "units wrong", "rows duplicated"])
+def test_the_corrupted_client_of_ten_is_named_in_20_of_20_trials(kind):
+    named = []
+    for seed in range(20):
+        fed, bad = trial(seed, kind)
+        found = pf.influence(pf.run(pf.FedEP(), fed, **QUIET, num_rounds=6))
+        largest = str(found["client"].values[int(found["influence"].values.argmax())])
+        named.append((largest == bad, found.attrs["stands_apart"].startswith(f"client {bad} moves")))
+    assert named == [(True, True)] * 20
+
+
+def test_nobody_is_named_where_nobody_is_corrupted():
+    for seed in range(5):
+        fed, _ = trial(seed, "none")
+        assert pf.influence(pf.run(pf.FedEP(), fed, **QUIET)).attrs["stands_apart"] == ""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_liar_is_seen_in_what_it_has_sent():
+    """Its data and its own site are honest; its messages are not."""
+    fed, _ = trial(0, "none")
+    liar = pf.executors.Faulty("vectorised", probability=1.0, kinds=("opposite",), clients=(4,))
+    found = pf.influence(pf.run(pf.FedEP(), fed, **QUIET, num_rounds=4, executor=liar))
+    assert int(found["influence"].values.argmax()) == 4
+
+
+def test_without_sites_the_clients_have_to_be_asked():
+    fed, _ = trial(0, "none")
+    idata = pf.run(pf.NUTS(num_samples=50, warmup_steps=50, num_chains=1), fed, **QUIET)
+    with pytest.raises(pf.SettingError, match=r"of NUTS, has no Gaussian sites.*pass the federation"):
+        pf.influence(idata)
+
+
+@pytest.mark.filterwarnings("ignore:client clinic [0-8] moves")
+@pytest.mark.parametrize("kind", ["labels flipped", "rows duplicated"])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(pf.FedAIS(), {}), (pf.P2PVI(), {"graph": pf.graph.ring(10)})],
+    ids=["FedAIS", "P2PVI"],
+)
+def test_it_is_named_without_sites_too(algorithm, options, kind):
+    fed, bad = trial(3, kind, rows=20)
+    found = pf.influence(pf.run(algorithm, fed, **QUIET, **options), fed)
+    assert found["client"].values[int(found["influence"].values.argmax())] == bad
+    assert found.attrs["stands_apart"].startswith(f"client {bad} moves")
+
+
+def test_an_audited_run_names_it():
+    fed, bad = trial(1, "labels flipped", rows=20)
+    with pytest.warns(UserWarning, match=rf"client {bad} moves the mean of 'w\[.\]' by .* SDs.*: see pf\.influence"):
+        idata = pf.run(pf.FedEP(), fed, **QUIET | {"audit": True})
+    assert idata.attrs["stands_apart"].startswith(f"client {bad} moves")
+
+
+def evidence_on_a_grid(fed, clients):
+    """log Z of some clients of a model with two parameters, by the trapezoidal rule."""
+    axis = torch.linspace(-8, 8, 321, dtype=torch.float64)
+    z = torch.cartesian_prod(axis, axis)
+    rows = torch.cat([fed.client_rows[k] for k in clients])
+    problem = fed.problem
+    log_lik = torch.cat(
+        [problem.pointwise_log_lik(part, tuple(leaf[rows] for leaf in problem.rows)).sum(1) for part in z.split(20_000)]
+    )
+    return float((problem.log_prior(z) + log_lik).logsumexp(0)) + 2 * math.log(float(axis[1] - axis[0]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pareto's k of refits
+@pytest.mark.parametrize("path", ["weights", "refit"])
+def test_leaving_out_agrees_with_exact_integrals(path, monkeypatch):
+    """A model that is not conjugate, ten clients of 12 rows sorted by a covariate; no error above 0.1."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(120, 2, generator=generator, dtype=torch.float64)
+    y = (torch.rand(120, generator=generator, dtype=torch.float64) < (x[:, 0] - x[:, 1]).sigmoid()).double()
+    fed = pf.Federation(logistic, (x, y), plate="data", num_clients=10, partition=pf.partition.SortedBy(x[:, 0]))
+    if path == "refit":
+        monkeypatch.setattr("pyro_fed.analysis.criticism.leave_out.LARGEST_PARETO_K", -1.0)
+        fed = fed.without(*fed.client_names[3:])
+    table = pf.leave_one_client_out(pf.run(pf.FedEP(), fed, **QUIET), fed)
+    assert (table["by"] == path).all()
+    everyone = range(fed.num_clients)
+    whole = evidence_on_a_grid(fed, everyone)
+    for k in everyone:
+        exact = whole - evidence_on_a_grid(fed, [j for j in everyone if j != k])
+        assert table["elpd"].iloc[k] == pytest.approx(exact, abs=0.1)

@@ -1,0 +1,106 @@
+"""Sums over rows at clients against ArviZ on all rows, and what leaves a client."""
+
+import functools
+
+import conjugate
+import numpy as np
+import pytest
+import torch
+from late import late
+
+import pyro_fed as pf
+from pyro_fed.analysis.criticism.pointwise import Pointwise
+from pyro_fed.recipes import library
+
+az = late("arviz")
+QUIET = {"progress": False, "compile": "off", "audit": False}
+MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "linear_regression")
+
+
+@functools.cache
+def fitted(name):
+    """A gallery model over three clients, float64, and a result of 300 draws."""
+    if name == "conjugate":
+        fed = conjugate.federation(3)
+    else:
+        module = library.load_model(name)
+        args = module.load_data()[0]
+        args = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+        fed = pf.Federation(module.model, args, plate=module.PLATE, rows=getattr(module, "ROWS", None), num_clients=3)
+    return fed, pf.run(pf.FedEP(), fed, num_draws=300, **QUIET)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the posteriors, and of Pareto's k by ArviZ
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_of_the_clients_are_those_of_arviz(name):
+    fed, idata = fitted(name)
+    found, expected = pf.loo(idata, fed, pointwise=True), az.loo(idata, pointwise=True)
+    for field in ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k"):
+        assert found[field] == pytest.approx(expected[field], abs=1e-6)
+    assert bool(found.warning) == bool(expected.warning)
+    np.testing.assert_allclose(found.loo_i.values, expected.loo_i.values, atol=1e-6)
+    np.testing.assert_allclose(found.pareto_k.values, expected.pareto_k.values, atol=1e-6)
+    assert sum(found.k_counts.values()) == expected.n_data_points
+    assert found.by_client["elpd"].sum() == pytest.approx(expected.elpd_loo, abs=1e-6)
+    other, expected = pf.waic(idata, fed), az.waic(idata)
+    for field in ("elpd_waic", "se", "p_waic", "warning"):
+        assert other[field] == pytest.approx(expected[field], abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # ArviZ's calls of pandas
+def test_arviz_compares_them():
+    """Two models of the same rows, of which one lacks a column."""
+    fed, idata = fitted("conjugate")
+    x, y = conjugate.data()
+    other = pf.Federation(conjugate.model, (x[:, :2], y), plate="data", num_clients=3)
+    both = {"a": (idata, fed), "b": (pf.run(pf.FedEP(), other, num_draws=300, **QUIET), other)}
+    ours = az.compare({name: pf.loo(*each, pointwise=True) for name, each in both.items()})
+    theirs = az.compare({name: each[0] for name, each in both.items()})
+    for column in ("rank", "elpd_loo", "p_loo", "elpd_diff", "weight", "se", "dse"):
+        np.testing.assert_allclose(ours[column].astype(float), theirs[column].astype(float), atol=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "ray"])
+def test_wherever_the_work_is_done(executor):
+    fed, idata = fitted("conjugate")
+    where = pf.executors.Ray(num_workers=2) if executor == "ray" else executor
+    assert pf.loo(idata, fed, executor=where).elpd_loo == pf.loo(idata, fed).elpd_loo
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run
+def test_chains_count_as_many_independent_draws_as_they_are_worth():
+    fed, _ = fitted("conjugate")
+    idata = pf.run(pf.FSGLD(num_chains=2), fed, num_rounds=200, **QUIET | {"log_likelihood": True})
+    assert pf.loo(idata, fed).elpd_loo == pytest.approx(az.loo(idata).elpd_loo, abs=1e-6)
+
+
+def test_no_row_leaves_its_client():
+    """What a client sends is as long, whatever its rows, and sums over them."""
+    fed, idata = fitted("conjugate")
+    found = pf.loo(idata, fed)
+    assert "loo_i" not in found.index
+    draws = torch.as_tensor(idata.posterior["w"].values[0])
+    shared = {"draws": draws, "efficiency": torch.ones(()).double(), "good_k": torch.tensor(0.7).double()}
+    algorithm = Pointwise()
+    received = algorithm.download(shared, torch.arange(3))
+    messages, _, _ = algorithm.local_step(fed.problem, received, {}, fed.client_data(), ())
+    assert {tuple(value.shape) for value in messages.values()} == {(3,)}
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # a hospital weighs much
+def test_latents_that_stay_at_home_are_integrated_out():
+    module = library.load_model("hierarchical_logistic")
+    fed, _ = fitted("hierarchical_logistic")
+    idata = pf.run(pf.FedEP(), fed, num_draws=100, collect_local=False, **QUIET)
+    found = pf.loo(idata, fed)
+    assert found.n_data_points == 12  # hospitals, each left out as a whole
+    assert found.elpd_loo == pytest.approx(az.loo(idata).elpd_loo, abs=1e-6)
+    assert module.PLATE == "hospital"
+
+
+def test_what_cannot_be_left_out():
+    fed, idata = fitted("conjugate")
+    with pytest.raises(pf.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
+        pf.loo(idata, fed, var_name="z")
+    with pytest.raises(pf.SettingError, match="at least 25 draws, received 10"):
+        pf.loo(idata.isel(draw=slice(10)), fed)

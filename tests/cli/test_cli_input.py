@@ -1,0 +1,121 @@
+"""What the shell says of input that it cannot use: a line, and exit code 2; never a traceback, never work before it."""
+
+import random
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+from pyro_fed.cli.main import main
+
+MODEL = """
+import pyro, torch, pyro.distributions as dist
+PLATE = "data"
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+def load_data():
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    return (x, x.sum(1)), None
+"""
+RECIPE = 'algorithm = "pyro_fed.infer:FedAvg"\n[settings]\nchain_steps = 1\n[run]\nnum_rounds = 1\n'
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with a model, a recipe, and bad ones."""
+    monkeypatch.chdir(tmp_path)
+    contents = {
+        "model.py": MODEL,
+        "recipe.toml": RECIPE,
+        "raises.py": "raise KeyError('at import')",
+        "no_data.py": MODEL + "def load_data():\n    raise OSError('no such table')\n",
+        "odd_data.py": MODEL + "def load_data():\n    return 5\n",
+        "fails.py": MODEL.replace("x @ w", "x @ w.foo"),
+        "deep.toml": "a = " + "[" * 5000 + "]" * 5000,
+        "outside.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "../x:Y"),
+        "abstract.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "pyro_fed.algorithm.contract:Algorithm"),
+        "no_algorithm.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "pyro_fed.algorithm.record:Record"),
+        "range.toml": RECIPE.replace("chain_steps = 1", "chain_steps = -1"),
+        "empty.toml": "",
+        "binary.toml": "\udcff\x00",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(textwrap.dedent(text), errors="surrogateescape")
+    return tmp_path
+
+
+def shell(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "model.py", "recipe.toml", "--seed", "-5"], "-5 is not in the range"),
+        (["run", "model.py", "deep.toml"], "nested too deeply"),
+        (["run", "model.py", "outside.toml"], "'../x' is no module's name"),
+        (["run", "model.py", "abstract.toml"], "is what algorithms are derived from"),
+        (["run", "model.py", "no_algorithm.toml"], "of Record"),
+        (["run", "model.py", "range.toml"], "chain_steps must be a whole number of at least 1"),
+        (["run", "model.py", "empty.toml"], "'algorithm' is missing"),
+        (["run", "model.py", "binary.toml"], "is not a TOML file"),
+        (["run", "model.py", "x" * 5000 + ".toml"], "no recipe"),
+        (["run", "raises.py", "recipe.toml"], "KeyError: 'at import'"),
+        (["run", "no_data.py", "recipe.toml"], "load_data() raised OSError: no such table"),
+        (["run", "odd_data.py", "recipe.toml"], "load_data() must return (train, test)"),
+        (["run", "fails.py", "recipe.toml"], "the model cannot be run on these arguments: AttributeError"),
+        (["run", "model.py", "recipe.toml", "--set", "chain_steps=" + "[" * 5000], "chain_steps"),
+        (["run", "model.py", "recipe.toml", "--partition", "dirichlet:x"], "dirichlet"),
+        (["run", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
+        (["run", "model.py", "recipe.toml", "--out", "."], "is a directory"),
+        (["run", "model.py", "recipe.toml", "--out", "model.py/below.nc"], "cannot be written"),
+        (["compare", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
+    ],
+)
+def test_one_line_and_exit_code_2(files, arguments, words):
+    result = shell(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert "Run" not in result.output.split()  # nothing was begun
+
+
+@pytest.mark.parametrize(("module", "extra"), [("jinja2", ["--out", "r.html"]), ("ot", ["--reference", "recipe.toml"])])
+def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, module, extra):
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == module else find(name, *a))
+    result = shell("compare", "model.py", "recipe.toml", *extra)
+    assert (result.exit_code, "pip install 'pyro_fed[compare]'" in result.output) == (2, True)
+
+
+def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypatch):
+    import shutil
+    from pathlib import Path
+
+    import arviz as az
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    result = shell("run", "model.py", "recipe.toml", "--quiet", "--out", "result.nc")
+    assert result.exit_code == 2
+    kept = Path(result.output.split("The result is kept in ")[1].strip())
+    assert "w" in az.from_netcdf(kept).posterior
+
+
+def test_random_command_lines_end_well(files):
+    """40 of them: exit codes are the shell's own, and no exception gets out."""
+    rng = random.Random(0)
+    words = ["fails.py", "recipe.toml", "raises.py", "deep.toml", "", "-5", "1e3", "x=1", "--", "/dev/null", "é"]
+    flags = ["--seed", "--clients", "--partition", "--rounds", "--set", "--out", "--quiet", "--rows", "--reference"]
+    for _ in range(40):
+        command = [rng.choice(["run", "compare", "show", "list", "flower", "new"])]
+        arguments = command + rng.choices(words + flags, k=rng.randrange(5))
+        result = shell(*arguments)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+        assert "Traceback" not in result.output, arguments

@@ -1,0 +1,80 @@
+"""Options of the shell for programs, machines and runs that go on."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from pyro_fed.cli.main import main
+
+RUN = ("run", "gaussian_mean", "fedep", "--clients", "3", "--rounds", "2")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def values(*arguments):
+    result = call(*arguments, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_json_has_what_the_text_says():
+    found = values(*RUN)
+    assert found["attributes"]["algorithm"] == "FedEP" and found["attributes"]["interrupted"] == 0
+    assert all({"mean", "sd"} <= set(row) for row in found["posterior"].values())
+    assert found["cost"]["bytes_up"] > 0 and isinstance(found["doubts"], list)
+
+
+def test_json_of_a_point_has_its_value():
+    found = values("run", "gaussian_mean", "fedavg", "--clients", "3", "--rounds", "2")
+    assert all(set(row) == {"value"} for row in found["posterior"].values())
+
+
+def test_json_of_a_comparison():
+    result = call("compare", "gaussian_mean", "fedep", "--clients", "3", "--json", "-q")
+    found = json.loads(result.stdout)
+    assert (found["model"], found["clients"], list(found["results"])) == ("gaussian_mean", 3, ["fedep"])
+    assert isinstance(found["results"]["fedep"]["warnings"], list)
+
+
+def test_executors_agree_and_a_graph_is_taken():
+    one, other = (values(*RUN, "--executor", name)["posterior"] for name in ("vectorised", "sequential"))
+    assert one.keys() == other.keys()
+    for name, row in one.items():
+        assert row == pytest.approx(other[name], rel=1e-6)
+    found = values("run", "gaussian_mean", "p2p_vi", "--clients", "4", "--rounds", "2", "--graph", "complete")
+    assert found["attributes"]["algorithm"] == "P2PVI"
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    folder = tmp_path / "state"
+    whole = values(*RUN, "--checkpoint", folder)
+    again = values(*RUN, "--checkpoint", folder, "--resume")
+    assert again["posterior"] == whole["posterior"]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--executor", "fast"), "expected vectorised, sequential or ray:N"),
+        (("--executor", "ray:0"), "expected vectorised, sequential or ray:N"),
+        (("--graph", "rnig"), "has no 'rnig'"),
+        (("--graph", "erdos_renyi:often"), "behind the colon stand numbers"),
+        (("--resume",), "resume=True needs checkpoint"),
+    ],
+)
+def test_mistakes(options, part):
+    result = call(*RUN, "-q", *options)
+    assert result.exit_code == 2
+    assert part in result.stderr.splitlines()[-1]
+
+
+def test_doctor():
+    result = call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "torch" in result.output and "GPU" in result.output
+    found = json.loads(call("doctor", "--json").stdout)
+    assert set(found) == {"versions", "machine", "extras"} and found["versions"]["arviz"][0] in "01"

@@ -1,0 +1,125 @@
+"""What the public face says of arguments that it cannot use: one sentence before any work, never a raw traceback."""
+
+import contextlib
+import inspect
+import io
+import random
+import warnings
+
+import fuzzing
+import numpy as np
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.errors import PyroFedError
+
+
+def run(**options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(
+            options.pop("algorithm", pf.FedAvg(chain_steps=1)), fuzzing.federation(), **fuzzing.FAST, **options
+        )
+
+
+def federation(**options):
+    given = {"args": fuzzing.data(), "num_clients": 3} | options
+    return pf.Federation(fuzzing.model, plate="data", **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: run(rounds=3), r"run has no argument 'rounds'; did you mean 'num_rounds'\?"),
+        (lambda: run(num_rounds="3"), r"run: num_rounds must be a whole number or None, received '3' \(str\)"),
+        (lambda: run(num_rounds=2.0), r"num_rounds must be a whole number or None, received 2\.0"),
+        (lambda: run(num_rounds=True), "num_rounds must be a whole number"),
+        (lambda: run(schedule="all"), r"schedule must be a Schedule, such as pf\.schedule\.All\(\)"),
+        (lambda: run(schedule=pf.schedule.All), "schedule is the class All; expected a Schedule"),
+        (lambda: run(algorithm=pf.FedEP), "algorithm is the class FedEP; .*: call it"),
+        (lambda: run(num_threads=0), "num_threads must be at least 1, or None, received 0"),
+        (lambda: run(min_clients=1.5), "min_clients must be a whole number or None"),
+        (lambda: run(seed=-5), "seed must not be negative, received -5"),
+        (lambda: run(resume="yes"), "resume must be True or False"),
+        (lambda: pf.fit(fuzzing.federation(), max_round=3), "did you mean 'max_rounds'"),
+        (lambda: federation(num_clients="3"), "num_clients must be a whole number or None, received '3'"),
+        (lambda: federation(num_clients=2.5), "num_clients must be a whole number or None"),
+        (lambda: federation(partition="iid"), r"partition must be a Partition, such as pf\.partition\.IID\(\)"),
+        (lambda: federation(partition=pf.partition.IID), "partition is the class IID"),
+        (lambda: federation(quadrature=5), "quadrature must be a Quadrature or None, received 5"),
+        (lambda: federation(dims={"w": ["a", "b"]}), r"dims\['w'\] has 2 names, .* has 1 dimension"),
+        (lambda: federation(dims={"w": ["draw"]}), "the name 'draw' is taken"),
+        (lambda: federation(dims={"w": ["data"]}), "'data'"),
+        (lambda: federation(client=3), "Federation has no argument 'client'"),
+        (lambda: federation(args=tuple(part[:0] for part in fuzzing.data())), "cannot be run|rows"),
+        (lambda: federation(args=(fuzzing.data()[0][:, :0], fuzzing.data()[1])), "cannot be run on these arguments"),
+        (lambda: pf.executors.Ray(2.5), r"num_workers must be a whole number of at least 1, received 2\.5"),
+        (lambda: pf.Private(norm=np.inf, noise_multiplier=1.0), "norm must be a finite number"),
+        (lambda: pf.schedule.RoundRobin("2"), "clients_per_round must be a whole number"),
+        (lambda: pf.partition.Dirichlet("a"), "Dirichlet"),
+        (lambda: pf.FedEP(5), "FedEP"),
+        (lambda: pf.FedEP(num_points="128"), "num_points"),
+        (lambda: pf.graph.ring("3"), "ring: num_agents must be a whole number, received '3'"),
+        (lambda: pf.graph.ring(3, mixings="x"), "ring has no argument 'mixings'; did you mean 'mixing'"),
+        (lambda: pf.predict(fuzzing.result(), fuzzing.model, (torch.zeros(3, 5).double(), torch.zeros(3).double())),
+         "predict: the model cannot be run on these arguments"),
+        (lambda: pf.predict("idata", fuzzing.model), "predict: idata must be"),
+        (lambda: pf.ksd(fuzzing.result(), fuzzing.federation(), num_draws=2.5), "num_draws must be a whole number"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_cannot_be_used_is_named(call, message):
+    with pytest.raises(PyroFedError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_result_of_another_shape_is_no_traceback():
+    other = fuzzing.result().copy()
+    other.posterior = other.posterior.isel(w_dim_0=[0])
+    for call in (lambda: pf.ksd(other, fuzzing.federation()), lambda: pf.predict(other, fuzzing.federation())):
+        with pytest.raises(pf.DataError):
+            call()
+
+
+def test_numpy_numbers_are_numbers():
+    idata = run(num_rounds=np.int64(1), seed=np.int32(3), min_clients=np.int64(1))
+    assert idata.attrs["seed"] == 3
+    federation(num_clients=np.int64(2), seed=np.uint8(1))
+    pf.FedEP(tolerance=np.float64(0.1), num_points=np.int64(64))
+
+
+def test_the_cause_is_kept_where_a_model_raises():
+    def model(x, y):
+        raise KeyError("no such column")
+
+    with pytest.raises(
+        pf.ModelError, match="the model cannot be run on these arguments: KeyError: 'no such column'"
+    ) as e:
+        pf.Federation(model, fuzzing.data(), plate="data", num_clients=2)
+    assert isinstance(e.value.__cause__, KeyError)
+
+
+def test_signatures_are_those_of_the_functions():
+    assert "num_rounds" in inspect.signature(pf.run).parameters
+    assert "num_points" in inspect.signature(pf.FedEP).parameters
+    assert pf.run.__doc__.startswith("Run an algorithm")
+
+
+def test_valid_calls_are_valid():
+    """Else the next test would say nothing."""
+    for name, (function, given, _) in fuzzing.targets().items():
+        assert fuzzing.outcome(function, given) == "success", name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_succeed_or_are_refused(seed, tmp_path, monkeypatch):
+    """100 calls each; `python tests/helpers/fuzzing.py --calls 10000` makes more."""
+    monkeypatch.chdir(tmp_path)
+    rng, found = random.Random(seed), fuzzing.targets()
+    for _ in range(100):
+        name, function, given = fuzzing.random_call(rng, found)
+        if fuzzing.small_enough(given):
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                said = fuzzing.outcome(function, given)
+            assert said in ("success", "refused"), (name, given)

@@ -1,0 +1,98 @@
+"""Labels of groups are the clients' names, and travel to the result."""
+
+import numpy as np
+import pytest
+import torch
+from test_groups import COUNTY, FLOOR, URANIUM, J, Y, houses
+
+import pyro_fed as pf
+from pyro_fed.recipes import library
+
+QUIET = {"progress": False, "compile": "off", "audit": False, "num_draws": 20}
+
+
+def logistic():
+    module = library.load_model("linear_regression")
+    return module, module.load_data()[0]
+
+
+def test_clients_are_called_by_their_groups():
+    module, args = logistic()
+    count = len(args[0])
+    labels = np.array(["Dresden", "Aachen", "Celle"])[np.arange(count) % 3]
+    fed = pf.Federation(module.model, args, plate=module.PLATE, partition=pf.partition.ByGroup(by=labels))
+    assert fed.client_names == ["Aachen", "Celle", "Dresden"]
+    assert list(fed.summary().index) == fed.client_names
+    rest = fed.without("Celle")
+    assert rest.client_names == ["Aachen", "Dresden"]
+    assert rest.num_rows == int((labels != "Celle").sum())
+    fewer = pf.Federation(
+        module.model, args, plate=module.PLATE, num_clients=2, partition=pf.partition.ByGroup(by=labels)
+    )
+    assert fewer.client_names == ["0", "1"]
+
+
+NAMES = ["Anoka", "Becker", "Cass", "Dodge", "Fillmore", "Goodhue"]
+ARGS = (FLOOR, COUNTY, URANIUM, Y, J)
+
+
+def counties(**options):
+    options = {"partition": pf.partition.ByGroup(by=NAMES)} | options
+    return pf.Federation(houses, ARGS, plate="county", rows={"obs": "county_idx"}, **options)
+
+
+def test_groups_have_their_rows_counted_and_their_names_in_the_result():
+    fed = counties()
+    counts = torch.bincount(COUNTY, minlength=J).tolist()
+    table = fed.summary()
+    assert table["rows"].tolist() == counts
+    assert table["county"].tolist() == [1] * J
+    assert table["share"].sum() == pytest.approx(1.0)
+    idata = pf.run(pf.FedEP(), fed, **QUIET)
+    assert idata["posterior"]["a"]["county"].values.tolist() == NAMES
+    constant = idata["constant_data"]
+    assert constant["county_idx"].values.tolist() == COUNTY.tolist()
+    assert constant["county_idx_label"].values.tolist() == [NAMES[i] for i in COUNTY]
+    assert float(idata["posterior"]["a"].sel(county="Cass").mean()) == pytest.approx(
+        float(idata["posterior"]["a"].isel(county=2).mean())
+    )
+
+
+def test_the_users_labels_count():
+    fed = counties(coords={"county": list("abcdef")})
+    assert fed.coords["county"] == list("abcdef")
+    assert fed.client_names == NAMES
+    pairs = counties(partition=None, num_clients=2)
+    assert pairs.client_names == ["0", "1"]
+    assert "county" not in pairs.coords
+
+
+def test_clients_of_one_group_each_name_it():
+    mine = {
+        name: (FLOOR[j == COUNTY], COUNTY[j == COUNTY] * 0, URANIUM[j : j + 1], Y[j == COUNTY], 1)
+        for j, name in enumerate(NAMES)
+        if j != 3
+    }
+    fed = pf.Federation.from_clients(houses, mine, plate="county", rows={"obs": "county_idx"})
+    assert fed.coords["county"] == [name for name in NAMES if name != "Dodge"]
+
+
+def test_a_group_leaves_with_its_rows():
+    """The density of those that are left, also where the number of groups is an argument."""
+    fed = counties()
+    rest = fed.without("Cass", "Goodhue")
+    kept = [j for j in range(J) if NAMES[j] not in ("Cass", "Goodhue")]
+    assert rest.client_names == [NAMES[j] for j in kept] == rest.coords["county"]
+    assert rest.summary()["rows"].tolist() == [int((j == COUNTY).sum()) for j in kept]
+    z = 0.3 * torch.randn(4, fed.problem.dim, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = fed.problem.pointwise_log_lik(z)[:, kept]
+    torch.testing.assert_close(rest.problem.pointwise_log_lik(z), expected)
+
+
+def test_a_number_of_groups_that_is_no_argument_cannot_change():
+    def fixed(floor, county_idx, uranium, y):
+        return houses(floor, county_idx, uranium, y, J)
+
+    fed = pf.Federation(fixed, (FLOOR, COUNTY, URANIUM, Y), plate="county", rows={"obs": "county_idx"}, num_clients=3)
+    with pytest.raises(pf.DataError, match="plate 'county' has 6 elements whatever its arguments are"):
+        fed.without("1")

@@ -1,0 +1,249 @@
+"""Calls of the public face with random arguments: each succeeds or is refused in one sentence, and soon.
+
+    python tests/helpers/fuzzing.py --calls 10000 --seed 1
+
+prints how many calls were made, refused and successful, and every one that ended otherwise. The suite makes some
+hundred of them. A call takes a valid one and puts something else into one to three of its arguments.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import io
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyro_fed as pf
+
+#: Seconds that a call may take.
+LONGEST = 20
+
+
+class TooLong(BaseException):
+    """A call that does not end."""
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+@functools.cache
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    return x, x.sum(1)
+
+
+@functools.cache
+def federation():
+    return pf.Federation(model, data(), plate="data", num_clients=3)
+
+
+@functools.cache
+def result():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(pf.FedEP(start="prior"), federation(), num_rounds=1, **FAST)
+
+
+FAST = {"progress": False, "compile": "off", "audit": False, "num_draws": 20}
+
+
+def junk(rng):
+    """Something: a number, a text, a class, a table, an array, of any size that can be held."""
+    makers = [
+        lambda: rng.choice([0, 1, 2, 3, 5, -1, -5, 2**31, 2**63, 10**30, True, False]),
+        lambda: rng.choice([0.0, 0.5, 1.5, 2.5, -1.0, 1e-300, 1e300, float("nan"), float("inf"), -float("inf")]),
+        lambda: rng.choice(["", "3", "iid", "all", "data", "w", "auto", "nuts", "\x00", "../x", "a" * 300, "é"]),
+        lambda: rng.choice([None, b"bytes", 1j, ..., NotImplemented]),
+        lambda: rng.choice([pf.FedEP, pf.schedule.All, pf.partition.IID, pf.Federation, int, torch.nn.Linear, model]),
+        lambda: rng.choice([[], [1], ["a"], [[0], [1]], (), (1, 2), (0.9, 0.99), {1, 2}, range(3), [None], [[]]]),
+        lambda: rng.choice([{}, {"w": ["a"]}, {"w": "a"}, {"w": [1]}, {1: 2}, {"w": ["a", "b", "c"]}, {"name": None}]),
+        lambda: rng.choice(
+            [np.int64(3), np.float32(0.5), np.zeros(3), np.zeros((0, 2)), np.array("x"), np.array([None, 1])]
+        ),
+        lambda: rng.choice(
+            [torch.tensor(2.0), torch.zeros(12), torch.zeros(12, 0), torch.zeros(0, 2), torch.ones(5, 2), torch.float32]
+        ),
+        lambda: rng.choice([pf.FedAvg(), pf.schedule.All(), pf.partition.IID(), pf.graph.ring(3), data(), object()]),
+        lambda: Path(rng.choice(["/dev/null", "/dev/null/x", "/proc/none", "/"])),
+        lambda: lambda *_: None,
+    ]
+    return rng.choice(makers)()
+
+
+def like(rng, value):
+    """Something of the same kind that is odd in its value; anything in the place of None."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        kinds = [0, 1, 2, 7, -1, -3, 2**40, 10**30] if isinstance(value, int) else [0.0, 0.5, 0.99, 1.0, 2.5, -1.0, 1e9]
+        return rng.choice([*kinds, 1e-300, float("nan"), float("inf"), str(value), float(value), np.int64(2)])
+    if isinstance(value, str):
+        return rng.choice(["", "auto", "full", "diag", "prior", "laplace", "data", "w", "x y", value.upper(), "\u2028"])
+    if isinstance(value, torch.Tensor) and value.dim():
+        return rng.choice(
+            [
+                value[:0],
+                value[:1],
+                value[..., :0],
+                value.int(),
+                value * torch.nan,
+                value.mT if value.dim() > 1 else value,
+                value[None],
+            ]
+        )
+    if isinstance(value, tuple | list):
+        return rng.choice([value[:1], value[::-1], (*value, *value), [like(rng, one) for one in value], list(value)])
+    return junk(rng)
+
+
+def algorithms():
+    kinds = [value for name in dir(pf) if isinstance(value := getattr(pf, name), type)]
+    return [kind for kind in kinds if hasattr(kind, "local_step") and not getattr(kind, "__abstractmethods__", None)]
+
+
+def targets():
+    """Name → (function, valid arguments, how often)."""
+    x, y = data()
+    found = {
+        "run": (pf.run, {"algorithm": pf.FedAvg(chain_steps=1), "federation": federation(), "num_rounds": 1, "seed": 0,
+                         "schedule": None, "graph": None, "executor": "sequential", "num_threads": 1, "start": None,
+                         "log_likelihood": False, "collect_local": True, "min_clients": None, "combination": None,
+                         "evaluate": None, "evaluate_every": 1, "checkpoint": None, "resume": False, **FAST}, 30),
+        "fit": (pf.fit, {"federation": federation(), "max_rounds": 1, "max_bytes": None, "seed": 0, **FAST}, 2),
+        "Federation": (pf.Federation, {"model": model, "args": (x, y), "kwargs": None, "plate": "data", "rows": None,
+                                       "num_clients": 3, "partition": None, "shard": None, "seed": 0, "dtype": None,
+                                       "dims": None, "coords": None, "quadrature": None}, 30),
+        "from_clients": (pf.Federation.from_clients, {"model": model, "clients": [(x, y), (x + 1, y)], "plate": "data",
+                                                      "rows": None, "kwargs": None, "shard": None, "dtype": None,
+                                                      "dims": None, "coords": None, "quadrature": None}, 15),
+        "predict": (pf.predict, {"idata": result(), "model": federation(), "args": None, "kwargs": None, "seed": 0}, 9),
+        "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
+                         "statistic": "V", "seed": 0}, 10),
+        "compare": (pf.compare, {"results": {"a": result()}, "reference": None, "federation": None, "test": None}, 4),
+        "test_metrics": (pf.metrics.test_metrics, {"idata": result(), "fed": federation(), "test_args": (x, y)}, 5),
+        "column_sums": (pf.column_sums, {"rows": x}, 2),
+        "pooled_moments": (pf.pooled_moments, {"parts": [pf.column_sums(x)]}, 2),
+        "Faulty": (pf.executors.Faulty, {"inner": "sequential", "probability": 0.3, "kinds": ("raises",),
+                                         "clients": None, "seed": 0}, 3),
+        "Ray": (pf.executors.Ray, {"num_workers": 2, "address": None, "timeout": None, "startup": 3.0,
+                                   "within": "sequential"}, 3),
+        "Quadrature": (pf.Quadrature, {"order": 3, "max_order": 5, "max_nodes": 16, "shorten": 0.25}, 5),
+        "Private": (pf.Private, {"norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}, 3),
+    }  # fmt: skip
+    components = {
+        pf.schedule: {"RoundRobin": {"clients_per_round": 1}, "UniformRandom": {"clients_per_round": 2},
+                      "Explicit": {"rounds": [[0], [1]]}, "Categorical": {"probabilities": (0.5, 0.5)}},
+        pf.combination: {"Clipped": {"norm": 1.0}, "TrimmedMean": {"share": 0.2}, "Median": {}},
+        pf.partition: {"Dirichlet": {"alpha": 0.3, "by": y}, "IID": {}, "ByGroup": {"by": y}},
+        pf.graph: {"ring": {"num_agents": 3}, "star": {"num_agents": 3, "confidence": 0.5},
+                   "grid": {"num_rows": 2, "num_columns": 2}, "erdos_renyi": {"num_agents": 4, "probability": 0.9},
+                   "from_matrix": {"weights": [[1.0]]}, "small_world": {"num_agents": 6, "degree": 2, "rewiring": 0.1},
+                   "random_regular": {"num_agents": 6, "degree": 4}, "complete": {"num_agents": 3}},
+    }  # fmt: skip
+    for module, by_name in components.items():
+        for name, valid in by_name.items():
+            found[name] = (getattr(module, name), valid, 3)
+    for kind in algorithms():
+        found[kind.__name__] = (kind, {field.name: field.default for field in dataclasses.fields(kind)}, 3)
+    return found
+
+
+def random_call(rng, found):
+    """A call: its name, function and arguments."""
+    name = rng.choices(list(found), weights=[often for _, _, often in found.values()])[0]
+    function, valid, _ = found[name]
+    given = dict(valid)
+    for key in rng.sample(list(given), k=min(len(given), rng.choice([1, 1, 1, 2, 3]))):
+        given[key] = like(rng, given[key]) if rng.random() < 0.6 else junk(rng)
+    if rng.random() < 0.05:
+        given[rng.choice(["rounds", "client", "", "num_round", "x y"])] = junk(rng)
+    if rng.random() < 0.02 and given:
+        given.pop(rng.choice(list(given)))
+    return name, function, given
+
+
+@contextlib.contextmanager
+def limited(seconds=LONGEST):
+    """A call that may take so long."""
+
+    def late(*_):
+        raise TooLong(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(function, given):
+    """ "success", "refused", or the traceback of what should not have been."""
+    try:
+        with limited(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(**given)
+    except pf.PyroFedError as error:
+        return "refused" if str(error).strip() else "refused without a word"
+    except (Exception, TooLong):
+        return traceback.format_exc()
+    return "success"
+
+
+def small_enough(given):
+    """Whether no argument asks for more work than a test can do, though it would be done."""
+    return all(
+        not (isinstance(value, int | float) and abs(value) > 10**3) for key, value in given.items() if key in HEAVY
+    )
+
+
+#: Arguments whose size is work that a user may want.
+HEAVY = {"num_rounds", "max_rounds", "num_draws", "num_agents", "num_rows", "num_columns"}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng, found, counts = random.Random(options.seed), targets(), collections.Counter()
+    wrong, began = collections.OrderedDict(), time.perf_counter()
+    while counts.total() < options.calls:
+        name, function, given = random_call(rng, found)
+        if not small_enough(given):
+            continue
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            said = outcome(function, given)
+        kind = said if said in ("success", "refused") else "WRONG"
+        counts[kind] += 1
+        if kind == "WRONG":
+            where = [line for line in said.splitlines() if line.strip().startswith("File")][-1].strip()
+            wrong.setdefault((name, where, said.strip().splitlines()[-1][:150]), given)
+    for (name, where, last), given in wrong.items():
+        odd = {key: value for key, value in given.items() if value is not found[name][1].get(key)}
+        print(f"{name}({odd!r:.300})\n    {last}\n    {where}")
+    print(f"{counts.total()} calls in {time.perf_counter() - began:.0f} s: {dict(counts)}, {len(wrong)} kinds of wrong")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        main()

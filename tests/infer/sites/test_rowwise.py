@@ -1,0 +1,201 @@
+"""Expected Newton sites from linear predictors: against many points, the model's own Hessians, and other models."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, from_parts, predictors
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.sites import derivatives, rowwise
+from pyro_fed.infer.sites.derivatives import Derivatives
+from pyro_fed.infer.sites.gaussian_sites import spread_points
+from pyro_fed.ops.gaussian_structures import FullGaussian
+
+ROWS, FEATURES = 60, 3
+
+
+def weights(x):
+    return pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+
+
+def logistic(x, y):
+    w = weights(x)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def robust(x, y):
+    w = weights(x)
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.StudentT(4.0, x @ w, s), obs=y)
+
+
+def intercepts(x, g, y):
+    w = weights(x)
+    a = pyro.sample("a", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Poisson((x @ w + a[g]).exp()), obs=y)
+
+
+def two_predictors(x, y):
+    w, v = weights(x), pyro.sample("v", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, (x @ v).exp()), obs=y)
+
+
+def softmax(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, x.shape[1]]).to_event(2))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Categorical(logits=x @ w.T), obs=y)
+
+
+def offset(x, y):
+    """The numbers a row depends on have a constant in them, and a factor of the row."""
+    w = weights(x)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(2.0 + x[:, 0] * (x @ w), 1.0), obs=y)
+
+
+def scaled_weights(x, y):
+    """Nonlinear in z: a product of two latents."""
+    t, w = pyro.sample("t", dist.HalfNormal(1.0)), weights(x)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ (t * w)), obs=y)
+
+
+def bent(x, y):
+    """Linear nearly everywhere: the weights are clamped."""
+    w = weights(x)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w.clamp(-0.1, 0.1)), obs=y)
+
+
+def hidden(x, y):
+    """A network's layer."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1], 2]).to_event(2))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal((x @ w).tanh().sum(1), 1.0), obs=y)
+
+
+def federation(model, dtype=torch.float64, clients=3):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, FEATURES, generator=g, dtype=torch.float64)
+    u = x.sum(1) / 2
+    y = (torch.rand(ROWS, generator=g, dtype=torch.float64) < torch.sigmoid(u)).double()
+    number = torch.arange(ROWS)
+    args = {intercepts: (x, number % 4, (u.exp()).round()), softmax: (x, number % 3)}.get(model, (x, y))
+    args = tuple(part.to(dtype) if part.is_floating_point() else part for part in args)
+    parts = pf.partition.Explicit([list(range(5)), list(range(5, 30)), list(range(30, ROWS))][:clients])
+    return pf.Federation(model, args, plate="data", partition=parts if clients == 3 else None, num_clients=clients)
+
+
+STRUCTURED = {
+    logistic: (1, 0),
+    robust: (1, 1),
+    intercepts: (1, 0),
+    two_predictors: (2, 0),
+    softmax: (3, 0),
+    offset: (1, 0),
+}
+
+
+@pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_linear_predictors_are_found(model, dtype):
+    problem = federation(model, dtype).problem
+    found = predictors(problem, 20)
+    assert (found.width, len(found.direct)) == STRUCTURED[model]
+    z = torch.linspace(-0.5, 0.5, problem.dim, dtype=dtype)
+    rows = tuple(leaf[:20] for leaf in problem.rows)
+    value, score, hessian = from_parts(found, z, rows, torch.ones(20, dtype=dtype))
+
+    def total(point):
+        return problem.pointwise_log_lik(point, rows).sum()
+
+    near = {"rtol": 1e-9, "atol": 1e-9} if dtype is torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(value, total(z), **near)
+    torch.testing.assert_close(score, torch.func.grad(total)(z), **near)
+    torch.testing.assert_close(hessian, torch.func.jacrev(torch.func.grad(total))(z), **near)
+
+
+@pytest.mark.parametrize("model", [scaled_weights, bent], ids=lambda model: model.__name__)
+def test_what_is_not_linear_has_no_structure(model):
+    """Products of latents and clamped weights: every entry of z goes through something that is not linear."""
+    assert predictors(federation(model).problem, CHECK_ROWS) is None
+
+
+def test_a_layer_of_a_network_is_linear_before_its_nonlinearity():
+    assert predictors(federation(hidden).problem, CHECK_ROWS).width == 2
+
+
+def test_a_structure_that_is_not_the_models_is_refused(monkeypatch):
+    """The trace is not trusted: a wrong reading of it, here of an exponential as linear, is found by its Hessian."""
+    from pyro_fed.density.compiling import predictors as module
+
+    monkeypatch.setattr(module, "LINEAR", module.LINEAR | {"exp"})
+    assert predictors(federation(intercepts).problem, CHECK_ROWS) is None
+
+
+@pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
+def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
+    monkeypatch.setattr(rowwise, "BLOCK", 64)  # several pieces, clients apart
+    fed = federation(model)
+    data, problem = fed.client_data(), fed.problem
+    mean = torch.linspace(-0.4, 0.4, problem.dim, dtype=torch.float64).expand(3, -1) * torch.tensor(
+        [[1.0], [0.5], [-1.0]]
+    )
+    found = rowwise.expected(problem, mean, None, data)
+    exact = Derivatives("full", "hessian").of_likelihood(problem, mean[None], data.full_batch())
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
+def test_expectations_are_those_of_many_points(model, monkeypatch):
+    monkeypatch.setattr(rowwise, "BLOCK", 4096)
+    fed = federation(model)
+    problem, data = fed.problem, fed.client_data()
+    dim = problem.dim
+    g = torch.Generator().manual_seed(1)
+    root = 0.04 * torch.randn(dim, dim, generator=g, dtype=torch.float64).tril() + 0.04 * torch.eye(dim).double()
+    centre = torch.linspace(-0.3, 0.3, dim, dtype=torch.float64)
+    q = FullGaussian.from_moments(centre.expand(3, -1), (root @ root.T).expand(3, -1, -1))
+    found = rowwise.expected(problem, q.mean(), q.root(), data)
+    many = Derivatives("full", "hessian").of_likelihood(problem, spread_points(q, 8192), data.full_batch())
+    for a, b in zip(found, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-3, atol=3e-3 * float(b.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:clients")
+def test_a_client_without_rows_adds_nothing():
+    fed = federation(logistic)
+    data = fed.client_data()
+    empty = ClientData(data.rows, data.row_index, torch.tensor([0, 25, 30]))
+    found = rowwise.expected(fed.problem, torch.zeros(3, FEATURES, dtype=torch.float64), None, empty)
+    assert all(not bool(part[0].any()) for part in found)
+    assert all(bool(part[1].any()) for part in found)
+
+
+def means(model, worth, monkeypatch, **options):
+    monkeypatch.setattr(derivatives, "WORTH", worth)
+    idata = pf.run(pf.FedEP(), federation(model), progress=False, log_likelihood=False, audit=False, **options)
+    draws = [value.values.reshape(1000, -1) for value in idata.posterior.data_vars.values()]
+    return [part.mean(0) for part in draws], [part.std(0) for part in draws]
+
+
+@pytest.mark.parametrize("model", [logistic, robust, intercepts], ids=lambda model: model.__name__)
+def test_fedep_is_where_it_is_without_the_structure(model, monkeypatch):
+    """Within what 128 points err by."""
+    (mean, sd), (other, spread) = means(model, 1, monkeypatch), means(model, 10**12, monkeypatch)
+    for place in range(len(mean)):
+        assert float(abs((mean[place] - other[place]) / spread[place]).max()) < 0.02
+        assert float(abs(sd[place] / spread[place] - 1).max()) < 0.02
+
+
+def test_executors_agree(monkeypatch):
+    one = means(logistic, 1, monkeypatch)
+    other = means(logistic, 1, monkeypatch, executor="sequential")
+    torch.testing.assert_close(torch.tensor(one[0][0]), torch.tensor(other[0][0]), rtol=1e-9, atol=1e-9)
