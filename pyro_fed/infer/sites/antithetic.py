@@ -1,8 +1,8 @@
 """Antithetic normal draws for many steps at the memory of one vector, and expectations from scores alone.
 
-A step's draw ε is a part of the client's pool of independent normal numbers, from a random place on, round its end: each
-ε is D independent normal numbers, and those of two steps have entries in common in other places alone. So a round of
-any number of steps holds one vector. Each ε stands with its opposite:
+A step's draw ε is a part of the client's pool of independent normal numbers, from a random place on and round its end:
+each ε is D independent normal numbers, and those of two steps have entries in common in other places alone. So a round
+of any number of steps holds one vector. Each ε stands with its opposite:
 
     E_q[∇f] ≈ (∇f(m + σε) + ∇f(m - σε)) / 2
     E_q[-∂²f/∂θ_i²] = E[ε_i (∂_i f(m - σε) - ∂_i f(m + σε)) / (2 σ_i)]          Price's identity
