@@ -114,7 +114,7 @@ def test_points_beyond_sobol_are_standardised():
 
 def test_a_turned_pool_is_the_pool_in_another_place():
     pool = torch.arange(5.0)
-    assert turned(pool, torch.tensor([0, 2])).tolist() == [[0, 1, 2, 3, 4], [2, 3, 4, 0, 1]]
+    assert turned(pool, torch.tensor([0, 4]), 3).tolist() == [[0, 1, 2], [4, 0, 1]]
 
 
 def test_price_by_differences_is_exact_for_a_quadratic():

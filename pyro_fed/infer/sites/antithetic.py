@@ -1,8 +1,8 @@
 """Antithetic normal draws for many steps at the memory of one vector, and expectations from scores alone.
 
-A step's draw ε is the client's pool of D independent normal numbers, turned round by a random number of places: each
-ε is D independent normal numbers, and those of two steps have entries in common in other places alone. So a round of
-any number of steps holds one vector. Each ε stands with its opposite:
+A step's draw ε is a part of the client's pool of independent normal numbers, from a random place on and round its end:
+each ε is D independent normal numbers, and those of two steps have entries in common in other places alone. So a round
+of any number of steps holds one vector. Each ε stands with its opposite:
 
     E_q[∇f] ≈ (∇f(m + σε) + ∇f(m - σε)) / 2
     E_q[-∂²f/∂θ_i²] = E[ε_i (∂_i f(m - σε) - ∂_i f(m + σε)) / (2 σ_i)]          Price's identity
@@ -21,13 +21,16 @@ from torch.func import grad
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 
+#: Numbers in a pool at least: few parameters have to share enough of them.
+SMALLEST_POOL = 4096
+
 
 class Draws(NamedTuple):
     """Of one client's round.
 
     Attributes:
-        pool: (1, D) independent normal numbers.
-        turns: (steps, pairs) places by which they are turned.
+        pool: (1, L) independent normal numbers, L at least D.
+        turns: (steps, pairs) places at which draws begin.
     """
 
     pool: Tensor
@@ -44,14 +47,15 @@ def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: to
         generator: source of randomness.
         dtype: of the numbers.
     """
-    pool = torch.randn(1, dim, generator=generator, dtype=torch.float64).to(dtype)
-    return Draws(pool, torch.randint(dim, (steps, pairs), generator=generator))
+    length = max(dim, SMALLEST_POOL)
+    pool = torch.randn(1, length, generator=generator, dtype=torch.float64).to(dtype)
+    return Draws(pool, torch.randint(length, (steps, pairs), generator=generator))
 
 
-def turned(pool: Tensor, turns: Tensor) -> Tensor:
-    """The draws of a step, (pairs, D), from the pool (D,) and how far it is turned for each, (pairs,)."""
-    place = torch.arange(len(pool), device=pool.device) + turns.unsqueeze(-1)
-    return torch.cat([pool, pool])[place]
+def turned(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
+    """The draws of a step, (pairs, D), from the pool (L,) and where in it each begins, (pairs,)."""
+    place = torch.arange(dim, device=pool.device) + turns.unsqueeze(-1)
+    return torch.cat([pool, pool[:dim]])[place]
 
 
 def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

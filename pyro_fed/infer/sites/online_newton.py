@@ -93,7 +93,7 @@ class OnlineNewton:
         turns, rate, picks = x
         total = site + precision
         sd = total.rsqrt()
-        score, curvature = score_and_curvature(problem, mean, sd, turned(pool, turns), batch_of(rows, picks))
+        score, curvature = score_and_curvature(problem, mean, sd, turned(pool, turns, len(mean)), batch_of(rows, picks))
         velocity = self.momentum * velocity + (1 - self.momentum) * (score + eta - precision * mean)
         step = (rate * sd * velocity).clamp(-self.longest, self.longest)
         return (mean + sd * step, self._moved(site, curvature, total), velocity), ()
@@ -126,7 +126,7 @@ class OnlineNewton:
         (point, prior, clients, pool), rows = const
         turns, picks = x
         total = prior + clients * site.clamp_min(0)
-        eps, batch = turned(pool, turns), batch_of(rows, picks)
+        eps, batch = turned(pool, turns, len(point)), batch_of(rows, picks)
         curvature = score_and_curvature(problem, point, total.rsqrt(), eps, batch)[1]
         return self._moved(site, curvature, total), ()
 
