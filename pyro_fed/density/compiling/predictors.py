@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -249,8 +250,12 @@ def _is_the_model(problem: Problem, found: Predictors) -> bool:
     weight = torch.rand(found.rows, generator=generator, dtype=torch.float64).to(points) + 0.5
     near = ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
 
+    def weighted(z: Tensor) -> Tensor:
+        return (problem.log_parts(z, rows)[1] * weight).sum()
+
     def model(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (score, value), pull = vjp(grad_and_value(lambda t: (problem.log_parts(t, rows)[1] * weight).sum()), z)[:2]
+        both: Any = grad_and_value(weighted)
+        (score, value), pull = vjp(both, z)[:2]
         none = torch.zeros_like(value)
         hessian = vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
         return value, score, hessian
@@ -309,7 +314,8 @@ def curvatures(
         return (found.rest(u, whole, *rows) * weight).sum()
 
     t = z[at] if at else z[:0]
-    (first, value), pull = vjp(lambda u, t: grad_and_value(total, (0, 1))(u, t), u, t)
+    both: Any = grad_and_value(total, (0, 1))
+    (first, value), pull = vjp(both, u, t)[:2]
     none, nothing = torch.zeros_like(value), (torch.zeros_like(u), torch.zeros_like(t))
     by_u, by_t = [], []
     for k in range(found.width):

@@ -25,7 +25,8 @@ def line_values(problem: Problem, line: Tensor, data: ClientData) -> Tensor:
     longest = data.row_index.shape[-1]
     at_once = max(1, CHUNK // (clients * length * problem.num_nodes))
     if longest <= at_once or any(isinstance(leaf, NestedRows) for leaf in data.rows):
-        return problem.mapped(_values, (0, BATCHES))(line, data.full_batch()).double()
+        whole: Tensor = problem.mapped(_values, (0, BATCHES))(line, data.full_batch()).double()
+        return whole
     start = torch.zeros(clients, length, dtype=torch.float64, device=line.device)
     index, weight = pieces(data, at_once)
     total, _ = problem.scan(_add, start, (data.rows, line), (index, weight), len(index), (None, 0))
