@@ -1,6 +1,7 @@
 """What all tests share: no window is opened, and no parameter or random state is left behind."""
 
 import os
+import sys
 
 import pyro
 import pytest
@@ -23,6 +24,23 @@ def _clean_state():
     dtype = torch.get_default_dtype()
     yield
     assert torch.get_default_dtype() == dtype
+
+
+@pytest.fixture(autouse=True)
+def _changed_modules(request):
+    """A test that changes our modules takes no step that was traced of them before, and leaves none behind."""
+    changes = "monkeypatch" in request.fixturenames
+    if changes:
+        _forget()
+    yield
+    if changes:
+        _forget()
+
+
+def _forget():
+    process = sys.modules.get("pyro_fed.density.compiling.process")
+    if process is not None:
+        process.forget()
 
 
 @pytest.fixture

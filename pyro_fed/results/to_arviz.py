@@ -143,9 +143,9 @@ def _from_data(
 ) -> dict[str, xr.Dataset]:
     """The groups that need the rows."""
     flat = draws.reshape(-1, draws.shape[-1])
-    if not log_likelihood and len(flat) * problem.evaluations > MAX_UNASKED:
-        pointwise, lp = {}, {}
-    else:
+    pointwise: dict[str, Tensor] = {}
+    lp: dict[str, Tensor] = {}
+    if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
         lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
     groups = {

@@ -87,7 +87,8 @@ def run(
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
             fastest with one.
-        log_likelihood: compute the pointwise log-likelihood of all rows.
+        log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
+            `sample_stats`, is left out too where draws × rows are more than 5e7.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
             without, the log-likelihood of a row has them integrated out.
         audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of what

@@ -1,6 +1,8 @@
 """What is traced once in a process serves the same model alone: what its density depends on keeps others away."""
 
+import datetime
 import os
+import time
 import types
 
 import numpy as np
@@ -281,6 +283,14 @@ def writes_global():
     SCALE = 3.0
 
 
+def test_the_environment_is_part_of_what_reads_it(monkeypatch):
+    monkeypatch.setenv("PYRO_FED_TEST_SCALE", "1.0")
+    before = digest(reads_environment)
+    assert before is None or before == digest(reads_environment)
+    monkeypatch.setenv("PYRO_FED_TEST_SCALE", "2.0")
+    assert before is None or before != digest(reads_environment)
+
+
 def test_what_cannot_be_followed_has_no_digest():
     module = types.ModuleType("helpers")
     for value in (
@@ -288,7 +298,9 @@ def test_what_cannot_be_followed_has_no_digest():
         np.random.default_rng(),
         torch.Generator(),
         module,
-        lambda: os.environ["A"],
+        lambda: time.time(),
+        lambda: datetime.datetime.now(),
+        time.time,
         lambda: open("a").read(),  # noqa: SIM115  (it is not run)
         lambda: eval("1"),
         lambda: torch.randn(1),

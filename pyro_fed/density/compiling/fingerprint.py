@@ -13,7 +13,6 @@ A digest is of this moment; what it was made of may change afterwards.
 
 from __future__ import annotations
 
-import copyreg
 import dis
 import functools
 import hashlib
@@ -282,13 +281,16 @@ class Walk:
     def _builtin(self, value: Any) -> None:
         owner = getattr(value, "__self__", None)
         name = getattr(value, "__qualname__", value.__name__)
-        if value.__name__ in REFUSED:
+        module = getattr(value, "__module__", None)
+        if value.__name__ in REFUSED or (module is not None and not _trusted(module)):
             raise Untold(f"it calls {name}")
         self.say("builtin", getattr(value, "__module__", None) or "", name)
         if owner is None or isinstance(owner, types.ModuleType):
             of = getattr(value, "__objclass__", None)
             if of is not None:
                 self.feed(of)
+            elif module is None:
+                raise Untold(f"it calls {name}")
             return
         if isinstance(owner, type) and _trusted(owner.__module__):
             self.say(owner.__module__, owner.__qualname__)
@@ -299,6 +301,8 @@ class Walk:
         if _is_named(value) or value.__module__ == "builtins":
             self.say("class", value.__module__, value.__qualname__)
             return
+        if not value.__flags__ & PYTHON_CLASS:
+            raise Untold(f"class {value.__qualname__} is not written in Python")
         self._items("bases", value.__mro__[1:])
         self.feed(type(value))
         held = {name: part for name, part in vars(value).items() if name not in UNREAD}
@@ -312,7 +316,7 @@ class Walk:
             state = object.__reduce_ex__(value, 4)
         except TypeError as error:  # it has a state that Python does not see
             raise Untold(str(error)) from None
-        if not isinstance(state, tuple) or state[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        if not isinstance(state, tuple) or getattr(state[0], "__module__", "") != "copyreg":
             raise Untold(f"a {kind.__name__}")
         made, held, *lists = state[1:]
         self.feed(kind)
@@ -326,6 +330,8 @@ class Walk:
 UNREAD = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__firstlineno__"}
 )
+#: The flag of classes that a class statement has made (and of some others).
+PYTHON_CLASS = 1 << 9
 #: Methods by which a class says what its state is.
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 

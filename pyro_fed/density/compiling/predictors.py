@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 from torch.func import grad_and_value, vjp, vmap
+from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import pin_dtypes, to_graph
@@ -211,7 +212,8 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
 
 def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs."""
-    new, env = fx.Graph(), {}
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             env[node] = new.node_copy(node)
@@ -223,7 +225,7 @@ def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.
         env[node] = new.node_copy(node, lambda one: env[one])
     if wanted is None:
         [end] = [node for node in graph.graph.nodes if node.op == "output"]
-        new.output(fx.map_arg(end.args[0], lambda one: env[one]))
+        new.output(map_arg(end.args[0], lambda one: env[one]))
     else:
         new.output([env[node] for node in wanted])
     new.eliminate_dead_code()
