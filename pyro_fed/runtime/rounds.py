@@ -86,15 +86,23 @@ def run_phases(
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:
-    """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some."""
+    """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some.
+
+    Pooled data have one site, which is no client's.
+    """
     record, algorithm = context.record, phase.algorithm
-    if isinstance(algorithm, Pooled):  # its one client is all of them
+    if isinstance(algorithm, Pooled) or _of_pooled(phase, context):
         return
     if not phase.ledger and phase.last and not isinstance(context.executor, Remote):
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
+
+
+def _of_pooled(phase: Phase, context: Context) -> bool:
+    """Whether the phase's states are those of all rows together."""
+    return any(len(value) != context.federation.num_clients for value in phase.ledger.values())
 
 
 def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
