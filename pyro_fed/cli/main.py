@@ -76,7 +76,7 @@ def _show_warning(
     click.secho(f"Warning: {_one_line(message)}{where}", fg="yellow", err=True)
 
 
-def _one_line(message: Warning | Exception | str) -> str:
+def _one_line(message: Warning | BaseException | str) -> str:
     return " ".join(str(message).split())
 
 

@@ -109,7 +109,8 @@ class _Numbers(TorchDispatchMode):
     """Counts the numbers in what operations return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        untyped: Any = super()
+        untyped.__init__()
         self.made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

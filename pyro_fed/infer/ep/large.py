@@ -106,4 +106,4 @@ def large_objections(q: Gaussian, deltas: Gaussian) -> message_limits.Objections
 
 
 def _largest(value: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(value.double(), torch.inf, dim=-1)
+    return value.double().abs().amax(-1)

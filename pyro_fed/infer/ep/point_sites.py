@@ -98,8 +98,8 @@ class PointSites(GaussianAlgorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Curvatures at the point."""
-        parts = (shared[name] for name in ("point", "prior_precision", "num_clients"))
-        site = self.measured.curvature(problem, *parts, data, noise)
+        point, prior, clients = (shared[name] for name in ("point", "prior_precision", "num_clients"))
+        site = self.measured.curvature(problem, point, prior, clients, data, noise)
         return {"precision": site}, {"precision": site, "eta": site * shared["point"] + shared["pull"]}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

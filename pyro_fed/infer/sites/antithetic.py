@@ -70,6 +70,10 @@ def score_and_curvature(problem: Problem, mean: Tensor, sd: Tensor, eps: Tensor,
     """
     away = sd * eps
     points = torch.cat([mean + away, mean - away])
-    scores = problem.vmap(grad(lambda z: problem.log_lik(z, batch)))(points)
+
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
+    scores = problem.vmap(grad(log_lik))(points)
     plus, minus = scores.chunk(2)
     return scores.mean(0), (eps * (minus - plus)).mean(0) / (2 * sd)

@@ -203,7 +203,8 @@ class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
         if not is_large(problem):
             return self
         own = given(self)
-        return replace(self, **{name: value for name, value in OF_LARGE_MODELS.items() if name not in own})
+        fewer: dict[str, Any] = {name: value for name, value in OF_LARGE_MODELS.items() if name not in own}
+        return replace(self, **fewer)
 
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""
