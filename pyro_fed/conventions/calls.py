@@ -1,6 +1,7 @@
 """The one place where calls of the public face are checked: names of arguments, and the kinds of their values.
 
     @checked                                   a public function or method
+    @checked_but("results")                    the same, where it has a better word for one of them
     class Schedule(ABC, metaclass=Checked)     classes of settings, and what is derived from them
 
 Python's own answer to an argument that a function has not, or a text where it computes with a number, is a traceback
@@ -31,8 +32,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 OURS = __name__.partition(".")[0] + "."
 
 
-def checked(function: F) -> F:
+def checked_but(*own: str) -> Callable[[F], F]:
+    """The same as `checked`, but for arguments that the function checks by itself, with a cure of its own.
+
+    Args:
+        own: their names.
+    """
+    return functools.partial(checked, own=frozenset(own))
+
+
+def checked(function: F, own: frozenset[str] = frozenset()) -> F:
     """Decorator of a public function or method, whose calls are checked against its signature and type hints.
+
+    Args:
+        function: public.
+        own: arguments that it checks by itself.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, rounds=5)
@@ -48,7 +62,7 @@ def checked(function: F) -> F:
     def call(*args: Any, **keywords: Any) -> Any:
         who = _class_name(args[0]) if is_method and name == "__init__" else name
         given = _bound(who, signature, is_method, args, keywords)
-        _check_kinds(who, given, _hints(function))
+        _check_kinds(who, {key: value for key, value in given.items() if key not in own}, _hints(function))
         for key, value in keywords.items():
             if isinstance(value, np.integer):
                 keywords[key] = int(value)

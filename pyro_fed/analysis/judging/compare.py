@@ -21,7 +21,7 @@ from pyro_fed.analysis.judging.loo import loo
 from pyro_fed.analysis.judging.reference import reference_doubts
 from pyro_fed.analysis.judging.tables import Column, Table
 from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
-from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
@@ -101,7 +101,7 @@ TABLES = (
 COLUMNS = (*(name for part in TABLES for name in part.columns), "warnings")
 
 
-@checked
+@checked_but("results", "federation")
 def compare(
     results: Mapping[str, InferenceData],
     reference: str | None = None,
