@@ -14,6 +14,7 @@ from late import late
 import pyro_fed as pf
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.errors import DataError
+from pyro_fed.results.to_arviz import make_inference_data
 
 xr = late("xarray")
 
@@ -38,7 +39,7 @@ def fed(model):
 
 def result(draws):
     """A posterior of two chains with the site ``mu``."""
-    return {"posterior": xr.Dataset({"mu": (("chain", "draw"), np.asarray(draws).reshape(2, -1))})}
+    return make_inference_data({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.reshape(draws, (2, -1)))})}, {})
 
 
 @pytest.mark.parametrize("num_draws", [2, 2 * metrics.DRAWS_AT_ONCE + 6])
