@@ -118,6 +118,8 @@ def warn_unsplit(problem: Problem, said: bool) -> None:
         said: whether the user has said which arguments are split by the partitioned plate.
     """
     arguments = problem.arguments
+    if not [leaf for i, leaf in enumerate(arguments.leaves) if i not in arguments.split and isinstance(leaf, Tensor)]:
+        return
     z = torch.zeros(problem.dim, dtype=problem.dtype)
     trace = problem.execute_at(z, problem.fewest_rows).trace
     plates = {} if said or arguments.declared else {problem.plate: (problem.num_rows, None)}

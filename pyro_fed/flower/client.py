@@ -55,6 +55,9 @@ KEPT = "pyro_fed"
 
 LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
 
+#: Rows that a client's own are padded to, at most.
+MOST_PADDED = 10_000
+
 
 def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows) -> ClientApp:
     """A ClientApp that works for an algorithm.
@@ -184,9 +187,13 @@ def _name(context: Context) -> str:
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host of this one client, with rows padded as long as the longest client's."""
-    index = torch.zeros(1, order.width, dtype=torch.int64)
-    index[:, : data.row_index.shape[1]] = data.row_index
+    """A host of this one client, with rows padded as long as the longest client's, as a simulation has them.
+
+    Beyond `MOST_PADDED` they are not: what others claim to have makes no work here, and the last bits may differ.
+    """
+    own = data.row_index.shape[1]
+    index = torch.zeros(1, max(own, order.width if order.width <= MOST_PADDED else own), dtype=torch.int64)
+    index[:, :own] = data.row_index
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
 
 

@@ -91,7 +91,7 @@ class Flower(Remote):
             algorithm=described(self.algorithm),
             num_clients=len(self.nodes),
             num_rows=self.problem.num_rows,
-            width=self.data.row_index.shape[1],
+            width=int(self.data.num_rows.max()),
             client=client,
             slots="" if work is None else " ".join(map(str, work.slots)),
             phase=self._phase,

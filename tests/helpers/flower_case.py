@@ -8,7 +8,7 @@ import uuid
 import torch
 from algorithms import unequal_lines
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -81,6 +81,7 @@ def make_client(model, recipes):
     return client_app(model, list(recipes), load_rows)
 
 
+@Grid.register
 class LocalGrid:
     """Messages handed to the ClientApp at once.
 
