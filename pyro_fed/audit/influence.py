@@ -120,6 +120,9 @@ def who_stands_apart(sites: State, names: list[str], labels: list[str]) -> str:
 def apart(found: Without, names: list[str], labels: list[str]) -> str:
     """A sentence on the clients that stand apart; "" where none does.
 
+    Of a client without whose site the others' are no distribution nothing is said: it may be the one that knows of a
+    parameter, as clients that are sorted are, and `pf.influence` shows it.
+
     Args:
         found: of the clients.
         names: theirs, (K,).
@@ -129,14 +132,12 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
         return ""
     typical = float(np.median(found.influence))
     narrowing = -np.log(found.sd_ratio).sum(1)
-    far = (found.disagreement > FAR) | (narrowing > NARROWER * np.abs(np.median(narrowing))) | np.isnan(narrowing)
+    far = (found.disagreement > FAR) | (narrowing > NARROWER * np.abs(np.nanmedian(narrowing)))
     chosen = [k for k in np.argsort(-found.influence) if far[k] and found.influence[k] > TIMES * typical]
     return "; ".join(_said(found, k, names[k], labels) for k in chosen)
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
-    if not np.isfinite(found.shift[k]).all():
-        return f"client {name} alone determines some parameters: without it there is no posterior"
     most = int(np.abs(found.shift[k]).argmax())
     return (
         f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "

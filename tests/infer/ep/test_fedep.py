@@ -55,7 +55,7 @@ def recorded(algorithm):
 
         def settle(self, told, local):
             kept = super().settle(told, local)
-            seen[-1] += (kept,)
+            seen[-1] = (seen[-1][0], kept)  # at the server, which follows the sites, and then at the clients
             return kept
 
     return Recorded(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}), seen
