@@ -165,7 +165,7 @@ def test_named_groups_that_are_rows_are_taken_for_the_fitted_ones_with_a_warning
     for named in (True, False):
         coords = {"hospital": NAMES} if named else None
         fed = pf.Federation(counts, (n, deaths), plate="hospital", num_clients=3, coords=coords)
-        options = {"compile": "off", "progress": False, "audit": False, "log_likelihood": False, "num_draws": 300}
+        options = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 300}
         idata = pf.run(pf.FedEP(), fed, **options)
         if named:
             with pytest.warns(UserWarning, match=r"taken for the fitted ones, Aachen, Celle, Dresden"):
