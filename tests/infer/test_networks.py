@@ -160,7 +160,7 @@ def test_scores_alone_find_a_diagonal_posterior(start):
     np.testing.assert_allclose(drawn.std(0) / sd, 1.0, atol=0.05)
 
 
-@pytest.mark.filterwarnings("ignore:the SDs still changed")
+@pytest.mark.filterwarnings("ignore:the SDs still changed", "ignore:q moved by")  # of four rounds
 def test_a_network_by_default_predicts_and_executors_agree(fed, digits):
     """Better than FedAvg's log density: the least that a posterior is for."""
     point = pf.run(pf.FedAvg(), fed, num_rounds=40, progress=False, audit=False)
