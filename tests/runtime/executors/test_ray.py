@@ -157,8 +157,8 @@ def test_a_model_of_no_installed_module_travels_with_its_code():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_workers": 0}, "num_workers must be at least 1, received 0"),
-        ({"num_workers": 1, "timeout": 0}, "timeout and startup must be positive, received 0"),
+        ({"num_workers": 0}, "num_workers must be a whole number of at least 1, received 0"),
+        ({"num_workers": 1, "timeout": 0}, "timeout must be positive, received 0"),
         ({"num_workers": 1, "within": "threads"}, r"within must be one of \['sequential', 'vectorised'\]"),
     ],
 )
