@@ -83,7 +83,7 @@ def test_the_noise_is_in_the_spread(damping, noise_multiplier):
 
 
 def test_large_noise_is_told_in_sds_with_the_cure():
-    idata = private(pf.FedSEP(start="prior"), federation(10), norm=50.0, noise_multiplier=1.0)
+    idata = private(pf.FedSEP(start="prior"), federation(10), norm=100.0, noise_multiplier=1.0)
     assert idata.attrs["noise"] > 5
     assert "posterior SDs" in idata.attrs["doubts"]
     assert "more clients; fewer rounds" in idata.attrs["doubts"]
