@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.rows.containers import as_tree, is_column
 from pyro_fed.density.rows.leaves import Labels, read_leaf
@@ -186,11 +187,14 @@ class Arguments:
     @cached_property
     def incomplete(self) -> bool:
         """Whether there is a NaN or an infinity in the arguments."""
-        return any(
-            leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
-            for leaf in self.leaves
-            if isinstance(leaf, Tensor)
-        )
+        with (
+            _disable_current_modes()
+        ):  # it may be asked for in the midst of a trace, whose business these values are not
+            return any(
+                leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
+                for leaf in self.leaves
+                if isinstance(leaf, Tensor)
+            )
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other rows in place of the sharded leaves.
