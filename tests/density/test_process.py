@@ -310,3 +310,30 @@ def test_what_cannot_be_followed_has_no_digest():
         np.array([object()]),
     ):
         assert digest(value) is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a Gaussian in a hierarchy
+def test_other_forms_of_a_model_that_has_changed_are_traced_again_too():
+    """The audit's chains walk on the non-centred form: they find what they find in a process that knows nothing."""
+    noise = [1.0]
+
+    def model(group, y):
+        tau = pyro.sample("tau", dist.HalfNormal(y.new_ones(())))
+        a = pyro.sample("a", dist.Normal(y.new_zeros(4), tau).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a[group], noise[0]), obs=y)
+
+    group = torch.arange(24) % 4
+    data = group, 2.0 * group - 3.0 + torch.linspace(-1, 1, 24, dtype=torch.float64)
+
+    def measured(fed):
+        found = pf.run(pf.FedEP(), fed, compile="trace", progress=False, log_likelihood=False)
+        return found["audit"]["sd_ratio"].values
+
+    fed = pf.Federation(model, data, plate="data", num_clients=2)
+    before = measured(fed)
+    noise[0] = 2.0
+    again = measured(fed)
+    process.forget()
+    np.testing.assert_array_equal(again, measured(pf.Federation(model, data, plate="data", num_clients=2)))
+    assert not np.array_equal(again, before)

@@ -105,9 +105,11 @@ class Compiler:
         return replace(self, level=level, auto=auto, rounds=rounds, common=common, untraceable=[])
 
     def forget(self) -> None:
-        """Drop what was made of a model that has become another."""
+        """Drop what was made of a model that has become another, in this form and in its others."""
         for kept in (self.cache, self.levels, self.calls, self.found):
             kept.clear()
+        for other in self.kin.values():
+            other.forget()
 
     def for_checks(self) -> Compiler:
         """The same for what follows a run, which never pays for Inductor."""
