@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.blame import Line, Statements, is_users, quoted
+from pyro_fed.density.checks.blame import Line, Statements, is_users
 from pyro_fed.errors import listed
 
 #: How deep functions that a model calls are looked into.
@@ -181,13 +181,3 @@ def _attributes(owner: Any) -> Iterator[Held]:
         values = {**values, **dict(owner.named_buffers())}
     for name, value in values.items():
         yield Held(f"self.{name}", "attribute", value)
-
-
-def quoted_site(name: str, line: Line) -> str:
-    """A site and its statement, for a message.
-
-    Args:
-        name: of the site.
-        line: of its statement.
-    """
-    return f"site '{name}' is observed by {quoted(line)}"
