@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.audit.hmc import STEPS, Chains
 from pyro_fed.audit.target import Target
-from pyro_fed.density.noncentred import NonCentred, effects_of
+from pyro_fed.density.noncentred import NonCentred, noncentred
 from pyro_fed.ops.entries import evenly
 
 #: Draws that whiten the other coordinates, at most.
@@ -46,9 +46,9 @@ class Detour:
             generator: source of randomness.
         """
         problem = target.problem
-        if problem.looped or isinstance(problem, NonCentred) or not effects_of(problem):
+        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred(problem)
+        if form is None:
             return None
-        form = NonCentred.of(problem)
         apart = form.apart(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None

@@ -12,46 +12,35 @@ through where the data say little of x.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.dependence import derivatives, run_at_zero
+from pyro_fed.density.checks.funnels import latent_scales
+from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
-from pyro_fed.density.running.trace_sites import Message, without_event_dims
-from pyro_fed.errors import ModelError
+from pyro_fed.density.running.location_scale import LocationScale
+from pyro_fed.density.running.trace_sites import Message
+
+
+class Read(Protocol):
+    """`Problem.from_vector`, of one form or another."""
+
+    def __call__(self, z: Tensor, rows: tuple[Tensor, ...], /) -> Source:
+        """The latents' values from a flat vector."""
 
 
 @dataclass(frozen=True, eq=False)
 class NonCentred(Problem):
-    """A problem whose flat vector has e in place of x; made by `NonCentred.of`.
+    """A problem whose flat vector has e in place of x; made by `noncentred`.
 
     Attributes:
         effects: names of the sites that are in units of their scale.
     """
 
     effects: tuple[str, ...] = field(default=())
-
-    @classmethod
-    def of(cls, problem: Problem) -> NonCentred:
-        """The non-centred form of a problem, with a compiler of its own.
-
-        Args:
-            problem: with the effects as the model has them.
-
-        Raises:
-            ModelError: no latent outside the plate has a scale that is a latent's.
-        """
-        effects = effects_of(problem)
-        if not effects:
-            raise ModelError(
-                f"the model has no non-centred form: of its latents {list(problem.sites)} none has a scale that "
-                "depends on another latent"
-            )
-        parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
-        return cls(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects})
 
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,), with e, of what `source` says of each latent site.
@@ -73,23 +62,18 @@ class NonCentred(Problem):
 
         def source(msg: Message, transform: Any) -> Tensor:
             value = plain(msg, transform)
-            if msg["name"] not in self.effects:
-                return value
-            loc, scale = _pair(msg)
-            return loc + (scale * value if scale.dim() <= loc.dim() else (scale @ value[..., None])[..., 0])
+            return _pair(msg).moved(value) if msg["name"] in self.effects else value
 
         return source
 
     def _plate_terms(
         self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
-        """As of any problem, and the logarithms of the scales in the Jacobian's term."""
-        outside, inside = super()._plate_terms(execution, rows)
+        """As of any form, and the logarithms of the scales beside the transforms' Jacobians."""
         for name in self.effects:
-            loc, scale = _pair(execution.trace.nodes[name])
-            widths = scale if scale.dim() <= loc.dim() else scale.diagonal(dim1=-2, dim2=-1)
-            outside[""] = outside[""] + widths.expand(loc.shape).log().sum()
-        return outside, inside
+            msg = execution.trace.nodes[name]
+            execution.filler.keep_jacobian(msg, _pair(msg).log_size)
+        return super()._plate_terms(execution, rows)
 
     def centred(self, points: Tensor) -> Tensor:
         """The model's own coordinates (S, D) of points (S, D) with e.
@@ -107,7 +91,7 @@ class NonCentred(Problem):
         """
         return self._read(points, super().from_vector, divided=True)
 
-    def _read(self, points: Tensor, from_vector: Any, *, divided: bool = False) -> Tensor:
+    def _read(self, points: Tensor, from_vector: Read, *, divided: bool = False) -> Tensor:
         """Each latent's unconstrained value in a run of the model at points (S, D); e in place of x if `divided`."""
         rows = self.fewest_rows
 
@@ -115,16 +99,9 @@ class NonCentred(Problem):
             source, parts = from_vector(z, rows), {}
 
             def recording(msg: Message, transform: Any) -> Tensor:
-                x: Tensor = source(msg, transform)
-                parts[msg["name"]] = x
-                if divided and msg["name"] in self.effects:
-                    loc, scale = _pair(msg)
-                    away = (x - loc)[..., None] if scale.dim() > loc.dim() else x - loc
-                    parts[msg["name"]] = (
-                        torch.linalg.solve_triangular(scale, away, upper=False)[..., 0]
-                        if scale.dim() > loc.dim()
-                        else away / scale
-                    )
+                x = source(msg, transform)
+                standard = divided and msg["name"] in self.effects
+                parts[msg["name"]] = _pair(msg).standard(x) if standard else x
                 return x
 
             with self._written((z, *rows)):
@@ -135,37 +112,41 @@ class NonCentred(Problem):
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class NonCentredJoint(NonCentred, JointProblem):
+    """The same of the joint form, whose flat vector has the rows' own latents."""
+
+
+def noncentred(problem: Problem) -> NonCentred | None:
+    """The non-centred form of a problem, joint or not, with a compiler of its own.
+
+    Args:
+        problem: with the effects as the model has them.
+
+    Returns:
+        None where no latent of the flat vector has a scale that is a latent's.
+    """
+    effects = effects_of(problem)
+    if not effects:
+        return None
+    parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
+    form = NonCentredJoint if isinstance(problem, JointProblem) else NonCentred
+    return form(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects})
+
+
 def effects_of(problem: Problem) -> tuple[str, ...]:
-    """Names of the latents outside the plate whose scale depends on another latent.
+    """Names of the flat vector's latents whose scale depends on another latent.
 
     Args:
         problem: the model's densities.
     """
-    execution, places = run_at_zero(problem.bound)
-    found = []
-    for name, site in problem.sites.items():
-        pair = _affine(without_event_dims(execution.trace.nodes[name]["fn"]))
-        if pair is None or pair[0].shape != site.unconstrained_shape:
-            continue
-        # A scale to the power of zero depends on its base by name alone: its derivative is zero.
-        if any(bool(slope.any()) for slope in derivatives(pair[1], places).values()):
-            found.append(name)
-    return tuple(found)
+    return tuple(
+        name for name, pair, _ in latent_scales(problem) if pair.loc.shape == problem.sites[name].unconstrained_shape
+    )
 
 
-def _pair(msg: Message) -> tuple[Tensor, Tensor]:
+def _pair(msg: Message) -> LocationScale:
     """A site's loc and scale; the site has them."""
-    pair = _affine(without_event_dims(msg["fn"]))
+    pair = LocationScale.of(msg["fn"])
     assert pair is not None
     return pair
-
-
-def _affine(fn: Any) -> tuple[Tensor, Tensor] | None:
-    """loc and scale of a distribution, of one shape, or a Cholesky factor with one dimension more; else None."""
-    if {"loc", "scale"} <= set(fn.arg_constraints):
-        loc, scale = torch.broadcast_tensors(torch.as_tensor(fn.loc), torch.as_tensor(fn.scale))
-        return loc, scale
-    if {"loc", "scale_tril"} <= set(fn.arg_constraints):
-        shape = fn.batch_shape + fn.event_shape
-        return fn.loc.expand(shape), fn.scale_tril.expand(shape + fn.event_shape)
-    return None

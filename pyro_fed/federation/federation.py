@@ -20,7 +20,7 @@ from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred
+from pyro_fed.density.noncentred import noncentred
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
@@ -321,8 +321,14 @@ class Federation:
         Example:
             >>> idata = pf.run(pf.FedEP(), fed.noncentred)
         """
+        form = noncentred(self.problem)
+        if form is None:
+            raise ModelError(
+                f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "
+                "depends on another latent"
+            )
         other = copy(self)
-        other.problem = NonCentred.of(self.problem)
+        other.problem = form
         return other
 
     @checked

@@ -184,8 +184,12 @@ class _Trial:
         if not stage.noncentred:
             return context
         federation, own = context.federation.noncentred, context.problem
-        level = own.compiler.level, own.compiler.auto, own.compiler.rounds
-        compiler = replace(federation.problem.compiler, level=level[0], auto=level[1], rounds=level[2])
+        compiler = replace(
+            federation.problem.compiler,
+            level=own.compiler.level,
+            auto=own.compiler.auto,
+            rounds=own.compiler.rounds,
+        )
         problem = replace(federation.problem, compiler=compiler, progress=own.progress)
         return replace(context, federation=federation, problem=problem)
 

@@ -140,6 +140,21 @@ def test_the_neck_of_a_funnel_is_entered(seed):
     assert "'v'" in said and "LocScaleReparam" in said
 
 
+def rows_with_effects(y):
+    """An effect a row, whose scale is latent: chains on pooled data have all of them in the flat vector."""
+    tau = pyro.sample("tau", dist.HalfNormal(y.new_ones(())))
+    with pyro.plate("data", len(y)):
+        x = pyro.sample("x", dist.Normal(y.new_zeros(()), tau))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of few draws
+def test_effects_of_rows_are_audited_where_the_result_has_them():
+    fed = pf.Federation(rows_with_effects, (normal(6)[:, 0],), plate="data", num_clients=2)
+    found = pf.run(pf.NUTS(num_samples=60, warmup_steps=60, num_chains=1), fed, progress=False, compile="off")
+    assert {"tau", "tau (unconstrained)", "x[0]"} <= set(found["audit"]["parameter"].values)
+
+
 def test_a_likelihood_to_a_power_is_judged_as_that():
     """With temperature 2 the two rows count as one: N(1/2, 1/2)."""
     draws = 0.5 + math.sqrt(0.5) * normal()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.noncentred import NonCentred
+from pyro_fed.density.noncentred import noncentred
 from pyro_fed.errors import ModelError
 
 
@@ -39,15 +39,36 @@ def flat(group, y):
         pyro.sample("y", dist.Normal(a, tau), obs=y)
 
 
-def problem_of(model):
+def inside(group, y):
+    """An effect a row, in the plate that is split, and one outside of it."""
+    tau = pyro.sample("tau", dist.HalfNormal(y.new_ones(())))
+    a = pyro.sample("a", dist.Normal(y.new_zeros(()), tau))
+    with pyro.plate("data", len(y)):
+        x = pyro.sample("x", dist.Normal(a, 0.5 + tau))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+def federation_of(model):
     data = torch.tensor([0, 1, 2, 0]), torch.randn(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return pf.Federation(model, data, plate="data", num_clients=1, dtype=torch.float64).problem
+    return pf.Federation(model, data, plate="data", num_clients=1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("model", "effects"), [(chain_of_scales, ("theta", "s")), (slopes, ("b",))])
-def test_it_is_the_same_distribution(model, effects):
-    problem = problem_of(model)
-    form = NonCentred.of(problem)
+def problem_of(model, joint=False):
+    return federation_of(model).joint.problem if joint else federation_of(model).problem
+
+
+@pytest.mark.parametrize(
+    ("model", "joint", "effects"),
+    [
+        (chain_of_scales, False, ("theta", "s")),
+        (slopes, False, ("b",)),
+        (inside, False, ("a",)),  # the rows' own are integrated out
+        (inside, True, ("a", "x")),
+    ],
+)
+def test_it_is_the_same_distribution(model, joint, effects):
+    problem = problem_of(model, joint)
+    form = noncentred(problem)
     assert form.effects == effects
     z = problem.init(4, torch.Generator().manual_seed(1))
     e = form.apart(z)
@@ -58,9 +79,21 @@ def test_it_is_the_same_distribution(model, effects):
     torch.testing.assert_close(form.log_prior(e) + form.log_lik(e), there, rtol=1e-10, atol=1e-10)
 
 
+def test_a_rows_own_effect_counts_with_its_row():
+    """The densities of single rows add up to that of all, Jacobians and all."""
+    form = noncentred(problem_of(inside, joint=True))
+    e = form.init(1, torch.Generator().manual_seed(5))[0]
+    prior, terms = form.log_parts(e, form.all_rows)
+    for i in range(4):
+        one = tuple(leaf[i : i + 1] for leaf in form.all_rows)
+        alone_prior, alone = form.log_parts(e, one)
+        torch.testing.assert_close(alone_prior, prior)
+        torch.testing.assert_close(alone[0], terms[i])
+
+
 def test_effects_are_standard_in_the_prior():
     problem = problem_of(chain_of_scales)
-    form = NonCentred.of(problem)
+    form = noncentred(problem)
     e = form.apart(problem.sample_prior(2000, torch.Generator().manual_seed(2)))[:, 2:]
     # Six numbers of 2,000 draws: beyond five standard errors once in a million times.
     assert float(e.mean(0).abs().max()) < 5 / 2000**0.5
@@ -68,13 +101,14 @@ def test_effects_are_standard_in_the_prior():
 
 
 def test_a_model_without_latent_scales_has_none():
+    assert noncentred(problem_of(flat)) is None
     with pytest.raises(ModelError, match=r"no non-centred form: of its latents \['a', 'tau'\]"):
-        NonCentred.of(problem_of(flat))
+        _ = federation_of(flat).noncentred
 
 
 def test_values_are_taken_and_given_on_the_models_own_scale():
     problem = problem_of(chain_of_scales)
-    form = NonCentred.of(problem)
+    form = noncentred(problem)
     e = form.init(5, torch.Generator().manual_seed(3))
     torch.testing.assert_close(form.centred(e), problem.init(5, torch.Generator().manual_seed(3)))
     values = form.constrain(e)

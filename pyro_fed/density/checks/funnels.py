@@ -6,25 +6,36 @@ fits. The non-centred form x = mu + tau x', x' ~ N(0, 1), has no neck (Papaspili
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.trace_sites import without_event_dims
+from pyro_fed.density.running.location_scale import LocationScale
 
 
-def funnels(problem: Problem) -> dict[str, list[str]]:
-    """Centred location-scale sites of the flat vector, and the latents that their scales depend on.
+def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[str]]]:
+    """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on.
 
     Args:
         problem: the model's densities.
     """
     execution, places = run_at_zero(problem.bound)
-    found = {}
     for name in problem.sites:
-        fn = without_event_dims(execution.trace.nodes[name]["fn"])
-        if {"loc", "scale"} <= set(fn.arg_constraints):
+        pair = LocationScale.of(execution.trace.nodes[name]["fn"])
+        if pair is not None:
             # A scale to the power of zero depends on its base by name alone: its derivative is zero.
-            found[name] = [other for other, slope in derivatives(fn.scale, places).items() if bool(slope.any())]
-    return {name: on for name, on in found.items() if on}
+            on = [other for other, slope in derivatives(pair.scale, places).items() if bool(slope.any())]
+            if on:
+                yield name, pair, on
+
+
+def funnels(problem: Problem) -> dict[str, list[str]]:
+    """Those of them whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on.
+
+    Args:
+        problem: the model's densities.
+    """
+    return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
 
 
 def funnel_hint(problem: Problem) -> list[str]:

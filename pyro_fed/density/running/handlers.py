@@ -162,11 +162,17 @@ class FillLatents(Messenger):
             transform = unconstraining(msg)
             z = self.source(msg, transform)
             value = transform(z)
-            self._keep_jacobian(msg, transform.log_abs_det_jacobian(z, value))
+            self.keep_jacobian(msg, transform.log_abs_det_jacobian(z, value))
             self.values[msg["name"]] = msg["value"] = value
         msg["done"] = True
 
-    def _keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
+    def keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
+        """Add a log-Jacobian of a site to that of its rows, or of the rest.
+
+        Args:
+            msg: the site's message.
+            log_jacobian: entry by entry of its unconstrained value.
+        """
         axis = row_axis(msg, self.plate)
         if axis is None:
             self.log_jacobian = self.log_jacobian + log_jacobian.sum()
