@@ -134,7 +134,7 @@ def step(
     prior = _prior(algorithm, problem, under)
     new = likelihood
     if bool(known.any()):
-        new = update.online_newton.fit(problem, under, under / likelihood, data, noise)
+        new = update.fit(problem, under, under / likelihood, data, noise)
     if not bool(known.all()):
         new = where(known, new, _first_site(update, problem, prior, local, v, data, noise))
     usable = new.precision.isfinite().all(-1) & new.eta.isfinite().all(-1)
@@ -162,6 +162,6 @@ def _first_site(
 ) -> DiagGaussian:
     """A site at an agent's own point, so that with the prior's share its mean is there."""
     point = local["start"]
-    precision = update.online_newton.curvature(problem, point, prior.precision, 1 / v, data, noise)
+    precision = update.curvature(problem, point, prior.precision, 1 / v, data, noise)
     pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
     return DiagGaussian(precision, precision * point + pull)

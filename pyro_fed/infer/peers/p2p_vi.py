@@ -223,7 +223,7 @@ class P2PVI(PeerGaussian, FitsSize):
         if isinstance(self.update, SVI):
             return self.update.guide_fit.draw_noise(problem, num_rows, generator)
         if isinstance(self.update, IVON):
-            return self.update.online_newton.draw_noise(problem, num_rows, generator)
+            return self.update.draw_noise(problem, num_rows, generator)
         return ()
 
     def local_step(

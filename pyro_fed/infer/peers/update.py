@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.guides.fitting import GuideFit
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 
@@ -90,7 +90,7 @@ class SVI(Update):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class IVON(Update):
+class IVON(OnlineNewton, Update):
     """Variational online Newton steps: gradients alone, on minibatches, and diagonal beliefs; for networks.
 
     Args:
@@ -108,31 +108,3 @@ class IVON(Update):
     Example:
         >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
     """
-
-    steps: int = 10
-    pairs: int = 1
-    batch_size: int | None = 32
-    rate: float = 0.3
-    momentum: float = 0.9
-    curvature_memory: float = 0.9
-    longest: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps", "pairs")
-        check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "rate", "longest")
-        check_between(self, "momentum", 0, 1, "[)")
-        check_between(self, "curvature_memory", 0, 1, "[)")
-
-    @property
-    def online_newton(self) -> OnlineNewton:
-        """These settings as those of the steps."""
-        return OnlineNewton(
-            steps=self.steps,
-            pairs=self.pairs,
-            batch_size=self.batch_size,
-            rate=self.rate,
-            momentum=self.momentum,
-            curvature_memory=self.curvature_memory,
-            longest=self.longest,
-        )

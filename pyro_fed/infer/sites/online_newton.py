@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
@@ -37,7 +38,7 @@ FIRST_CURVATURE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineNewton:
-    """Settings of the steps.
+    """Settings of the steps, and the steps; base of the settings named IVON.
 
     Args:
         steps: of a round.
@@ -49,13 +50,20 @@ class OnlineNewton:
         longest: no step moves a parameter by more than this many SDs.
     """
 
-    steps: int
+    steps: int = 10
     pairs: int = 1
     batch_size: int | None = 32
     rate: float = 0.3
     momentum: float = 0.9
     curvature_memory: float = 0.9
     longest: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "steps", "pairs")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_positive(self, "rate", "longest")
+        check_between(self, "momentum", 0, 1, "[)")
+        check_between(self, "curvature_memory", 0, 1, "[)")
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Draws, rates and minibatches of one client's round."""
