@@ -42,7 +42,7 @@ TRACED_ROWS = 2
 Values = list[tuple[float, float]]
 
 
-def digest(tensors: Sequence[Tensor], text: str = "") -> str:
+def hashed(tensors: Sequence[Tensor], text: str = "") -> str:
     """A hash of shapes, dtypes and values, and of some text.
 
     Args:
@@ -68,7 +68,7 @@ def shared_arguments(problem: Problem) -> dict[str, str]:
         if i not in arguments.split
     }  # fmt: skip
     constants = {f"pyro.param {name}": value for name, value in problem.bound.constants.items()}
-    return {name: digest([v]) if isinstance(v, Tensor) else _plain(v) for name, v in (shared | constants).items()}
+    return {name: hashed([v]) if isinstance(v, Tensor) else _plain(v) for name, v in (shared | constants).items()}
 
 
 def _plain(value: Any) -> str:
@@ -108,7 +108,7 @@ def _of_clients(
     for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
         own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
                                   for leaf in problem.rows])  # fmt: skip
-        found[name] = [digest(own), [_sums(one[index]) for one in terms]]
+        found[name] = [hashed(own), [_sums(one[index]) for one in terms]]
     if len(names) > TOLD_CLIENTS:
         rest = torch.cat(list(client_rows[TOLD_CLIENTS:]))
         found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
@@ -191,4 +191,4 @@ def traced(problem: Problem) -> str:
         return "not traced"
     constants = dict(graph.named_buffers()) | {n: v for n, v in vars(graph).items() if isinstance(v, Tensor)}
     names = sorted(constants)
-    return digest([constants[name] for name in names], json.dumps([graph.code, names]))
+    return hashed([constants[name] for name in names], json.dumps([graph.code, names]))

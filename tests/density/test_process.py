@@ -14,7 +14,7 @@ from pyro.nn import PyroModule, PyroSample
 
 import pyro_fed as pf
 from pyro_fed.density.compiling import process
-from pyro_fed.density.compiling.fingerprint import digest
+from pyro_fed.density.compiling.digest import digest
 
 SCALE = 1.0
 SETTINGS = {"scale": 1.0, "parts": [1.0, 2.0]}

@@ -2,7 +2,7 @@
 
 A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, what its
 closure and globals have, and the arguments that all clients share, as constants. So steps are kept under a digest of
-all of these (`fingerprint`), of the moment in which a run begins, and of the shapes of the rows. What cannot be
+all of these (`compiling.digest`), of the moment in which a run begins, and of the shapes of the rows. What cannot be
 followed has no digest, and its steps stay with their federation.
 
 Besides, the densities of a few kept rows are compared, bit for bit, with what they were when the steps were kept. That
@@ -20,7 +20,7 @@ import torch
 from pyro.poutine import runtime
 from torch import Tensor
 
-from pyro_fed.density.compiling.fingerprint import PLAIN, TORCH_PLAIN, digest
+from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.tracing import Step
 from pyro_fed.density.problem import Problem

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.density.fingerprint import compared, density_values, difference, digest, shared_arguments, traced
+from pyro_fed.density.fingerprint import compared, density_values, difference, hashed, shared_arguments, traced
 from pyro_fed.errors import CheckpointError
 from pyro_fed.graph import Graph
 
@@ -48,7 +48,7 @@ def fingerprint(
         "algorithm": described(algorithm),
         "number of rounds": str(num_rounds),
         "clients": json.dumps(federation.client_names),
-        "data": digest([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
+        "data": hashed([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
         **model_marks(federation),
         "schedule": _text(schedule),
         "graph": f"{_text(graph)} {_weights(graph)}",
@@ -147,4 +147,4 @@ def _weights(graph: Any) -> str:
     if not isinstance(graph, Graph):
         return ""
     matrices = [graph.expected(round).tocoo() for round in range(graph.window)]
-    return digest([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])
+    return hashed([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])

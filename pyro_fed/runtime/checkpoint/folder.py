@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
-from pyro_fed.density.fingerprint import digest
+from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
@@ -198,4 +198,4 @@ def _read_file(path: Path) -> tuple[dict[str, str], State]:
 def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
-    return digest([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+    return hashed([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
