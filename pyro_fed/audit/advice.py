@@ -9,6 +9,10 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 _LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
 #: Cures of single algorithms.
 OWN = {
+    "ConsensusMC": (
+        "Averages of the clients' draws are the posterior's where each client's share of it is Gaussian; take FedEP or "
+        "FedAIS"
+    ),
     "FedAIS": "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS",
     "FedLaplace": _LAPLACE,
     "ConsensusLaplace": _LAPLACE,
