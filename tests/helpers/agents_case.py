@@ -16,7 +16,7 @@ import pyro_fed as pf
 
 NAMES = ("north", "east", "south", "west", "centre")
 #: Loaded once, in a process without threads, from which agents are forked.
-PRELOADED = ["pyro_fed", "torch", "pyro", "pyro_fed.runtime.run", "pyro_fed.infer.peers.p2p_vi", "conjugate"]
+PRELOADED = ["arviz", "pyro_fed.runtime.run", "pyro_fed.infer.peers.p2p_vi", "conjugate"]
 
 
 def free_ports(count):
