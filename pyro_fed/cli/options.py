@@ -116,7 +116,7 @@ rows_file = click.option(
     metavar="FILE",
     required=True,
     type=click.Path(path_type=Path),
-    help="This agent's rows: a .npz file of arrays by the names of the model's arguments, or a .py file with load_rows().",
+    help="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
 )
 
 #: The file that all agents share.

@@ -13,3 +13,22 @@
 Every agent runs the one round loop (`runtime.rounds`) and the algorithm's own functions; what differs from a simulation
 is `neighbours`, which has one row of W in the place of all.
 """
+
+from pyro_fed.runtime.agents.agent import Agent, run_agent
+from pyro_fed.runtime.agents.certificates import Identity, write_certificates
+from pyro_fed.runtime.agents.peers import Peers, load_peers
+from pyro_fed.runtime.agents.rows import load_rows
+from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.agents.wire import Unwelcome
+
+__all__ = [
+    "Agent",
+    "Identity",
+    "LinkSettings",
+    "Peers",
+    "Unwelcome",
+    "load_peers",
+    "load_rows",
+    "run_agent",
+    "write_certificates",
+]

@@ -314,7 +314,7 @@ class Neighbours(Network):
         sums = prefixed("sum", self.links.flows.sums[neighbour])
         step = Entry((3,), torch.int64)
         spec: Spec = {**spec_of(sums), "last": step}
-        if method == "Rejoin":
+        if at is not None:
             return with_step(method, at, {**spec, "up": step}, last=self.links.flows.last[neighbour])
         return with_step(method, self.links.at, spec)
 
