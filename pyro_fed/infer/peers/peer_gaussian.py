@@ -232,6 +232,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             )
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:
-            names = listed(record.client_names[record.rounds[-1].clients[i]] for i in stalled)
+            workers = record.workers("fraction")
+            names = listed(workers[i] for i in stalled)
             notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
         return notes

@@ -20,6 +20,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.fingerprint import shared_arguments, traced
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.apart import check_apart
@@ -31,7 +32,7 @@ from pyro_fed.runtime.agents.outbox import At, Refused
 from pyro_fed.runtime.agents.peers import Peers
 from pyro_fed.runtime.agents.settings import LinkSettings
 from pyro_fed.runtime.agents.together import Together
-from pyro_fed.runtime.agents.wire import Wire, with_step
+from pyro_fed.runtime.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors.local import Sequential
@@ -121,6 +122,7 @@ def run_agent(agent: Agent) -> InferenceData:
             federation = _together(own, links)
             return _worked(agent, algorithm, federation, links, rounds)
         finally:
+            links.outbox.close()
             links.wire.close()
 
 
@@ -163,6 +165,8 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
+        "model (the operations of its density, and constants in them)": traced(problem, rows=1),
+        "shared arguments": json.dumps(shared_arguments(problem)),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
@@ -226,10 +230,11 @@ def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Lin
         with context.interruption:
             shared = run_phases(algorithm, context, rounds, None)
         found = _result(finish, shared, links.me)
-        _leave(links, len(record.rounds))
+        with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
+            _leave(links, len(record.rounds))
         return found
     except StoppedError as error:
-        if error.state is not None and error.algorithm is algorithm:
+        if error.state is not None and error.algorithm == algorithm:
             with suppress(DivergenceError):  # a state that was never a distribution has no draws
                 error.result = _result(finish, error.state, links.me)
                 error.result.attrs["stopped"] = str(error)

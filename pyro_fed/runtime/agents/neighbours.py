@@ -196,6 +196,7 @@ class Neighbours(Network):
         self.weights = self.peers.links(self.me)
         self._round, self._wake, self._complete = -1, 0, True
         self._owed: State = {}
+        self._unheard: list[str] = []
         self._bytes = 0
         self._down_rounds: dict[int, list[int]] = {}
 
@@ -401,6 +402,7 @@ class Neighbours(Network):
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
         told, known = self.links.spread(At(self.phase, self._round, SPREAD), own, wait, whole=self.needs_all)
         self._complete = bool(known.all())
+        self._unheard = [name for name, heard in zip(self.peers.names, known.tolist(), strict=True) if not heard]
         return {**algorithm.judged(select(told, known)), "agents_heard": float(known.sum())}
 
     def complete(self) -> bool:
@@ -412,16 +414,24 @@ class Neighbours(Network):
         return {"spectral_gap": self.peers.graph.gap, "bytes_per_edge": float(self._bytes)}
 
     def notes(self) -> list[str]:
-        """Links that were down, and agents that were not there at the end."""
+        """Agents that were not there at the end, and links that were down."""
+        notes = []
+        if self._unheard:
+            notes.append(
+                f"{self.peers.names[self.me]} has heard nothing of agents {listed(self._unheard)} in its last round: "
+                "what their rows have said since they were last heard is not in its belief, and disagreement is that of the "
+                "others"
+            )
         parts = [
             f"{self.peers.names[j]} in {len(rounds)} rounds, the last one {rounds[-1]}"
             for j, rounds in sorted(self._down_rounds.items())
         ]
         if not parts:
-            return []
+            return notes
         return [
+            *notes,
             f"links of {self.peers.names[self.me]} were down: to {'; '.join(parts)}. Their weight was the agent's own "
-            "meanwhile, and what one end had missed was made up for before a link was used again"
+            "meanwhile, and what one end had missed was made up for before a link was used again",
         ]
 
 

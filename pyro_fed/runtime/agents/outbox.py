@@ -84,6 +84,7 @@ class Outbox:
         self._down: dict[int, tuple[At, At]] = {}
         self._ended: dict[int, int] = {}
         self._taken: dict[At, set[int]] = {}
+        self._closed = False
 
     def put(self, at: At, message: State) -> None:
         """The message of a step, which is now ready; those of older rounds are let go of."""
@@ -114,6 +115,8 @@ class Outbox:
                     raise Refused(Why.ENDED, self._ended[at.phase])
                 if at < self._now:
                     raise Refused(Why.GONE)
+                if self._closed:
+                    raise Refused(Why.LATE)
                 if not self.lock.wait(max(0.0, end - time.monotonic())):
                     raise Refused(Why.LATE)
 
@@ -155,6 +158,12 @@ class Outbox:
         """The last round of a phase that has ended."""
         with self.lock:
             return self._ended.get(phase)
+
+    def close(self) -> None:
+        """Let go of those who wait for what will not come."""
+        with self.lock:
+            self._closed = True
+            self.lock.notify_all()
 
     def wait_until_taken(self, at: At, neighbours: set[int], seconds: float) -> None:
         """Wait until neighbours have fetched a message, or so long."""

@@ -11,11 +11,12 @@ import torch
 from agents_case import NAMES, free_ports, peers_file
 
 import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.errors import DataError, ProtocolError, SettingError
 from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.agents.certificates import Identity, write_certificates
 from pyro_fed.runtime.agents.flows import Flows
-from pyro_fed.runtime.agents.neighbours import Links, Neighbours
+from pyro_fed.runtime.agents.neighbours import Links, Neighbours, neighbours_of
 from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers, load_peers
 from pyro_fed.runtime.agents.rows import load_rows
@@ -128,13 +129,16 @@ def _spec(value):
 # -- what fails and comes back --------------------------------------------------------------------------------
 
 
-class Mean:
+class Mean(OnGraph):
     """Every agent puts a number into its belief in each round; consensus makes their mean of it."""
 
     needs_all = False
 
     def __init__(self, dies_at=None):
         self.calls, self.dies_at = 0, dies_at
+
+    def consensus_steps(self, graph, sleepers):
+        return 5
 
     def combine(self, mine, messages, weights):
         self.calls += 1
@@ -161,7 +165,11 @@ class Node(threading.Thread):
         self.error, self.heard = None, []
 
     def run(self):
-        links = wired(self.peers, self.identity, self.me)
+        try:
+            links = wired(self.peers, self.identity, self.me)
+        except Exception as error:
+            self.error = error
+            return
         try:
             self._rounds(links)
         except InterruptedError:
@@ -172,7 +180,7 @@ class Node(threading.Thread):
             links.wire.close()
 
     def _rounds(self, links):
-        network = Neighbours(links, steps=5)
+        network = neighbours_of(links, self.algorithm)
         round, shared, put_in, kept = self.saved.get(
             self.me, (0, {"q": torch.zeros(5, 2, dtype=torch.float64)}, torch.zeros(2, dtype=torch.float64), {})
         )
@@ -202,7 +210,9 @@ def test_an_agent_that_dies_and_comes_back_late_counts_once(ring, step):
         node.start()
     nodes[2].join(60)
     end = time.monotonic() + 60
-    while min(saved[i][0] for i in (0, 1, 3, 4)) < 8 and time.monotonic() < end:
+    assert nodes[2].error is None
+    while min(saved[i][0] for i in (0, 1, 3, 4)) < 8:
+        assert time.monotonic() < end and all(node.error is None for node in nodes)
         time.sleep(0.02)
     again = Node(peers, Identity.load(folder, "south"), saved, back)
     again.start()
