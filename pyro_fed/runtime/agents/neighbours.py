@@ -419,8 +419,8 @@ class Neighbours(Network):
         if self._unheard:
             notes.append(
                 f"{self.peers.names[self.me]} has heard nothing of agents {listed(self._unheard)} in its last round: "
-                "what their rows have said since they were last heard is not in its belief, and disagreement is that of "
-                "the others"
+                "what their rows have said since they were last heard is not in its belief, and the disagreement is "
+                "that of the others"
             )
         parts = [
             f"{self.peers.names[j]} in {len(rounds)} rounds, the last one {rounds[-1]}"
