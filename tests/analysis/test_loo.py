@@ -20,7 +20,7 @@ MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "linea
 
 @functools.cache
 def fitted(name):
-    """A gallery model over three clients, float64, and 300 draws of its first round: sums do not ask how good they are."""
+    """A gallery model over three clients, float64, and 300 draws of its first round: sums ask for no converged fit."""
     if name == "conjugate":
         fed = conjugate.federation(3)
     else:
@@ -77,7 +77,8 @@ def test_wherever_the_work_is_done(executor):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run
 def test_chains_count_as_many_independent_draws_as_they_are_worth():
     fed, _ = fitted("conjugate")
-    idata = pf.run(pf.FSGLD(num_chains=2, local_steps=4, thin=4, burn_in=0), fed, num_rounds=60, **QUIET | {"log_likelihood": True})
+    short = pf.FSGLD(num_chains=2, local_steps=4, thin=4, burn_in=0)
+    idata = pf.run(short, fed, num_rounds=60, **QUIET | {"log_likelihood": True})
     assert pf.loo(idata, fed).elpd_loo == pytest.approx(az.loo(idata).elpd_loo, abs=1e-6)
 
 
