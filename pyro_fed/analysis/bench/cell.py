@@ -150,7 +150,7 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
             lines = "".join(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
             said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
-            settled = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
+            settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))
     found["scores"] |= cost
     others = [text for text in _texts(caught) if not any(doubt in text for doubt in found["doubts"])]

@@ -48,7 +48,7 @@ class Clients(Sequence[tuple[Any, ...]]):
         num_draws: draws that are asked for.
     """
 
-    def __init__(self, federation: Federation, pooled: tuple[Any, ...], seed: int, num_draws: int = 1000) -> None:
+    def __init__(self, federation: Federation, pooled: tuple[Any, ...], seed: int, num_draws: int) -> None:
         self._each = [federation.client_args(client)[0] for client in range(federation.num_clients)]
         self.pooled, self.plate = pooled, federation.problem.plate
         self.seed, self.num_draws = seed, num_draws
@@ -91,9 +91,10 @@ class Clients(Sequence[tuple[Any, ...]]):
         if draws_are not in KINDS:
             raise SettingError(f"draws_are must be one of {KINDS}, received {draws_are!r}")
         spent = {"rounds": rounds, "bytes": bytes_sent}
-        attrs = {"draws_are": draws_are, "doubts": "\n".join(doubts), "settings": settings}
+        attrs: dict[str, Any] = {"draws_are": draws_are, "doubts": "\n".join(doubts), "settings": settings}
         attrs |= {name: value for name, value in spent.items() if value is not None}
-        return make_result({"posterior": dataset(draws)}, attrs)
+        result: InferenceData = make_result({"posterior": dataset(draws)}, attrs)
+        return result
 
 
 def dataset(draws: Mapping[str, Any]) -> xr.Dataset:
@@ -109,7 +110,8 @@ class _Startable(ImproperUniform):
     """An improper prior that has a value to start from: zero on the unconstrained scale."""
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return _Startable(self.support, torch.Size(batch_shape), self.event_shape)
+        made: Any = _Startable
+        return made(self.support, torch.Size(batch_shape), self.event_shape)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape + self.event_shape
@@ -124,7 +126,8 @@ class _StartsAnywhere(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
         if type(fn) is ImproperUniform:
-            msg["fn"] = _Startable(fn.support, fn.batch_shape, fn.event_shape)
+            made: Any = _Startable
+            msg["fn"] = made(fn.support, fn.batch_shape, fn.event_shape)
 
 
 def startable(model: Callable[..., Any]) -> Callable[..., Any]:

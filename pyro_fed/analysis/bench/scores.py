@@ -183,17 +183,10 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     away = known - known.mean(0)
     variance = np.square(away).mean(0)
     kurtosis = np.power(away, 4).mean(0) / np.where(variance > 0, np.square(variance), 1.0)
+    columns = zip(known.mean(0), np.sqrt(variance), flat.mean(0), flat.std(0), within, strict=True)
     return [
-        Parameter(
-            truth.labels[i] + behind,
-            *(
-                float(value)
-                for value in (known[:, i].mean(), np.sqrt(variance[i]), flat[:, i].mean(), flat[:, i].std())
-            ),
-            float(within[i]),
-            bool(kurtosis[i] <= LARGEST_KURTOSIS),
-        )
-        for i in range(known.shape[1])
+        Parameter(truth.labels[i] + behind, *map(float, column), judged=bool(kurtosis[i] <= LARGEST_KURTOSIS))
+        for i, column in enumerate(columns)
         if np.ptp(known[:, i]) > 0
     ]
 

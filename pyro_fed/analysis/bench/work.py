@@ -63,7 +63,8 @@ def work(
     """
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    waiting, running = iter(tasks), {}
+    waiting = iter(tasks)
+    running: dict[int, tuple[Any, Task, float]] = {}
     try:
         while True:
             late = deadline is not None and time.monotonic() >= deadline

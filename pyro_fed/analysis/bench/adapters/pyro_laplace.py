@@ -1,4 +1,4 @@
-"""Pyro's Laplace approximation on the pooled data: AutoLaplaceApproximation after 3,000 steps of Adam."""
+"""Pyro's Laplace approximation on the pooled data: AutoLaplaceApproximation after 2,000 steps of Adam."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
 #: The rate falls from the first to the last over the steps.
-STEPS, FIRST, LAST = 3000, 0.05, 0.0001
+STEPS, FIRST, LAST = 2000, 0.05, 0.0001
 
 
 def run(model: Any, clients: Clients) -> Any:
     """Find the mode, take the curvature there, draw; it has nothing to say of itself."""
     guide: Any = AutoLaplaceApproximation(model, init_loc_fn=init_to_feasible)
     optimiser = ClippedAdam({"lr": FIRST, "lrd": (LAST / FIRST) ** (1 / STEPS)})
-    svi = SVI(model, guide, optimiser, Trace_ELBO())  # type: ignore[no-untyped-call]
+    svi = SVI(model, guide, optimiser, Trace_ELBO())
     for _ in range(STEPS):
         svi.step(*clients.pooled)
     gaussian = guide.laplace_approximation(*clients.pooled)

@@ -1,4 +1,4 @@
-"""Pyro's SVI on the pooled data, AutoNormal: 3,000 steps of Adam at a falling rate."""
+"""Pyro's SVI on the pooled data, AutoNormal: 2,000 steps of Adam at a falling rate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
 #: The rate falls from the first to the last over the steps.
-STEPS, FIRST, LAST = 3000, 0.03, 0.0003
+STEPS, FIRST, LAST = 2000, 0.03, 0.0003
 
 
 def run(model: Any, clients: Clients) -> Any:
     """Fit and draw; it has nothing to say of itself."""
     guide: Any = AutoNormal(model, init_loc_fn=init_to_feasible)
     optimiser = ClippedAdam({"lr": FIRST, "lrd": (LAST / FIRST) ** (1 / STEPS)})
-    svi = SVI(model, guide, optimiser, Trace_ELBO())  # type: ignore[no-untyped-call]
+    svi = SVI(model, guide, optimiser, Trace_ELBO())
     for _ in range(STEPS):
         svi.step(*clients.pooled)
     drawn = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)

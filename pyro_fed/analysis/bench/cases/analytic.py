@@ -27,7 +27,8 @@ GRID = 200_001
 def uniforms(dim: int) -> np.ndarray:
     """Sobol points (n, dim) strictly inside the unit cube."""
     points: np.ndarray = stats.qmc.Sobol(dim, seed=0).random_base2(POINTS_LOG2)
-    return np.clip(points, 1e-12, 1 - 1e-12)
+    inside: np.ndarray = np.clip(points, 1e-12, 1 - 1e-12)
+    return inside
 
 
 def gaussian(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:

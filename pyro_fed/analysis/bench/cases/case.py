@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyro_fed.errors import SettingError
-from pyro_fed.federation import partition
+from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.partition.base import as_values
 
@@ -102,7 +102,7 @@ class Split:
     def __str__(self) -> str:
         return f"{self.how}/{self.clients}"
 
-    def partition(self, case: Case, args: tuple[Any, ...]) -> partition.Partition:
+    def partition(self, case: Case, args: tuple[Any, ...]) -> partitions.Partition:
         """The partition of a case's rows.
 
         Raises:
@@ -112,19 +112,19 @@ class Split:
         if len(column) < self.clients:
             raise NotApplicable(f"{case.name} has {len(column)} rows, too few for {self.clients} clients")
         if self.how == "iid":
-            return partition.IID()
+            return partitions.IID()
         if self.how == "sorted":
-            return partition.SortedBy(by=column)
+            return partitions.SortedBy(by=column)
         if self.how == "group":
             return self._by_group(case, args)
-        return partition.Dirichlet(float(self.how.partition(":")[2]), by=classes(case.labels(args)))
+        return partitions.Dirichlet(float(self.how.partition(":")[2]), by=classes(case.labels(args)))
 
-    def _by_group(self, case: Case, args: tuple[Any, ...]) -> partition.Partition:
+    def _by_group(self, case: Case, args: tuple[Any, ...]) -> partitions.Partition:
         groups = as_values(case.groups(args), f"the groups of '{case.name}'") if case.groups else np.zeros(0)
         count = len(np.unique(groups))
         if count < self.clients:
             raise NotApplicable(f"{case.name} has {count} groups, too few for {self.clients} clients")
-        return partition.ByGroup(by=groups)
+        return partitions.ByGroup(by=groups)
 
     def federation(self, case: Case, seed: int) -> Federation:
         """The case's rows over clients.
