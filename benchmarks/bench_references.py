@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,8 @@ def main() -> None:
         print(f"{case.name:24s} R-hat {rhat(flat).max():.4f}  error of a mean {error:.3f} SD  ", end="")
         print(f"{time.perf_counter() - began:.0f} s", flush=True)
         REFERENCES.mkdir(exist_ok=True)
-        thinned = {name: value[:, ::KEPT].astype(np.float32) for name, value in values.items()}
-        np.savez_compressed(REFERENCES / f"{case.name}.npz", data=fingerprint(args), **thinned)
+        kept: dict[str, Any] = {name: value[:, ::KEPT].astype(np.float32) for name, value in values.items()}
+        np.savez_compressed(REFERENCES / f"{case.name}.npz", **{"data": fingerprint(args), **kept})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 
 from pyro_fed.analysis.bench.algorithms import Algorithm
@@ -19,7 +18,6 @@ def entry(task: Task) -> None:
     Args:
         task: which.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"
     if task.limit is not None:
         seconds = math.ceil(task.limit)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE))

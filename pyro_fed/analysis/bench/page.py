@@ -27,7 +27,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8
 #: Parameters that a diagnosis shows.
 SHOWN = 12
 #: Size of a scatter and its margins: left, right, top, bottom.
-WIDTH, HEIGHT, MARGINS = 860, 420, (64, 16, 14, 52)
+WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
 #: What cannot be drawn on a logarithmic axis is drawn here.
 SMALLEST = 1e-3
 

@@ -183,10 +183,18 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
     away = known - known.mean(0)
     variance = np.square(away).mean(0)
     kurtosis = np.power(away, 4).mean(0) / np.where(variance > 0, np.square(variance), 1.0)
-    columns = zip(known.mean(0), np.sqrt(variance), flat.mean(0), flat.std(0), within, strict=True)
+    means, sds, spread = flat.mean(0), flat.std(0), np.sqrt(variance)
     return [
-        Parameter(truth.labels[i] + behind, *map(float, column), judged=bool(kurtosis[i] <= LARGEST_KURTOSIS))
-        for i, column in enumerate(columns)
+        Parameter(
+            label=label + behind,
+            reference_mean=float(known[:, i].mean()),
+            reference_sd=float(spread[i]),
+            mean=float(means[i]),
+            sd=float(sds[i]),
+            coverage=float(within[i]),
+            judged=bool(kurtosis[i] <= LARGEST_KURTOSIS),
+        )
+        for i, label in enumerate(truth.labels)
         if np.ptp(known[:, i]) > 0
     ]
 

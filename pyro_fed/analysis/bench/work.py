@@ -8,10 +8,12 @@ dies without (the limit, a crash, no memory) is a cell that says so.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from pyro_fed.analysis.bench.cell import Cell, Outcome
 WALL_FACTOR = 5.0
 #: Seconds from the end of its CPU time to its end by force.
 GRACE = 2
+#: How many threads a library starts.
+THREADS = "OMP_NUM_THREADS"
 #: What the server imports, for all cells.
 PRELOADED = ["pyro_fed.analysis.bench.one"]
 
@@ -61,8 +65,7 @@ def work(
     Yields:
         Each task at its end, with a cell where its process died without having written one.
     """
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = _server()
     waiting = iter(tasks)
     running: dict[int, tuple[Any, Task, float]] = {}
     try:
@@ -88,6 +91,20 @@ def work(
         for process, _, _ in running.values():
             process.kill()
             process.join()
+
+
+def _server() -> Any:
+    """The context of a server whose processes have one thread each; libraries read the variable as they are loaded."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop(THREADS)
+        os.environ.update({} if before is None else {THREADS: before})
+    return context
 
 
 def _patience(running: Iterable[tuple[Any, Task, float]], deadline: float | None) -> float | None:
