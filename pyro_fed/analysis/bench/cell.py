@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import pyro_fed
 from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import Case, Reference, Split
 from pyro_fed.analysis.bench.scores import Scores, scores
@@ -28,7 +27,7 @@ from pyro_fed.results.inference_data import InferenceData, flag
 #: adapter in place of an answer, "failed" any other, "late" the time limit.
 OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused", "failed", "late")
 #: Storeys on which no answer and no score depends.
-ASIDE = ("cli", "flower", "analysis")
+ASIDE = ("cli", "flower", "agents", "analysis")
 #: Parameters that a cell keeps: the worst ones.
 PARAMETERS_KEPT = 40
 #: Lines of a traceback that a cell keeps.
@@ -111,9 +110,8 @@ class Outcome:
 
 def code_version() -> str:
     """Digest of all code that answers and scores depend on."""
-    root = Path(pyro_fed.__file__).parent
-    digest = hashlib.sha256()
-    bench = root / "analysis" / "bench"
+    bench = Path(__file__).parent
+    root, digest = bench.parents[1], hashlib.sha256()
     files = [file for file in root.rglob("*.py") if file.relative_to(root).parts[0] not in ASIDE]
     files += [*(bench / "cases").glob("*"), *(bench / name for name in ("scores.py", "cell.py", "clients.py"))]
     files += (root / "analysis" / "judging").glob("*.py")

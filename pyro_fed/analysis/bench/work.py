@@ -26,8 +26,6 @@ WALL_FACTOR = 5.0
 GRACE = 2
 #: How many threads a library starts.
 THREADS = "OMP_NUM_THREADS"
-#: What the server imports, for all cells.
-PRELOADED = ["pyro_fed.analysis.bench.one"]
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,14 @@ def work(
 
     Args:
         tasks: in the order in which they are begun.
-        entry: what a process runs, a function of a module; it writes the cell.
+        entry: what a process runs, a function of a module, which the server imports; it writes the cell.
         jobs: processes at a time.
         deadline: by `time.monotonic`; then none is begun any more, and those that run are ended and not kept.
 
     Yields:
         Each task at its end, with a cell where its process died without having written one.
     """
-    context = _server()
+    context = _server(entry.__module__)
     waiting = iter(tasks)
     running: dict[int, tuple[Any, Task, float]] = {}
     try:
@@ -93,10 +91,10 @@ def work(
             process.join()
 
 
-def _server() -> Any:
+def _server(module: str) -> Any:
     """The context of a server whose processes have one thread each; libraries read the variable as they are loaded."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([module])
     before = os.environ.get(THREADS)
     os.environ[THREADS] = "1"
     try:

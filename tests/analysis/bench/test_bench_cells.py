@@ -35,7 +35,7 @@ def recipe(name):
     ("case", "split", "name", "error", "low", "high"),
     [
         ("gaussian_covariance", "sorted/10", "fedep", 0.10, 0.95, 1.06),
-        ("gaussian_mean", "iid/100", "p2p_vi", 0.10, 0.95, 1.06),
+        ("gaussian_mean", "iid/2", "p2p_vi", 0.10, 0.95, 1.06),
         ("normal_gamma", "iid/2", "fedep", 0.10, 0.85, 1.06),
     ],
 )
@@ -195,20 +195,20 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     asked = {"cases": ["gaussian_mean"], "recipes": [str(path)], "jobs": 2}
     folder, said = tmp_path / "cells", []
     nothing = run_benchmark(folder, **asked, minutes=0, said=said.append)
-    assert (nothing.outcomes, said, nothing.waiting) == ([], [], 6)
+    assert (nothing.outcomes, said, nothing.waiting) == ([], [], 7)
     some = run_benchmark(folder, **asked, partitions=["iid/2", "sorted/10"], said=said.append)
     assert (len(some.outcomes), len(said), some.waiting) == (2, 2, 0)
     every = run_benchmark(folder, **asked, said=said.append)
-    assert (len(every.outcomes), len(said)) == (6, 6)
+    assert (len(every.outcomes), len(said)) == (7, 7)
     assert {one.outcome for one in every.outcomes} == {"right, doubted"}
     assert any("group/10: gaussian_mean has 0 groups" in text for text in every.left_out)
     again = run_benchmark(folder, **asked, said=said.append)
-    assert (again, len(said)) == (every, 6)
+    assert (again, len(said)) == (every, 7)
     path.write_text(path.read_text().replace("mean + ", "1 + mean + "))
     changed = run_benchmark(folder, **asked, partitions=["iid/2"], said=said.append)
     assert [one.outcome for one in changed.outcomes] == ["wrong, said"]
     kept = run_benchmark(folder, **asked, partitions=["iid/10"], any_version=True, said=said.append)
-    assert ([one.outcome for one in kept.outcomes], len(said)) == (["right, doubted"], 7)
+    assert ([one.outcome for one in kept.outcomes], len(said)) == (["right, doubted"], 8)
     assert np.isfinite(every.outcomes[0].scores["cpu_seconds"])
     for wrong, text in ((["gausian_mean"], "did you mean|no case"), (["kidiq"], "needs posteriordb")):
         with pytest.raises(SettingError, match=text):
