@@ -1,7 +1,7 @@
 """The gallery's models without a closed form, with long runs of NUTS as their references.
 
 A reference is kept in `references/NAME.npz` with a fingerprint of its data: four chains of 2,000 draws in double
-precision, of which every fourth is kept. One of other data is refused; `python -m benchmarks.bench_references` makes
+precision, of which every fourth is kept. One of other data is refused; `python -m benchmarks.accuracy.bench_references` makes
 them anew.
 """
 
@@ -45,14 +45,14 @@ def kept(name: str, args: tuple[Any, ...]) -> Reference:
     """
     path = REFERENCES / f"{name}.npz"
     if not path.is_file():
-        raise DataError(f"{path} is not there: python -m benchmarks.bench_references {name}")
+        raise DataError(f"{path} is not there: python -m benchmarks.accuracy.bench_references {name}")
     with np.load(path) as stored:
         values = {key: stored[key].astype(float) for key in stored.files if key != "data"}
         of = str(stored["data"])
     if of != fingerprint(args):
         raise DataError(
             f"the reference of '{name}' is one of other data ({of}, here {fingerprint(args)}): "
-            f"python -m benchmarks.bench_references {name}"
+            f"python -m benchmarks.accuracy.bench_references {name}"
         )
     return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
 

@@ -1,6 +1,6 @@
 """Long references of the gallery's cases of `pyro-fed bench`: four chains of NUTS in double precision.
 
-    python -m benchmarks.bench_references [NAME ...]
+    python -m benchmarks.accuracy.bench_references [NAME ...]
 
 Writes `pyro_fed/analysis/bench/cases/references/NAME.npz`: every fourth of 4 x 2,000 draws, and the fingerprint of the
 data. Prints R-hat and the standard error of the means, in SDs.
