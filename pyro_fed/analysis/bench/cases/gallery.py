@@ -1,8 +1,8 @@
 """The gallery's models without a closed form, with long runs of NUTS as their references.
 
 A reference is kept in `references/NAME.npz` with a fingerprint of its data: four chains of 2,000 draws in double
-precision, of which every fourth is kept. One of other data is refused; `python -m benchmarks.accuracy.bench_references` makes
-them anew.
+precision, of which every fourth is kept. One of other data is refused;
+`python -m benchmarks.accuracy.bench_references` makes them anew.
 """
 
 from __future__ import annotations
