@@ -1,8 +1,8 @@
 """Real posteriors with reference draws (posteriordb), as ordinary Pyro models in float64.
 
 The models and the files' readers are the benchmark's (`pyro_fed.analysis.bench.cases.posteriordb`). `PYRO_FED_DATA`
-names the folder that holds `posteriordb`; `needs_data` skips a test where it is absent. Reference draws are keyed by the model's
-site names: `reference()["beta"]` has shape (chain, draw, D).
+names the folder that holds `posteriordb`; `needs_data` skips a test where it is absent. Reference draws are keyed by
+the model's site names: `reference()["beta"]` has shape (chain, draw, D).
 
     case = posteriordb.CASES["nes1980"]
     fed = case.federation(num_clients=5, sort=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyro_fed.analysis.bench.algorithms import ADAPTERS
 from pyro_fed.analysis.bench.bench import Results
 from pyro_fed.analysis.bench.cell import Outcome
 from pyro_fed.analysis.bench.table import MEDIANS, by_algorithm, confusion, heading, medians, summary, written
@@ -130,7 +131,7 @@ def write_page(
         algorithms=results.algorithms,
         cases=results.cases,
         left_out=results.left_out,
-        cells=[_diagnosis(one, ids[_key(one)]) for one in results.outcomes],
+        cells=[_diagnosis(one, ids[_key(one)], one.algorithm in others) for one in results.outcomes],
         colophon=_colophon(results, command),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,11 +282,12 @@ SENTENCES = {
 }
 
 
-def _diagnosis(one: Outcome, number: str) -> dict[str, Any]:
+def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
     titles = {"mean_error": "mean error", **{name: title for name, (title, _) in MEDIANS.items()}}
     shown = {titles[name]: written(one.scores.get(name), write) for name, (_, write) in MEDIANS.items()}
     command = ["pyro-fed", "bench", "--cases", one.case, "--partitions", one.split]
-    command += ["--algorithms", one.algorithm, "--seed", str(one.seed)]
+    own = adapted and one.algorithm not in ADAPTERS  # where its file is, only its owner knows
+    command += ["--algorithms", f"{one.algorithm}.py" if own else one.algorithm, "--seed", str(one.seed)]
     return {
         "id": number,
         "title": f"{one.algorithm} on {one.case}, {one.split}",
