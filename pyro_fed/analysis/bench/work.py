@@ -24,6 +24,8 @@ from pyro_fed.analysis.bench.cell import Cell, Outcome
 WALL_FACTOR = 5.0
 #: Seconds from the end of its CPU time to its end by force.
 GRACE = 2
+#: What the server imports besides.
+WARM = "pyro_fed.analysis.bench.warm"
 #: How many threads a library starts.
 THREADS = "OMP_NUM_THREADS"
 
@@ -94,7 +96,7 @@ def work(
 def _server(module: str) -> Any:
     """The context of a server whose processes have one thread each; libraries read the variable as they are loaded."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module])
+    context.set_forkserver_preload([module, WARM])
     before = os.environ.get(THREADS)
     os.environ[THREADS] = "1"
     try:
