@@ -10,7 +10,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.plan import Plan, Stage, chain_of
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -20,7 +20,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.finish import Finish, say
-from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
+from pyro_fed.runtime.rounds import Finished, run_phases
 
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)

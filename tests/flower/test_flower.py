@@ -33,11 +33,13 @@ def flower():
     return flower_case
 
 
-def quiet_serve(flower, *args, **options):
-    """Without the warnings that so short a run deserves."""
+def quiet_serve(flower, grid, model, recipe, **config):
+    """Without the warnings that so short a run deserves; keys of the configuration with "_" for "-"."""
+    given = {"num_clients": 3, "timeout": 100.0, "compile": "off", "audit": False, **config}
+    settings = flower.read({key.replace("_", "-"): value for key, value in given.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return flower.serve(*args, **{"num_clients": 3, "timeout": 100.0, "compile": "off", **options})
+        return flower.serve(grid, model, recipe, settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,7 +55,7 @@ def test_the_stages_of_a_plan_over_a_grid(flower, tmp_path):
     found = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"])
     assert_same(found, pf.run(pf.FedEP(), unequal_lines(), executor="sequential", progress=False, compile="off"))
     assert found.attrs["chosen"] == "FedEP"
-    short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], num_rounds=1)
+    short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], rounds=1)
     assert "ended by the budget, max_rounds=1" in short.attrs["doubts"]
 
 
@@ -95,7 +97,8 @@ def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(flower, kind, 
     """The server's q and the clients' sites stay in step: the answer is that of a run with the same clients away."""
     faults = dict.fromkeys([(1, 0), (2, 0), (2, 2), (3, 1)], kind)
     model, recipes = flower.write_case(tmp_path, PRIOR)
-    found = quiet_serve(flower, flower.grid(model, recipes, faults), model, recipes["FedEP-prior"])
+    grid = flower.grid(model, recipes, dict(faults))
+    found = quiet_serve(flower, grid, model, recipes["FedEP-prior"], timeout=0.5)  # the clients answer at once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = {"compile": "off", "progress": False, "num_rounds": 5, "log_likelihood": False}
@@ -122,7 +125,7 @@ def test_too_few_clients_end_the_wait(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, PRIOR)
     grid = flower.grid(model, recipes)
     with pytest.raises(QuorumError, match=r"3 of 4 clients have joined within 0\.1 s"):
-        quiet_serve(flower, grid, model, recipes["FedEP-prior"], num_clients=4, timeout=0.1)
+        quiet_serve(flower, grid, model, recipes["FedEP-prior"], num_clients=4, wait=0.1)
 
 
 @pytest.mark.parametrize(
