@@ -19,7 +19,7 @@ from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.joining import Roll, description_in, question
 from pyro_fed.flower.post import ANEW, GONE, LOOK_EVERY, Post
 from pyro_fed.flower.wire import LOST, SETTINGS, STATES, WORK, Order, bytes_of, pack
-from pyro_fed.runtime.executors.base import Reply, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request
 from pyro_fed.runtime.executors.local import Made, keep
 from pyro_fed.runtime.executors.remote import Remote
@@ -145,7 +145,8 @@ class Flower(Remote):
 
     def _header(self, client: int, request: Request) -> Header:
         kind = "work" if request.work is not None and request.indicator is None else "ask"
-        return self.mailbox.request(kind, max(self._round, 0), self.roll.names[client])
+        number = self._round if request.work is None else request.work.round
+        return self.mailbox.request(kind, max(number, 0), self.roll.names[client])
 
     def _content(self, client: int, request: Request, header: Header) -> Any:
         phase, verdict, work = request.phase, request.verdict, request.work
@@ -235,6 +236,8 @@ class Flower(Remote):
     def _report(self, request: Request) -> State:
         """A report on the server's made-up row, for its shapes."""
         assert request.work is not None and request.indicator is not None
+        if request.indicator == LOG_LIK:
+            return {LOG_LIK: torch.zeros(request.work.shared["draws"].shape[:2], dtype=torch.float64)}
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
         assert isinstance(self.algorithm, Indicators)

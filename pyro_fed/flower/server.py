@@ -96,7 +96,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
     algorithm, options = settings.run_options(chosen, len(roll.clients))
     executor = Flower(grid, roll, settings.timeout, copies=checkpoint is not None)
-    LOG.info("%s on %s: %d clients, %s", chosen.name, Path(str(module.__file__)).stem, len(roll.clients), roll)
+    LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
