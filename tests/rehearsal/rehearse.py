@@ -25,7 +25,7 @@ from deployment import Deployment, wait_until
 from processes import BIN, Process
 
 HOSPITALS = ["ward-1", "ward-2", "ward-3"]
-#: From the prior, so that no phase needs all hospitals; and damped, as Laplace's sites are: some fourteen rounds, enough
+#: From the prior, so that no phase needs all hospitals; damped, as Laplace's sites are: some fourteen rounds, enough
 #: to kill somebody in.
 MODEL = "linear_regression"
 RECIPE = """\
