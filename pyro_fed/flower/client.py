@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
-    from pyro_fed.flower.site import Site
-
-#: From the model's module and the node's configuration to the model's positional arguments.
-LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
+    from pyro_fed.flower.site import LoadRows, Site
 
 
 def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows) -> ClientApp:

@@ -6,8 +6,10 @@ a new process. The context is in the SuperNode's memory and goes with it: a clie
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,7 +28,6 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.running.shared import PREFIX, is_shared
 from pyro_fed.errors import ModelError, ProtocolError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.flower.client import LoadRows
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.wire import (
     LOST,
@@ -50,6 +51,9 @@ from pyro_fed.runtime.messages import answer, decode
 MAX_BYTES = 2**30
 #: Name of the record in Flower's context.
 KEPT = "pyro_fed"
+
+#: From the model's module and the node's configuration to the model's positional arguments.
+LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
 
 #: Rows that a client's own are padded to, at most.
 MOST_PADDED = 10_000
