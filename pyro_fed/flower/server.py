@@ -18,7 +18,8 @@ from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.joining import Roll, joined
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.run import run
+from pyro_fed.runtime.checkpoint import Checkpoint
+from pyro_fed.runtime.run import check_numbers, run
 
 #: What an operator reads: Flower shows it, and streams it to who has started the run.
 LOG = logging.getLogger("flwr")
@@ -87,10 +88,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     """
     module, chosen = load_model(model), recipes.load(recipe)
     settings.run_options(chosen, settings.num_clients)  # what is wrong there is said before the wait
-    options = settings.options
-    if options.get("resume") and not options.get("checkpoint"):
-        raise SettingError("resume = true needs checkpoint, the folder that holds the state")
-    checkpoint = options.get("checkpoint")
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    _check_before_the_wait(settings)
     known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
     roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
     federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
@@ -108,6 +107,28 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         log_likelihood=False,
         collect_local=False,
     )
+
+
+def _check_before_the_wait(settings: Configuration) -> None:
+    """Refuse what `run` would refuse once all clients have joined.
+
+    Raises:
+        SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
+    """
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
+    check_numbers(
+        1 if rounds is None else rounds,
+        1 if draws is None else draws,
+        options.get("seed", 0),
+        options.get("min_clients"),
+        settings.num_clients,
+        options.get("num_threads", 1),
+    )
+    if checkpoint:
+        Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
+    elif options.get("resume"):
+        raise SettingError("resume = true needs checkpoint, the folder that holds the state")
 
 
 def say(progress: Progress) -> None:

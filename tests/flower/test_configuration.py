@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import pyro_fed as pf
 from pyro_fed.cli.main import main
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.recipes import recipe
 
 pytestmark = [
@@ -97,6 +97,26 @@ def test_the_apps_own_arguments():
         server_app("linear_regression", "fedep", min_client=2)
     with pytest.raises(SettingError, match="does not take executor=: the clients' nodes do the work"):
         server_app("linear_regression", "fedep", executor="vectorised")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"min-clients": 4}, "min_clients must lie in 0..3, received 4"),
+        ({"rounds": -1}, "num_rounds must be at least 1"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"resume": True}, "resume = true needs checkpoint"),
+        ({"resume": True, "checkpoint": "{folder}/none"}, "holds no state to resume from"),
+        ({"checkpoint": "{folder}"}, "holds the state of a run: pass resume=True"),
+    ],
+)
+def test_what_run_would_refuse_is_refused_before_anybody_is_waited_for(read, config, message, tmp_path):
+    from pyro_fed.flower.server import serve
+
+    (tmp_path / "round-00000001.safetensors").write_bytes(b"")
+    given = {key: value.format(folder=tmp_path) if isinstance(value, str) else value for key, value in config.items()}
+    with pytest.raises(PyroFedError, match=message):
+        serve(None, "linear_regression", "fedep", read({"num-clients": 3, **given}))
 
 
 @pytest.mark.parametrize(
