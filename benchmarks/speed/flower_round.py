@@ -25,11 +25,13 @@ description = "FedEP from the prior"
 algorithm = "pyro_fed.infer:FedEP"
 [settings]
 start = "prior"
+client = "laplace"
 tolerance = 1e-12
 [run]
 num_rounds = {rounds}
 """
-MODEL = "logistic_regression"
+#: Its rows come from torch alone; what reads a hospital's own comes on top.
+MODEL = "linear_regression"
 MESSAGE = """
 import json, sys, time
 from collections import OrderedDict

@@ -19,7 +19,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError
+from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.post import Post
 from pyro_fed.flower.wire import SETTINGS, record_of
@@ -148,6 +148,7 @@ def joined(
 
     Raises:
         QuorumError: too few clients have joined in time, or one does not say who it is.
+        SettingError: the run that is resumed has another number of clients.
     """
     post = Post(grid)
     if known is None:
@@ -158,6 +159,11 @@ def joined(
         pairs = [(node, answer) for node, answer in answers.items() if isinstance(answer, Description)]
         pairs.sort(key=lambda pair: (len(pair[1].name), pair[1].name))
         return Roll([client for _, client in pairs], [node for node, _ in pairs])
+    if num_clients != len(known.clients):
+        raise SettingError(
+            f"the run that is resumed has {len(known.clients)} clients ({', '.join(known.names)}), num-clients is "
+            f"{num_clients}: for clients that join or leave for good begin a new run with start = its checkpoint"
+        )
     end = time.monotonic() + wait
     while True:
         online = post.online()

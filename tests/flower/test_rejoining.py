@@ -8,7 +8,7 @@ import pytest
 from algorithms import unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.errors import CheckpointError, QuorumError, StoppedError
+from pyro_fed.errors import CheckpointError, QuorumError, SettingError, StoppedError
 from pyro_fed.infer.ep import StepControl
 
 pytestmark = [
@@ -128,6 +128,8 @@ def test_a_server_is_resumed_while_a_client_is_away(case, flower, killed, tmp_pa
     more = {"checkpoint": str(killed), "resume": True, "wait": 0.1}
     with pytest.raises(QuorumError, match="2 of the 3 clients of the run that is resumed"):
         case({}, grid, **more)
+    with pytest.raises(SettingError, match=r"has 3 clients \(0, 1, 2\), num-clients is 4"):
+        case({}, grid, num_clients=4, **more)
     found, _ = case({}, grid, min_clients=2, **more)
     took_part = found.federation["participated"].values
     assert took_part[:2].all() and not took_part[2:, 1].any() and took_part[2:, [0, 2]].all()
