@@ -3,8 +3,9 @@
     python -m benchmarks.speed.flower_round BEFORE AFTER [--rounds 6] [--nodes 1]
 
 BEFORE and AFTER are checkouts (`git worktree add`). Flower starts a process for each message, so that its imports and
-the reading of the client's rows are paid each time: the first table, least of three. The second one has the seconds of
-whole rounds on loopback, over TLS, the trees in turn, with Flower's polling for tasks at its second and at a fifth.
+the reading of the client's rows are paid each time: the first table, least of three, with rows that are there already.
+torch.func.grad alone imports torch's compiler, a second in the last row. The second one has the seconds of whole rounds
+on loopback, over TLS, the trees in turn, with Flower's polling for tasks at its second and at a fifth.
 Flower's node looks for messages every three seconds when it has none, which nothing of ours changes.
 """
 
@@ -30,7 +31,6 @@ tolerance = 1e-12
 [run]
 num_rounds = {rounds}
 """
-#: Its rows come from torch alone; what reads a hospital's own comes on top.
 MODEL = "linear_regression"
 MESSAGE = """
 import json, sys, time
@@ -46,11 +46,11 @@ from flwr.supercore.task_identity import TaskIdentity
 lap("Python and Flower")
 import torch, pyro
 lap("torch and Pyro")
-from pyro_fed.flower import client_app, simulated_rows
+from pyro_fed.flower import client_app
 if {site}:
     import pyro_fed.flower.site
 lap("the rest of pyro_fed")
-app = client_app({model!r}, "fedep", simulated_rows)
+app = client_app({model!r}, "fedep", lambda module, node_config: (torch.randn(150, 10), torch.randn(150)))
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 context = Context(1, 1, {{"partition-id": 0, "num-partitions": 3}}, RecordDict(), {{}})
 message = Message(RecordDict({{"settings": ConfigRecord({{}})}}), 1, MessageType.QUERY)
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6, help="of the second table; 0: none")
     parser.add_argument("--nodes", type=int, default=1)
     given = parser.parse_args()
     trees = {"before": given.before.absolute(), "after": given.after.absolute()}
@@ -119,6 +119,8 @@ def main() -> None:
     for part in taken["before"][0]:
         least = [min(one[part] for one in taken[name]) for name in trees]
         print(f"{part:<36}" + "".join(f"{value:>10.2f}" for value in least))
+    if not given.rounds:
+        return
     print(f"\n{'seconds of a round':<36}{'least':>10}{'median':>10}", flush=True)
     for poll in (1.0, 0.2):
         for name, tree in trees.items():

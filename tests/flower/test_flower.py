@@ -216,3 +216,52 @@ def test_ask_over_a_grid(flower, tmp_path):
         options = {"schedule": pf.schedule.KSD(), "num_rounds": 3, "executor": "sequential"}
         same = pf.run(algorithm, unequal_lines(), compile="off", progress=False, log_likelihood=False, **options)
     assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
+
+
+SEP = {"FedSEP": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 3'}
+
+
+def over_grid_and_here(flower, folder, recipes, name, algorithm, config, options):
+    """The same run over a grid, told by its configuration, and in one process, told by arguments."""
+    model, files = flower.write_case(folder, recipes)
+    found = quiet_serve(flower, flower.grid(model, files), model, files[name], **config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        same = {"executor": "sequential", "compile": "off", "progress": False, "log_likelihood": False, "audit": False}
+        return found, pf.run(algorithm, unequal_lines(), **same, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({"combination": "median"}, {"combination": pf.combination.Median()}),
+        (
+            {"schedule": "{name = 'uniform_random', clients_per_round = 2}", "seed": 3, "num_draws": 20},
+            {"schedule": pf.schedule.UniformRandom(2), "seed": 3, "num_draws": 20},
+        ),
+        ({"schedule": "round_robin", "rounds": 5}, {"schedule": pf.schedule.RoundRobin(), "num_rounds": 5}),
+    ],
+)
+def test_what_the_configuration_says_is_what_run_takes(flower, config, options, tmp_path):
+    algorithm = pf.FedSEP(start="prior")
+    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", algorithm, config, {"num_rounds": 3} | options)
+    assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
+    assert np.array_equal(found.federation["participated"].values, same.federation["participated"].values)
+
+
+def test_a_private_run_over_a_grid(flower, tmp_path):
+    """What is spent and released is as in one process; the noise is drawn from the operating system."""
+    config = {"combination": "{name = 'private', norm = 1.0, noise_multiplier = 2.0, delta = 1e-2}"}
+    private = pf.Private(norm=1.0, noise_multiplier=2.0, delta=1e-2)
+    options = {"num_rounds": 3, "combination": private}
+    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", pf.FedSEP(start="prior"), config, options)
+    assert (found.attrs["epsilon"], found.attrs["delta"]) == (same.attrs["epsilon"], same.attrs["delta"])
+    assert groups_of(found) == groups_of(same) == {"posterior", "federation"}
+
+
+def test_sites_of_an_earlier_run_are_where_the_next_one_begins(flower, tmp_path):
+    model, files = flower.write_case(tmp_path, {"FedEP": ""})
+    before = quiet_serve(flower, flower.grid(model, files), model, files["FedEP"], checkpoint=str(tmp_path / "kept"))
+    after = quiet_serve(flower, flower.grid(model, files), model, files["FedEP"], start=str(tmp_path / "kept"))
+    assert len(after.federation["round"]) == 1 < len(before.federation["round"])
+    np.testing.assert_allclose(after.posterior["w"].values, before.posterior["w"].values, rtol=1e-9)
