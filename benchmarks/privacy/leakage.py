@@ -9,10 +9,11 @@ rows, by L-BFGS from several made-up starts, of which the best fit is taken. Row
 a label, of a logistic regression with an intercept; the covariates' distribution is known to the attacker, no label is.
 
 Printed is how much nearer to the true rows the found ones are than rows that are made up without any message,
-1 - Σ|x̂ - x|² / Σ|x_made_up - x|², each after the best assignment to the true ones, mean over repetitions: 1 is every row
-exactly, 0 what made-up rows give. What is found is no bound: another attack may find more. With differential privacy (`pf.Private`, which FedAvg and FedSEP take)
-the attacker knows all other clients' messages and sees the released sum. Where messages are added up by secure
-aggregation, what can be found of the sum of ten clients is what is found of one client of ten times the rows.
+1 - Σ|x̂ - x|² / Σ|x_made_up - x|², each after the best assignment to the true ones, mean over repetitions: 1 is every
+row exactly, 0 what made-up rows give. What is found is no bound: another attack may find more. With differential
+privacy (`pf.Private`, which FedAvg and FedSEP take) the attacker knows all other clients' messages and sees the released
+sum. Where messages are added up by secure aggregation, what can be found of the sum of ten clients is what is found of
+one client of ten times the rows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ GUESSES = 20
 NOISE = (1.0,)
 FAMILIES: dict[str, Any] = {
     "Gaussian sites (FedEP, P2PVI)": pf.FedEP(start="prior", num_points=16),
-    "means of gradients (FedSEP)": pf.FedSEP(start="prior"),
+    "changes of sites (FedSEP)": pf.FedSEP(start="prior"),
     "points (FedAvg, 5 steps)": pf.FedAvg(chain_steps=5, step_size=0.1),
     "chains (FSGLD)": pf.FSGLD(num_chains=2, local_steps=3),
     "particles (DSVGD)": pf.DSVGD(num_particles=10, local_steps=3),
