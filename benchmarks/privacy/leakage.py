@@ -11,7 +11,7 @@ a label, of a logistic regression with an intercept; the covariates' distributio
 Printed is how much nearer to the true rows the found ones are than rows that are made up without any message,
 1 - Σ|x̂ - x|² / Σ|x_made_up - x|², each after the best assignment to the true ones, mean over repetitions: 1 is every
 row exactly, 0 what made-up rows give. What is found is no bound: another attack may find more. With differential
-privacy (`pf.Private`, which FedAvg and FedSEP take) the attacker knows all other clients' messages and sees the released
+privacy (`pf.Private`, which FedAvg and FedSEP take) the attacker knows all other clients' messages and sees the noisy
 sum. Where messages are added up by secure aggregation, what can be found of the sum of ten clients is what is found of
 one client of ten times the rows.
 """
