@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     assert call("certificates", place, "north", "south").exit_code == 0
     (place / "peers.toml").write_text(PEERS)
     np.savez(place / "rows.npz", x=np.ones((3, 31)), y=np.ones(3))
-    np.savez(place / "other.npz", x=np.ones((3, 31)))
+    np.savez(place / "other.npz", x=np.ones((3, 31)), z=np.ones(3))
     return place
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     [
         ({"--name": "east"}, "the peers file has no agent 'east'; it has north, south"),
         ({"--peers": "none.toml"}, "there is no such file"),
-        ({"--rows": "other.npz"}, "has arrays ['x'], the model takes ['x', 'y']"),
+        ({"--rows": "other.npz"}, "has arrays ['x', 'z'], the model takes ['x', 'y']"),
         ({"--certificates": "nowhere"}, "expected north.key, north.crt and ca.crt"),
         ({"--patience": "0"}, "LinkSettings: patience must be positive"),
         ({"--seed": "-1"}, "-1 is not in the range"),

@@ -92,7 +92,7 @@ class Rehearsal:
 
     def __init__(self, folder: Path, algorithm, waits=None, **options):
         self.folder, self.algorithm, self.options = folder, algorithm, options
-        self.waits = {"patience": 30.0, "patience_all": 60.0, "retry_every": 0.05} | (waits or {})
+        self.waits = {"patience": 120.0, "patience_all": 300.0, "retry_every": 0.05} | (waits or {})
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         self.processes = {}
@@ -105,7 +105,7 @@ class Rehearsal:
     def out(self, name):
         return self.folder / f"{name}.nc"
 
-    def join(self, seconds=120):
+    def join(self, seconds=400):
         """Wait for all; exit codes by name."""
         end = time.monotonic() + seconds
         for process in self.processes.values():

@@ -14,7 +14,7 @@ from pyro_fed.runtime.agents.peers import load_peers
 az = late("arviz")
 
 
-def wait_for(path, seconds=60):
+def wait_for(path, seconds=300):
     end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, f"{path} was not written"
