@@ -9,6 +9,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     Indicators    answers a schedule that asks how important each client is
     SiteKeeping   its clients keep what the server made of their messages
     Sites         its answer is the prior's Gaussian site times one of each client
+    Bounding      what one client's message does can be held to what the others' do
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -22,13 +23,14 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
+    from pyro_fed.algorithm.combination import Bounded
     from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
@@ -158,6 +160,42 @@ class Sites(ABC):
             None where the messages do not tell.
         """
         return None
+
+
+class Held(NamedTuple):
+    """A round's messages within the limits of `combination.Bounded`.
+
+    Args:
+        shared: the server's state, with what no client may decide alone put right.
+        messages: (C, ...).
+        told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
+        cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
+    """
+
+    shared: State
+    messages: State
+    told: State
+    cut: Tensor
+
+
+class Bounding(ABC):
+    """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
+
+    @abstractmethod
+    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+        """A round's messages within the limits.
+
+        Args:
+            limits: the combination.
+            shared: the server's state before `combine`.
+            kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
+            clients: (C,) whose messages these are.
+            messages: theirs, (C, ...).
+        """
+
+    def cannot_bound(self) -> str:
+        """Why not with these settings, and the cure; "" where it can."""
+        return ""
 
 
 def no_sites(algorithm: object) -> SettingError:
@@ -305,6 +343,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         Indicators,
         SiteKeeping,
         Sites,
+        Bounding,
         Chains,
         ServerWork,
         KnownDensity,

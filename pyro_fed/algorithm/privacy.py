@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Combination, clip
+from pyro_fed.algorithm.combination import Middle, clip
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Private(Combination):
+class Private(Middle):
     """The mean of clipped messages with Gaussian noise.
 
     The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that

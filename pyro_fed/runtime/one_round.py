@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, ServerWork, SiteKeeping
+from pyro_fed.algorithm.combination import Bounded, Middle
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
@@ -45,14 +46,20 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
-    if context.combination is not None:
+    corrections: State = {}
+    if isinstance(context.combination, Bounded):
+        assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
+        held = algorithm.hold(context.combination, shared, phase.ledger, at, messages)
+        shared, messages, corrections = held.shared, held.messages, held.told
+        found.info["beyond"] = held.cut
+    elif isinstance(context.combination, Middle):
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
-    context.executor.settle(found.slots, told)
+    context.executor.settle(found.slots, told | corrections)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
-from pyro_fed.algorithm.combination import check_combination
+from pyro_fed.algorithm.combination import Bounded, check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.record import Asked, Record
@@ -76,6 +76,8 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+            if isinstance(context.combination, Bounded) and phase.ledger:
+                start = Start(phase.shared, {**start.local, **phase.ledger})
             phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
         if context.record.interrupted:
