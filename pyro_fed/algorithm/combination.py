@@ -29,12 +29,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, OnGraph, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
+from pyro_fed.graph import Graph
 from pyro_fed.ops.bounding import BoundedSites, bounded
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -42,6 +43,8 @@ from pyro_fed.ops.gaussian import Gaussian
 FEWEST = 3
 #: Beyond so many times what the median client knows a limit is none.
 LARGEST_PRECISION = 1e6
+#: A spectral gap this near to one is one.
+SAME = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +200,16 @@ def clip(messages: Tensor, norm: float) -> Tensor:
     return messages * (norm / lengths).clamp_max(1.0)
 
 
-def check_combination(combination: Combination | None, chain: list[Algorithm], num_clients: int) -> None:
+def check_combination(
+    combination: Combination | None, chain: list[Algorithm], num_clients: int, graph: Graph | None = None
+) -> None:
     """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
 
     Args:
         combination: of the run, or None.
         chain: its phases.
         num_clients: K.
+        graph: of the run, or None.
 
     Raises:
         SettingError: names the algorithm and the cure.
@@ -214,7 +220,7 @@ def check_combination(combination: Combination | None, chain: list[Algorithm], n
     for algorithm in chain:
         name = type(algorithm).__name__
         if isinstance(combination, Bounded):
-            _check_bounding(combination, algorithm, chain[-1])
+            _check_bounding(combination, algorithm, chain[-1], graph)
             continue
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
             raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
@@ -230,12 +236,23 @@ def check_combination(combination: Combination | None, chain: list[Algorithm], n
             )
 
 
-def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm) -> None:
+def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
     name = type(algorithm).__name__
     first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
     if not isinstance(algorithm, Bounding):
         raise SettingError(
-            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace and ConsensusMC have one"
+            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace, ConsensusMC, "
+            "FedAvg and P2PVI have one"
         )
     if why := algorithm.cannot_bound():
         raise SettingError(f"{name}{first} cannot be bounded: {why}")
+    if isinstance(algorithm, OnGraph) and not (graph is not None and all_hear_all(graph)):
+        raise SettingError(
+            f"{name}{first} cannot be bounded on this graph: where agents hear each other by others, a lie is mixed "
+            "with what is true before anybody can compare; give graph=pf.graph.complete(...)"
+        )
+
+
+def all_hear_all(graph: Graph) -> bool:
+    """Whether one consensus step makes all agents agree, in every round."""
+    return graph.active(0) is None and not graph.random and graph.window == 1 and graph.gap > 1 - SAME

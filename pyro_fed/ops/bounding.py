@@ -38,6 +38,8 @@ PASSES, STILL = 20, 1e-5
 HALF = 0.6745
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
 FLOOR = 1e-6
+#: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
+LARGEST = 1e12
 
 
 class BoundedSites(NamedTuple):
@@ -80,6 +82,25 @@ def bounded(base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, pre
         if float(moved) < STILL:
             break
     return found
+
+
+def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
+    """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
+
+    Args:
+        values: what was sent.
+        pull: b.
+
+    Returns:
+        the numbers, and how far beyond in these SDs each client's worst one was, (K,).
+    """
+    middle = values.quantile(0.5, 0)
+    usual = (values - middle).abs().quantile(0.5, 0) / HALF
+    reach = pull * usual
+    held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
+    beyond = ((values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)).flatten(1)
+    worst = torch.where(values == held, 0.0, beyond.reshape(values.shape)).flatten(1).amax(1)
+    return held, worst.double().nan_to_num(posinf=LARGEST).clamp_max(LARGEST)
 
 
 def _weights(sites: Gaussian, centre: Tensor, limit: float) -> Tensor:

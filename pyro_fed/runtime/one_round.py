@@ -42,6 +42,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
         return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
+    if isinstance(context.combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
+        weights = weights.clamp_max(context.combination.precision * float(weights.median()))
     shares = weights / weights.sum().clamp_min(1)
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
@@ -58,7 +60,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
-    phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
+    phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     context.executor.settle(found.slots, told | corrections)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))

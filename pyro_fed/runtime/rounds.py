@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
+from pyro_fed.algorithm.capabilities import Chains, Indicators, OnGraph, Pooled, run_as
 from pyro_fed.algorithm.combination import Bounded, check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
@@ -54,7 +54,7 @@ def run_phases(
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
-    check_combination(context.combination, chain, context.federation.num_clients)
+    check_combination(context.combination, chain, context.federation.num_clients, context.graph)
     networks = [  # the run's own algorithm first: it is the one that the user named
         connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
         for part in reversed(chain)
@@ -99,6 +99,8 @@ def _keep_sites(phase: Phase, context: Context) -> None:
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
+        if isinstance(algorithm, OnGraph):  # all agents' beliefs, which have come together
+            q = {name: value.mean(0) for name, value in q.items()}
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 

@@ -521,6 +521,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
 
     def followed(self, sites: State, messages: State, told: State) -> State | None:
         """As the clients themselves settle them, by the messages that came."""
+        told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
         return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
 
     def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
