@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
@@ -40,6 +41,8 @@ HALF = 0.6745
 FLOOR = 1e-6
 #: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
 LARGEST = 1e12
+#: Numbers of a message that are compared, evenly spaced, where there are more.
+LOOKED_AT = 1000
 
 
 class BoundedSites(NamedTuple):
@@ -101,6 +104,19 @@ def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
     beyond = ((values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)).flatten(1)
     worst = torch.where(values == held, 0.0, beyond.reshape(values.shape)).flatten(1).amax(1)
     return held, worst.double().nan_to_num(posinf=LARGEST).clamp_max(LARGEST)
+
+
+def apart(values: Tensor) -> Tensor:
+    """How far each client's numbers (K, ...) are from their medians, in the cohort's SDs: the median number, (K,).
+
+    A client all of whose numbers are too large, of the wrong sign, or of somebody else's data has most of them far
+    from the median; an honest one 0.7 SDs.
+    """
+    flat = values.reshape(len(values), -1)
+    flat = flat[:, evenly(flat.shape[1], LOOKED_AT)].double()
+    away = (flat - flat.quantile(0.5, 0)).abs()
+    usual = away.quantile(0.5, 0) / HALF
+    return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST).quantile(0.5, 1)
 
 
 def _weights(sites: Gaussian, centre: Tensor, limit: float) -> Tensor:

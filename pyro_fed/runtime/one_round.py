@@ -12,10 +12,14 @@ from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.ops.bounding import apart
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network
 from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
+
+#: Messages of fewer clients have no cohort that one of them could stand apart from.
+FEWEST_COMPARED = 5
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -48,6 +52,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
+    if _comparable(phase, context, len(at)):
+        found.info["apart"] = apart(_numbers(messages))
     corrections: State = {}
     if isinstance(context.combination, Bounded):
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
@@ -65,3 +71,14 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
+
+
+def _comparable(phase: Phase, context: Context, clients: int) -> bool:
+    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
+    compared = phase.last and phase.algorithm.additive and not phase.ledger and context.combination is None
+    return compared and clients >= FEWEST_COMPARED
+
+
+def _numbers(messages: State) -> torch.Tensor:
+    """All of the messages' numbers that are no flags, (C, P)."""
+    return torch.cat([value.flatten(1) for value in messages.values() if value.is_floating_point()], 1)
