@@ -178,19 +178,34 @@ class Held(NamedTuple):
     cut: Tensor
 
 
+class Sent(NamedTuple):
+    """What came in a round.
+
+    Args:
+        messages: (C, ...).
+        clients: (C,) whose messages these are.
+        round: its number.
+        seed: of the run, from which everybody's randomness follows.
+    """
+
+    messages: State
+    clients: Tensor
+    round: int
+    seed: int
+
+
 class Bounding(ABC):
     """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
 
     @abstractmethod
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """A round's messages within the limits.
 
         Args:
             limits: the combination.
             shared: the server's state before `combine`.
             kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
-            clients: (C,) whose messages these are.
-            messages: theirs, (C, ...).
+            sent: the messages.
         """
 
     def cannot_bound(self) -> str:

@@ -69,9 +69,9 @@ class Bounded(Combination):
 
     A client moves no mean by more than `pull` SDs of what chance, or the median client, does, and knows at most
     `precision` times as much as the median client (`pyro_fed.ops.bounding` has the derivation). One of ten like clients
-    moves no mean by more than about 1.5 SDs, whatever it sends; two by twice that. Honest clients within the limits lose
-    nothing; one with more than `precision` times the median client's rows counts as if it had so many, which widens the
-    result: raise `precision` for it. The run names the clients whose messages were cut, and how often.
+    moves no mean by more than about 1.5 SDs, whatever it sends; two by twice that. Honest clients within the limits
+    lose nothing; one with more than `precision` times the median client's rows counts as if it had so many, which
+    widens the result: raise `precision` for it. The run names the clients whose messages were cut, and how often.
 
     Args:
         pull: SDs of what chance or the median client does.
@@ -242,7 +242,7 @@ def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm,
     if not isinstance(algorithm, Bounding):
         raise SettingError(
             f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace, ConsensusMC, "
-            "FedAvg and P2PVI have one"
+            "FedAvg, FSGLD and P2PVI have one"
         )
     if why := algorithm.cannot_bound():
         raise SettingError(f"{name}{first} cannot be bounded: {why}")

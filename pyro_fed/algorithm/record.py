@@ -183,7 +183,9 @@ class Record:
         }
         if not far:
             return []
-        named = ", ".join(f"client {self.client_names[k]} by {far[k]:.2g} SDs" for k in sorted(far, key=lambda k: -far[k]))
+        named = ", ".join(
+            f"client {self.client_names[k]} by {far[k]:.2g} SDs" for k in sorted(far, key=lambda k: -far[k])
+        )
         return [
             f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
             "cohort's SDs). Wrong units, labels or signs, or another population?"

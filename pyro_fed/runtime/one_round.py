@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from pyro_fed.algorithm.capabilities import Bounding, Chains, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Middle
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
@@ -57,7 +57,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     corrections: State = {}
     if isinstance(context.combination, Bounded):
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        held = algorithm.hold(context.combination, shared, phase.ledger, at, messages)
+        held = algorithm.hold(context.combination, shared, phase.ledger, Sent(messages, at, number, context.seed))
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut
     elif isinstance(context.combination, Middle):

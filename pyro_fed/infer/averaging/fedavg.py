@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State, prefixed, within
@@ -146,10 +146,10 @@ class FedAvg(Algorithm, Bounding):
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
         return message_limits.outlying(size, "step")
 
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Steps whose every number is within the cohort's range."""
-        found, cut = within_cohort(messages["delta"], limits.pull)
-        return Held(shared, {**messages, "delta": found}, {}, cut)
+        found, cut = within_cohort(sent.messages["delta"], limits.pull)
+        return Held(shared, {**sent.messages, "delta": found}, {}, cut)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Delegates, FitsSize, Held, ServerWork, SiteKeeping, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Delegates, FitsSize, Held, Sent, ServerWork, SiteKeeping, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -524,7 +524,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
         return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
 
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
 
         Clients that have not sent anything yet are no cohort.
@@ -538,9 +538,11 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
                 "others': take covariance='diag', or FedAvg with combination.Median()"
             )
         base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
-        held, cut = held_changes(limits, base, gaussian(kept), clients, gaussian(messages), gaussian(shared).mean())
-        told = as_state(held.quotient(gaussian(messages)), "correction_")
-        return Held(shared, without_value(messages) | as_state(held), told, cut)
+        held, cut = held_changes(
+            limits, base, gaussian(kept), sent.clients, gaussian(sent.messages), gaussian(shared).mean()
+        )
+        told = as_state(held.quotient(gaussian(sent.messages)), "correction_")
+        return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
 
     def cannot_bound(self) -> str:
         """An optimiser moves q and the sites by different amounts; networks have another scale of sites."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Undoing, no_sites
+from pyro_fed.algorithm.capabilities import Held, Sent, Undoing, no_sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
@@ -107,22 +107,22 @@ class FedSEP(FedEP, Undoing):
         """What the clients keep of a round: nothing."""
         return {}
 
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Sites of the round's clients within the limits; the average stands for the others.
 
         Raises:
             SettingError: fewer than three clients are at work.
         """
-        prior, count, number = gaussian(shared, "prior_"), len(clients), int(shared["num_clients"])
+        prior, count, number = gaussian(shared, "prior_"), len(sent.clients), int(shared["num_clients"])
         average = gaussian(shared).quotient(prior).power(1.0 / number)
         base = prior.product(gaussian(shared, "prior_delta_")).product(average.power(number - count))
         each = type(average)(
             average.precision.expand(count, *average.precision.shape), average.eta.expand(count, *average.eta.shape)
         )
         everyone = torch.arange(count, device=average.eta.device)
-        deltas, centre = gaussian(messages), gaussian(shared).mean()
+        deltas, centre = gaussian(sent.messages), gaussian(shared).mean()
         held, cut = held_changes(limits, base, each, everyone, deltas, centre)
-        return Held(shared, without_value(messages) | as_state(held), {}, cut)
+        return Held(shared, without_value(sent.messages) | as_state(held), {}, cut)
 
     def undone(self, clients: int, num_clients: int) -> float:
         """δ of the clients at work: each replaces what the average site, which has the error, says for it."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, ServerWork, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent, ServerWork, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -245,16 +245,18 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
         """Those that were sent: each is a whole one."""
         return as_state(gaussian(messages))
 
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
         point = shared["point"] + shared["aim"] * shared["direction"]
-        found = limits.sites(gaussian(shared, "prior_"), gaussian(messages), point)
-        values, start = held_values(found.sites, point, self._along(shared, point), messages["values"], limits.pull)
-        usable = messages["usable"] | ~messages["usable"]  # a site within the limits is one
+        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point)
+        values, start = held_values(
+            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull
+        )
+        usable = sent.messages["usable"] | ~sent.messages["usable"]  # a site within the limits is one
         prior = shared["prior_value"][self._shortest]
         return Held(
             {**shared, "value": torch.where(shared["value"].isfinite(), prior + start, shared["value"])},
-            {**messages, **as_state(found.sites), "values": values, "usable": usable},
+            {**sent.messages, **as_state(found.sites), "values": values, "usable": usable},
             {},
             found.beyond,
         )

@@ -37,7 +37,7 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Sites
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Sent, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -328,19 +328,21 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
             return None
         return as_state(gaussian(sites) * gaussian(told, "taken_"))
 
-    def hold(self, limits: Bounded, shared: State, kept: State, clients: Tensor, messages: State) -> Held:
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Beliefs whose changes of the agents' sites are within the limits.
 
         Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
         server of its own, and all come to the same verdict.
         """
         q, count = gaussian(shared), len(shared["eta"])
-        mine = gaussian({name: shared[name][clients] for name in ("precision", "eta")})
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
         common, sites = q.product_over(0) ** (1.0 / count), gaussian(kept)
-        deltas = (gaussian(messages) / mine) ** (1.0 / count)
-        centre = common.mean() if bool(common.is_proper()) else gaussian(messages).mean().nan_to_num().quantile(0.5, 0)
-        held, cut = held_changes(limits, common / sites.product_over(0), sites, clients, deltas, centre)
-        return Held(shared, {**messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
+        deltas = (gaussian(sent.messages) / mine) ** (1.0 / count)
+        centre = (
+            common.mean() if bool(common.is_proper()) else gaussian(sent.messages).mean().nan_to_num().quantile(0.5, 0)
+        )
+        held, cut = held_changes(limits, common / sites.product_over(0), sites, sent.clients, deltas, centre)
+        return Held(shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
 
     def cannot_bound(self) -> str:
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
