@@ -136,6 +136,6 @@ class FSGLD(VisitingLangevin, Bounding):
         """A visit is compared with one to the surrogates, in their units."""
         if self.surrogates is None or not self.precondition:
             return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
-        if self.batch_size is not None:
-            return "the noise of minibatches cannot be told from a lie: batch_size=None"
+        if self.batch_size is not None and not self.control_variate:
+            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
         return ""
