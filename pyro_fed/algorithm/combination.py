@@ -217,7 +217,7 @@ def check_combination(
     if combination is None:
         return
     combination.check_clients(num_clients)
-    for algorithm in chain:
+    for algorithm in reversed(chain):  # the run's own first: it is the one that the user named
         name = type(algorithm).__name__
         if isinstance(combination, Bounded):
             _check_bounding(combination, algorithm, chain[-1], graph)

@@ -47,7 +47,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
     if isinstance(context.combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
-        weights = weights.clamp_max(context.combination.precision * float(weights.median()))
+        weights = weights.clamp_max(context.combination.precision * max(1.0, float(weights.median())))
     shares = weights / weights.sum().clamp_min(1)
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
@@ -59,7 +59,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
         held = algorithm.hold(context.combination, shared, phase.ledger, Sent(messages, at, number, context.seed))
         shared, messages, corrections = held.shared, held.messages, held.told
-        found.info["beyond"] = held.cut
+        found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
     elif isinstance(context.combination, Middle):
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
