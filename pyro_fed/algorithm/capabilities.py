@@ -95,7 +95,14 @@ class Indicators(ABC):
 
 
 class SiteKeeping(ABC):
-    """Its clients keep what the server made of their messages, such as their sites."""
+    """Its clients keep what the server made of their messages, such as their sites.
+
+    Class attributes:
+        corrected: `settle` takes up `correction_precision` and `correction_eta` of what it is told, so that a server
+            may shorten messages.
+    """
+
+    corrected: ClassVar[bool] = False
 
     @abstractmethod
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
@@ -108,6 +115,10 @@ class SiteKeeping(ABC):
         Returns:
             what each is told, (C, ...), and more figures for the record, (C,).
         """
+
+    def alone(self, messages: State) -> State:
+        """Messages without what a server that shortens them must not look at."""
+        return messages
 
     @abstractmethod
     def settle(self, told: State, local: State) -> State:

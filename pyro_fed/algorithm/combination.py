@@ -16,8 +16,9 @@ mean, clipping shortens the long ones, and the clients' shares of the rows are n
 and like data the bias is small; with one label a client it is not, and the result is not the posterior.
 
 They serve algorithms that ask for sums alone and whose clients keep no site (`additive`, `keeps_sites`): a client
-that moved its own site by a message that the server trimmed away would never send it again. With `Bounded` the clients
-are told what was cut.
+that moved its own site by a message that the server trimmed away would never send it again. `Bounded`, `Clipped` and
+`Private` tell each client what was cut of its own message, so that its site is what the server has taken: with
+`Private` that is differentially private partitioned variational inference (Heikkilä et al. 2023).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Combination(ABC, metaclass=Checked):
 
     #: Whether what else the clients say of themselves, figures and flags, must not be looked at.
     private = False
+    #: Whether it does no more to a client's message than to shorten it: a client that is told may keep a site.
+    shortens = False
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse settings that make no sense for so many clients; none by default."""
@@ -125,10 +128,8 @@ class Middle(Combination):
 
     def __call__(self, messages: State) -> State:
         """The messages (C, ...) with m̄ in each place; flags by majority."""
-        names = [name for name, value in messages.items() if value.is_floating_point()]
-        count = len(messages[names[0]])
-        flat = torch.cat([messages[name].reshape(count, -1).double() for name in names], 1)
-        parts = self.middle(flat).split([messages[name][0].numel() for name in names])
+        flat, names = _flat(messages)
+        parts = self.middle(flat).split(list(names.values()))
         out = {
             name: part.to(messages[name].dtype).reshape(messages[name].shape[1:]).expand_as(messages[name])
             for name, part in zip(names, parts, strict=True)
@@ -142,7 +143,32 @@ class Middle(Combination):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipped(Middle):
+class Shortened(Middle):
+    """Means of messages that are shortened to a norm.
+
+    Args:
+        norm: r, the longest that a message may be.
+    """
+
+    shortens = True
+
+    norm: float
+
+    def corrections(self, messages: State) -> State:
+        """What a client that keeps a site has to know: its message as it was shortened, over what it sent, (C, ...).
+
+        It is for this client alone, and nothing that anybody else sees.
+        """
+        flat, sizes = _flat(messages)
+        short = (clip(flat, self.norm) - flat).split(list(sizes.values()), 1)
+        return {
+            f"correction_{name}": part.reshape(messages[name].shape).to(messages[name].dtype)
+            for name, part in zip(sizes, short, strict=True)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Shortened):
     """The mean of messages that are shortened to a norm.
 
     Args:
@@ -194,6 +220,12 @@ class Median(Middle):
         return messages.quantile(0.5, 0)
 
 
+def _flat(messages: State) -> tuple[Tensor, dict[str, int]]:
+    """All numbers that are no flags, (C, P), float64, and how many each tensor has."""
+    sizes = {name: value[0].numel() for name, value in messages.items() if value.is_floating_point()}
+    return torch.cat([messages[name].double().reshape(len(messages[name]), -1) for name in sizes], 1), sizes
+
+
 def clip(messages: Tensor, norm: float) -> Tensor:
     """Messages (C, P), none longer than `norm`."""
     lengths: Tensor = messages.norm(dim=1, keepdim=True)
@@ -224,10 +256,11 @@ def check_combination(
             continue
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
             raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
-        if not algorithm.additive:
+        keeps_account = isinstance(algorithm, SiteKeeping) and algorithm.corrected and combination.shortens
+        if not algorithm.additive and not keeps_account:
             raise SettingError(
                 f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
-                "use combination.Bounded(), which tells them, or FedSEP, whose clients keep none"
+                "use Bounded, Clipped or Private, which tell them, or FedSEP, whose clients keep none"
             )
         if algorithm.needs_all:
             raise SettingError(

@@ -7,7 +7,7 @@ import time
 import torch
 
 from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
-from pyro_fed.algorithm.combination import Bounded, Middle
+from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
@@ -61,6 +61,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
     elif isinstance(context.combination, Middle):
+        if isinstance(algorithm, SiteKeeping) and isinstance(context.combination, Shortened):
+            messages = algorithm.alone(messages)
+            corrections = context.combination.corrections(messages) if algorithm.corrected else {}
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)

@@ -146,6 +146,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
 
     #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
+    corrected: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
@@ -441,7 +442,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
                 share, known["cut"] = most, q.eta.new_tensor(float(most < share))
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
-            whole = single and everyone and bool((fractions == damping).all())
+            whole = single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
             state |= known | self.step_control.added(shared, move, whole, damping)
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
@@ -523,6 +524,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         """As the clients themselves settle them, by the messages that came."""
         told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
         return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
+
+    def alone(self, messages: State) -> State:
+        """Without the clients' log-likelihoods, by which steps are taken back."""
+        return without_value(messages)
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Changes to sites within the limits; the clients are told what was cut, so that they keep these.

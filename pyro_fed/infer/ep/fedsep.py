@@ -76,6 +76,7 @@ class FedSEP(FedEP, Undoing):
 
     additive: ClassVar[bool] = True
     guided: ClassVar[type[GuidedFedEP] | None] = None
+    corrected: ClassVar[bool] = False  # there is no site to correct
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,1 @@
+"""What privacy costs, and what messages give away."""
