@@ -1,1 +1,1 @@
-"""What privacy costs, and what messages give away."""
+"""What messages tell of rows."""

@@ -1,11 +1,11 @@
-"""Coverage of 90 % intervals under differential privacy of clients: with the mechanism's noise in the spread, and without.
+"""Coverage of 90 % intervals under differential privacy of clients, with its noise in the spread and without.
 
-Linear regression with three weights drawn from their prior, 200 clients of 25 rows, messages clipped at norm 100 (few are
-longer), δ = 1e-5, three rounds; the noise multiplier is the smallest that spends ε. `FedEP` is differentially private
-partitioned variational inference (Heikkilä et al. 2023) with a trusted server: clients keep their clipped sites, and
-three rounds' noise adds up in q. `FedSEP`'s clients keep none and take the noise of earlier rounds back. A row: in how
-many of all intervals the truth lies, aware (as the run returns) and not (draws of the released q alone), the SDs of both
-over the exact posterior's, and runs whose noise left no distribution (which say so, and have no intervals).
+Linear regression with three weights drawn from their prior, 200 clients of 25 rows, messages clipped at norm 100 (few
+are longer), δ = 1e-5, three rounds; the noise multiplier is the smallest that spends ε. `FedEP` is differentially
+private partitioned variational inference (Heikkilä et al. 2023) with a trusted server: clients keep their clipped
+sites, and three rounds' noise adds up in q. `FedSEP`'s clients keep none and take the noise of earlier rounds back. A
+row: in how many of all intervals the truth lies, aware (as the run returns) and not (draws of the released q alone),
+the SDs of both over the exact posterior's, and runs whose noise left no distribution (which say so).
 
     python -m benchmarks.privacy.coverage [TRIALS]
 """
