@@ -240,6 +240,17 @@ class Bounding(ABC):
             sent: the messages.
         """
 
+    def known(self, shared: State, local: State) -> State:
+        """What the server may keep account of, of all clients, from a phase's beginning, (K, ...); none by default.
+
+        Sites that `Sites` gives need not be named here.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+        """
+        return {}
+
     def cannot_bound(self) -> str:
         """Why not with these settings, and the cure; "" where it can."""
         return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, OnGraph, Pooled, run_as
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled, run_as
 from pyro_fed.algorithm.combination import Bounded, check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
@@ -69,7 +69,7 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         if saved is not None and number == saved.phase:
             phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
-            phase.ledger = opened(part, saved.shared, saved.local)
+            phase.ledger = _ledger(part, context, saved.shared, saved.local)
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
@@ -141,8 +141,16 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    ledger = opened(algorithm, shared, local) if rounds else {}
+    ledger = _ledger(algorithm, context, shared, local) if rounds else {}
     return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+
+
+def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
+    """What the server keeps account of, of the clients' sites."""
+    found = opened(algorithm, shared, local)
+    if not found and isinstance(context.combination, Bounded) and isinstance(algorithm, Bounding):
+        found = {name: value.detach().double().clone() for name, value in algorithm.known(shared, local).items()}
+    return found
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:

@@ -319,8 +319,12 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def sites(self, shared: State, local: State) -> State | None:
-        """What the agents keep, where each replaces its site and no published weighting counts data otherwise."""
-        return as_state(gaussian(local)) if self._keeps_site and "eta" in local else None
+        """What the agents keep, where no share of the prior is in it."""
+        return self.known(shared, local) if self._keeps_site and self.starts_at_prior else None
+
+    def known(self, shared: State, local: State) -> State:
+        """What the agents keep, with its share of the prior where beliefs begin flat."""
+        return as_state(gaussian(local))
 
     def followed(self, sites: State, messages: State, told: State) -> State | None:
         """With what was taken of each belief's change, as neighbours can tell where all hear all."""
