@@ -48,8 +48,8 @@ FAMILIES = {
     "FSGLD": pf.FSGLD(target_ess=200),
     "FedAvg": pf.FedAvg(step_size=0.05),
 }
-#: Rounds at most: a run that is lied to need not converge.
-ROUNDS = 300
+#: Rounds at most, and of chains: a run that is lied to need not converge.
+ROUNDS, VISITS = 60, 300
 
 
 def model(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -94,9 +94,10 @@ def attacked(algorithm: Any, fed: pf.Federation, kind: str, liars: tuple[int, ..
     executor = pf.executors.Faulty(probability=1.0, kinds=(kind,), clients=liars) if kind in KINDS else "vectorised"
     graph = pf.graph.complete(CLIENTS) if isinstance(algorithm, pf.P2PVI) else None
     combination = pf.combination.Bounded() if bounded else None
+    rounds = VISITS if isinstance(algorithm, pf.FSGLD) else ROUNDS
     try:
         found = pf.run(
-            algorithm, fed, num_rounds=ROUNDS, executor=executor, graph=graph, combination=combination, **QUIET
+            algorithm, fed, num_rounds=rounds, executor=executor, graph=graph, combination=combination, **QUIET
         )
     except PyroFedError:
         return None
