@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled, run_as
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled
 from pyro_fed.algorithm.combination import Bounded, check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
+from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.algorithm.record import Asked, Record, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.budget import BudgetEnded
@@ -120,14 +120,6 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
             if part == chain[number]:
                 return number + 1, start
     return 0, None
-
-
-def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
-    """The algorithm after all that it starts from."""
-    chain = [run_as(algorithm, problem)]
-    while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, run_as(first, problem))
-    return chain
 
 
 def _begin(
