@@ -84,4 +84,4 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
 
 def _numbers(messages: State) -> torch.Tensor:
     """All of the messages' numbers that are no flags, (C, P)."""
-    return torch.cat([value.flatten(1) for value in messages.values() if value.is_floating_point()], 1)
+    return torch.cat([value.reshape(len(value), -1) for value in messages.values() if value.is_floating_point()], 1)
