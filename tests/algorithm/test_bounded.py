@@ -9,6 +9,7 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.ops.bounding import apart, bounded, within_cohort
@@ -176,7 +177,6 @@ FAMILIES = [
     pf.BCM(),
     pf.P2PVI(start="prior"),
     pf.P2PVI(start="local"),
-    pf.ConsensusMC(num_samples=60, warmup_steps=40, num_chains=1),
     pf.FedAvg(step_size=0.05),
 ]
 NAMES = [f"{type(a).__name__}{i}" for i, a in enumerate(FAMILIES)]
@@ -186,19 +186,40 @@ NAMES = [f"{type(a).__name__}{i}" for i, a in enumerate(FAMILIES)]
 def test_every_family_is_bounded(algorithm):
     """Sign, size and replay: below two SDs of the posterior of the other nine, and the liar is named."""
     nine = [k for k in range(CLIENTS) if k != LIAR]
-    slack = 0.5 if isinstance(algorithm, pf.ConsensusMC) else 0.0  # of sixty draws, five SDs of their mean's error
     for kind in ("negated", "hundredfold"):
         liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
         off, _ = error(run(algorithm, executor=liar, num_rounds=12), nine)
-        assert off < 2 + slack, kind
+        assert off < 2, kind
 
 
-@pytest.mark.parametrize("algorithm", FAMILIES[:-2], ids=NAMES[:-2])
+@pytest.mark.parametrize("algorithm", FAMILIES[:-1], ids=NAMES[:-1])
 def test_the_price_when_all_are_honest(algorithm):
     off, ratio = error(run(algorithm), range(CLIENTS))
     diagonal = 0.1 if algorithm == pf.FedEP(covariance="diag") else 0.05
     assert off < 0.25
     np.testing.assert_allclose(ratio, 1.0, atol=diagonal)
+
+
+def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
+    """Of Gaussians; those of honest clients stay what they were, to the bit."""
+    honest = sites(0)
+    mean, cover = honest.moments()
+    noise = torch.randn(CLIENTS, 1, 4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = mean[:, None, None] + noise @ torch.linalg.cholesky(cover).mT.unsqueeze(1)
+    for lie in (100 * draws[LIAR], draws[LIAR] + 1e3, 1e-3 * draws[LIAR]):
+        sent = Sent({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
+        sent.messages["draws"][LIAR] = lie
+        algorithm = pf.ConsensusMC()
+        held = algorithm.hold(Bounded(), {}, {}, sent)
+        whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
+        found = algorithm.combine(whole, held.messages, torch.ones(CLIENTS))["draws"].reshape(-1, 3)
+        keep = [k for k in range(CLIENTS) if k != LIAR]
+        nine = type(honest)(honest.precision[keep], honest.eta[keep]).product_over(0)
+        sd = nine.moments()[1].diagonal().sqrt()
+        assert float(((found.mean(0) - nine.mean()) / sd).abs().max()) < 2
+        same = held.cut == 0
+        assert torch.equal(held.messages["draws"][same], draws[same])
+        assert int(held.cut.argmax()) == LIAR
 
 
 def test_the_liar_is_named():
