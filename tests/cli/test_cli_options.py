@@ -78,3 +78,31 @@ def test_doctor():
     assert "torch" in result.output and "GPU" in result.output
     found = json.loads(call("doctor", "--json").stdout)
     assert set(found) == {"versions", "machine", "extras"} and found["versions"]["arviz"][0] in "01"
+
+
+def test_a_run_writes_its_page(tmp_path):
+    page = tmp_path / "run.html"
+    result = call(*RUN, "-q", "--report", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    for part in ("gaussian_mean: fedep", "over 3 clients", "Who holds what", "pyro_fed "):
+        assert part in text
+    assert "Cannot be drawn" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "expected"),
+    [
+        (["run"], "logistic", ["logistic_regression"]),
+        (["run", "gaussian_mean"], "dsvgd_p", ["dsvgd_paper"]),
+        (["compare", "gaussian_mean", "fedep"], "fedla", ["fedlaplace"]),
+        (["compare", "gaussian_mean", "fedep", "--reference"], "nu", ["nuts"]),
+        (["run"], "no_such", ["no_such"]),  # a file, which the shell completes
+    ],
+)
+def test_names_are_completed(words, begun, expected):
+    from click.shell_completion import ShellComplete
+
+    found = ShellComplete(main, {}, "pyro-fed", "_PYRO_FED_COMPLETE").get_completions(words, begun)
+    assert [item.value for item in found if item.value.startswith(begun)] == expected
+    assert all(item.type == ("file" if begun == "no_such" else "plain") for item in found)

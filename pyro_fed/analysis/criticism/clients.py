@@ -13,7 +13,7 @@ from pyro_fed.density.rows.batches import Batch, in_chunks
 from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
-from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, unbatched
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 
@@ -66,3 +66,16 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     for value in state.values():
         value[empty] = 0.0
     return gaussian(state)
+
+
+def prior_site_at(federation: Federation, q: Gaussian) -> Gaussian:
+    """The site that an expected Newton step under q gives the prior.
+
+    Args:
+        federation: the model and its clients.
+        q: where.
+    """
+    algorithm = FedEP()
+    derivatives = algorithm.derivatives(federation.problem, "full" if q.dense else "diag")
+    found = derivatives.of_prior(federation.problem, algorithm.points(batched(q)))
+    return unbatched(site_of(found, q.mean()))
