@@ -6,10 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 from algorithms import line, line_data
+from late import late
 from test_compare import draws_of, exact, result
 
 import pyro_fed as pf
-from pyro_fed.analysis.plots import style
+
+style = late("pyro_fed.analysis.plots.style")
 
 #: Elements that have no end.
 VOID = {"meta", "br", "img", "link", "input"}
