@@ -164,3 +164,28 @@ def test_cost_is_error_over_all_bytes():
     assert [text.get_text() for text in ax.texts] == ["b"]
     with pytest.raises(SettingError, match=r"no \['ksd'\]"):
         pf.plot_cost(table, "ksd")
+
+
+def test_entries_go_by_the_labels_of_their_dimension():
+    coords = {"hospital": ["Basel", "Bern"], "year": [2024, 2025]}
+    values = np.random.default_rng(0).normal(size=(1, 50, 2, 2))
+    posterior = xr.Dataset({"level": (("chain", "draw", "hospital", "year"), values)}, coords)
+    ax = pf.plot_forest(make_inference_data({"posterior": posterior}, {}))
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["level[Basel, 0]", "level[Basel, 1]", "level[Bern, 0]", "level[Bern, 1]"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "written"),
+    [((0.02, 20_000), ["0.1", "1", "10", "100", "1,000", "10,000"]), ((0.11, 0.4), ["0.2", "0.3"])],
+)
+def test_logarithmic_axes_are_written_out(limits, written):
+    from pyro_fed.analysis.plots.style import plain_ticks
+
+    ax = plt.subplots()[1]
+    ax.set(yscale="log", ylim=limits)
+    plain_ticks(ax.yaxis)
+    ax.figure.canvas.draw()
+    ticks = [*ax.yaxis.get_major_ticks(), *ax.yaxis.get_minor_ticks()]
+    shown = {one.label1.get_text() for one in ticks if limits[0] <= one.get_loc() <= limits[1]}
+    assert set(written) <= shown and not any("$" in text or "e" in text for text in shown)

@@ -44,3 +44,20 @@ def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
     assert "23 rows over 3 clients, 7 to 8 each" in page
     with pytest.raises(SettingError, match=r"table that pf\.compare returns"):
         write_report(tmp_path / "other.html", table.reset_index(), results, fed, title="Other")
+
+
+@pytest.mark.usefixtures("close_figures")
+def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tmp_path):
+    from pyro_fed.recipes import library
+
+    surgery = library.load_model("hierarchical_logistic")
+    args, _ = surgery.load_data(num_hospitals=4)
+    fed = pf.Federation(surgery.model, args, plate="hospital", rows={"patient": "hospital_idx"}, num_clients=2)
+    idata = pf.run(pf.FedEP(), fed, num_rounds=1, compile="off", audit=False, progress=False)
+    idata.attrs |= {"algorithm": "Auto", "chosen": "FedEP", "settings": "{}"}
+    results = {"one": idata}
+    pf.write_report(tmp_path / "page.html", pf.compare(results), results, fed)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>Auto, which chose FedEP</td>" in page
+    assert f"{len(args[-1])} rows over 2 clients" in page
+    assert "There are reasons to doubt this result." in page  # one round is not enough

@@ -20,6 +20,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.analysis.judging.draws import entries_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError
@@ -42,7 +43,7 @@ def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> 
         names: variables to take; all by default.
 
     Returns:
-        Draws (S, D), chain after chain, and a label of each column, such as `w[0]`.
+        Draws (S, D), chain after chain, and a label of each column, such as `w[0]`, or `level[Basel]` where the dimension has names.
 
     Example:
         >>> draws, labels = stacked(idata, ["w"])
@@ -51,10 +52,8 @@ def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> 
     columns, labels = [], []
     for name in names or sorted(map(str, posterior.data_vars)):
         values = np.asarray(posterior[name].values, dtype=float)
-        flat = values.reshape(values.shape[0] * values.shape[1], -1)
-        columns.append(flat)
-        scalar = values.ndim == 2
-        labels += [name if scalar else f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(values.shape[2:])]
+        columns.append(values.reshape(values.shape[0] * values.shape[1], -1))
+        labels += entries_of(name, posterior[name])
     return np.concatenate(columns, 1), labels
 
 

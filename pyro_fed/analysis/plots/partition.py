@@ -44,7 +44,7 @@ def plot_partition(
     ax.set_xlabel("client")
     ax.set_ylabel("rows")
     ax.set_title(
-        f"{federation.num_rows} rows over {len(table)} clients: {type(federation.partition).__name__}",
+        f"{int(table['rows'].sum()):,} rows over {len(table)} clients: {type(federation.partition).__name__}",
         fontsize=10,
     )
     if labels:

@@ -36,6 +36,9 @@ DARK = {
 #: Widest number that a logarithmic axis writes out, and the narrowest, its inverse: 10,000 and 0.0001.
 WRITTEN_OUT = 1e6
 
+#: A logarithmic axis of less than this factor may have no power of ten on it: then 2, 3 and 5 are written too.
+NARROW = 30.0
+
 #: Axes that a function is given: one, or several.
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
 
@@ -121,5 +124,10 @@ def plain_ticks(axis: Axis) -> None:
             return str(powers(value))
         return f"{value:,.10g}" if np.isclose(np.log10(value) % 1, 0) or np.isclose(np.log10(value) % 1, 1) else ""
 
+    def between(value: float, _: Any) -> str:
+        low, high = sorted(axis.get_view_interval())
+        digit = f"{value:e}"[0]
+        return f"{value:,.10g}" if 0 < high < NARROW * low and digit in "235" else ""
+
     axis.set_major_formatter(FuncFormatter(write))
-    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    axis.set_minor_formatter(FuncFormatter(between))

@@ -35,6 +35,8 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
         return [Setting(name, f"made by {maker}", "not known", "", "")]
     algorithm, text = str(idata.attrs["algorithm"]), str(idata.attrs.get("settings", ""))
     known: Any = getattr(infer, algorithm, None)
+    if "chosen" in idata.attrs:
+        algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
     try:
         given, default = ast.literal_eval(text), whole(known())
     except (ValueError, SyntaxError, TypeError):  # an algorithm of the user's own, or settings of another writer

@@ -113,10 +113,10 @@ def write_report(
 
 
 def _clients(federation: Federation) -> str:
-    counts = federation.row_counts
+    counts = federation.summary()["rows"]  # of groups, the rows in them
     least, most = int(counts.min()), int(counts.max())
     each = f"{least:,} to {most:,} each" if least < most else f"{least:,} each"
-    return f"{federation.num_rows:,} rows over {federation.num_clients} clients, {each}"
+    return f"{int(counts.sum()):,} rows over {federation.num_clients} clients, {each}"
 
 
 def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:

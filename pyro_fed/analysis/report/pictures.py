@@ -21,15 +21,15 @@ from pyro_fed.analysis.criticism.checks import check_clients
 from pyro_fed.analysis.criticism.contributions import contributions
 from pyro_fed.analysis.criticism.influence import influence
 from pyro_fed.analysis.judging.density import thinned
-from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.judging.moments import gaps
+from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
+from pyro_fed.analysis.judging.moments import Gaps, gaps
 from pyro_fed.analysis.plots.comparison import most_different
 from pyro_fed.analysis.plots.criticism import draw_influence
 from pyro_fed.analysis.plots.style import REFERENCE, line_colors
 from pyro_fed.analysis.report import svg
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.ops.arviz_versions import rhat
+from pyro_fed.ops.arviz_versions import ess, rhat
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -80,7 +80,8 @@ that brings much less than its rows has rows that say little, of one label for i
 """
 BY_CLIENT = """
 What each client alone would say, its data and the prior, with 90 %, over what all say together (grey), on the
-unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines.
+unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines. Without a dot: by its own
+data and the prior alone the client has no Gaussian answer.
 """
 COST = "Mean error against all bytes sent and received: lower left is best. Below the dashed line it is small enough."
 
@@ -101,6 +102,13 @@ class Picture(NamedTuple):
     panels: list[Panel]
     note: str
     legend: Mapping[str, str]
+
+
+class Chains(NamedTuple):
+    """R-hat and effective numbers of draws of each parameter, (D,)."""
+
+    rhat: np.ndarray
+    ess: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,25 @@ class Compared:
         """Colours by result; the grey of the reference's areas."""
         found = line_colors(self.drawable)
         return found if self.centre is None else {**found, self.centre: REFERENCE}
+
+    @cached_property
+    def gaps(self) -> dict[str, Gaps]:
+        """How far each result with a spread is from that over which it is drawn."""
+        if self.centre is None:
+            return {}
+        truth = self.draws[self.centre]
+        others = {name: one for name, one in self.draws.items() if name != self.centre and not one.spreadless}
+        return {name: gaps(draws, truth) for name, draws in others.items()}
+
+    @cached_property
+    def chains(self) -> dict[str, Chains]:
+        """R-hat and effective draws of results that are Markov chains."""
+        found = {name: one for name, one in self.draws.items() if one.kind == "chains" and not one.spreadless}
+        return {
+            name: Chains(np.nan_to_num(rhat(one.values), nan=1.0), ess(one.values))
+            for name, one in found.items()
+            if one.values.shape[1] >= FEWEST_OF_A_CHAIN
+        }
 
     def different(self, most: int) -> list[str]:
         """The parameters on which results differ most."""
@@ -229,12 +256,7 @@ def _forest(about: Compared) -> Picture | None:
 
 def farthest(about: Compared) -> str:
     """Which mean is farthest from the reference, and whose."""
-    truth = about.draws[about.centre] if about.centre is not None else None
-    far = {
-        name: gaps(draws, truth)
-        for name, draws in about.draws.items()
-        if truth is not None and name != about.centre and not draws.spreadless
-    }
+    far = about.gaps
     if not far:
         return "there is no reference to measure them by"
     name = max(far, key=lambda one: float(np.abs(np.nan_to_num(far[one].mean)).max()))
@@ -287,21 +309,19 @@ def _correlation(draws: Draws, labels: list[str]) -> float:
 
 
 def _chains(about: Compared) -> Picture | None:
-    chains = {name: draws for name, draws in about.draws.items() if draws.kind == "chains" and not draws.spreadless}
-
-    def panel(name: str, draws: Draws) -> Panel:
-        found = np.nan_to_num(rhat(draws.values), nan=0.0)
-        worst = draws.labels[int(found.argmax())]
+    def panel(name: str, chains: Chains) -> Panel:
+        draws = about.draws[name]
+        worst = draws.labels[int(chains.rhat.argmax())]
 
         def draw(axes: Any) -> None:
             plots.plot_chains(about.results[name], labels=[worst], ax=axes)
             axes[0].set_title(f"{name}: {worst}", fontsize=10)
             axes[1].set_title("")
 
-        alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {found.max():.3f}"
+        alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {chains.rhat.max():.3f}"
         return Panel(draw, (3.6, 4.2), alt, axes=2)
 
-    return Picture("", [panel(*one) for one in chains.items()], CHAINS, {}) if chains else None
+    return Picture("", [panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
 
 
 def _convergence(about: Compared) -> Picture | None:
@@ -383,7 +403,7 @@ def _known(about: Compared, column: str, name: str) -> bool:
 
 
 def _who(about: Compared) -> Picture:
-    counts = about.federation.row_counts
+    counts = about.federation.summary()["rows"]
     alt = (
         f"Bars of the rows of {about.federation.num_clients} clients, by label where there are labels: "
         f"{int(counts.min()):,} to {int(counts.max()):,}"

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
-from pyro_fed.analysis.judging.moments import gaps
 from pyro_fed.analysis.judging.tables import cell
 from pyro_fed.analysis.numbers import digits
 from pyro_fed.analysis.report.pictures import Compared
-from pyro_fed.ops.arviz_versions import ess, rhat
 
 #: Rows of the table; of more parameters, those on which the results differ most.
 MOST_ROWS = 200
@@ -38,9 +35,7 @@ def tables(about: Compared) -> list[dict[str, Any]]:
         about: the results.
     """
     found = [_summary(about)] if about.centre is not None else []
-    chains = {name: one for name, one in about.draws.items() if one.kind == "chains" and not one.spreadless}
-    chains = {name: one for name, one in chains.items() if one.values.shape[1] >= FEWEST_OF_A_CHAIN}
-    return found + ([_mixing(chains)] if chains else [])
+    return found + ([_mixing(about)] if about.chains else [])
 
 
 def _summary(about: Compared) -> dict[str, Any]:
@@ -54,10 +49,7 @@ def _summary(about: Compared) -> dict[str, Any]:
         "3\u00a0%": (low, significant),
         "97\u00a0%": (high, significant),
     }
-    for name, draws in about.draws.items():
-        if name == about.centre or draws.spreadless:
-            continue
-        found = gaps(draws, truth)
+    for name, found in about.gaps.items():
         place = {label: i for i, label in enumerate(found.labels)}
         at = [place.get(label, -1) for label in truth.labels]
         mean, ratio = (np.append(values, math.nan)[at] for values in (found.mean, found.ratio))  # the last is NaN
@@ -71,14 +63,14 @@ def _summary(about: Compared) -> dict[str, Any]:
     return {"title": "Posterior", "note": note, "first": "parameter", "columns": list(columns), "rows": rows}
 
 
-def _mixing(chains: dict[str, Draws]) -> dict[str, Any]:
+def _mixing(about: Compared) -> dict[str, Any]:
     rows = {}
-    for name, draws in chains.items():
-        ratio, worth = np.nan_to_num(rhat(draws.values), nan=1.0), ess(draws.values)
+    for name, chains in about.chains.items():
+        draws = about.draws[name]
         count, each, _ = draws.values.shape
-        values = (float(count), float(each), float(ratio.max()), float(np.nanmin(worth)))
+        values = (float(count), float(each), float(chains.rhat.max()), float(np.nanmin(chains.ess)))
         written = (f"{count}", f"{each:,}", f"{values[2]:.3f}", f"{values[3]:,.0f}")
-        worst = draws.labels[int(ratio.argmax())]
+        worst = draws.labels[int(chains.rhat.argmax())]
         rows[name] = [*zip(written, values, strict=True), (worst, worst)]
     columns = ["chains", "draws each", "largest R-hat", "smallest ESS", "parameter of that R-hat"]
     return {"title": "Have the chains mixed?", "note": CHAINS, "first": "result", "columns": columns, "rows": rows}
