@@ -95,7 +95,8 @@ table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].roun
 pf.plot_forest(results, "NUTS")
 
 # %% [markdown]
-# What would each hospital say alone? Geneva has twelve patients: alone it knows little, and a little differently.
+# What would each hospital say alone, over what all say together? One without a dot has no Gaussian answer by itself: a
+# single hospital says little of how far hospitals are apart.
 
 # %%
 pf.plot_client_forest(pf.contributions(idata, fed), labels=["per_year", "per_dose"])

@@ -25,6 +25,6 @@ def check_client_id(client: str) -> None:
         plain = unicodedata.normalize("NFKD", client).encode("ascii", "ignore").decode()
         cure = f"; {plain!r} would do" if _CLIENT.fullmatch(plain) else ""
         raise ProtocolError(
-            f"a client id begins with a letter of a-z or A-Z, a digit or '_' and has these, '-', '.' and spaces within, "
+            f"a client id begins with a letter (a-z, A-Z), a digit or '_' and has these, '-', '.' and spaces within, "
             f"received {client!r}{cure}"
         )

@@ -43,7 +43,8 @@ def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> 
         names: variables to take; all by default.
 
     Returns:
-        Draws (S, D), chain after chain, and a label of each column, such as `w[0]`, or `level[Basel]` where the dimension has names.
+        Draws (S, D), chain after chain, and a label of each column, such as `w[0]`, or `level[Basel]` where the
+        dimension has names.
 
     Example:
         >>> draws, labels = stacked(idata, ["w"])

@@ -80,8 +80,8 @@ that brings much less than its rows has rows that say little, of one label for i
 """
 BY_CLIENT = """
 What each client alone would say, its data and the prior, with 90 %, over what all say together (grey), on the
-unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines. Without a dot: by its own
-data and the prior alone the client has no Gaussian answer.
+unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines.
+Without a dot: by its own data and the prior alone the client has no Gaussian answer.
 """
 COST = "Mean error against all bytes sent and received: lower left is best. Below the dashed line it is small enough."
 
