@@ -43,7 +43,7 @@ def compare(
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
     """
     import pyro_fed as pf
-    from pyro_fed.analysis.report import page, plain, terminal
+    from pyro_fed.analysis.report import page, plain
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
@@ -73,9 +73,8 @@ def compare(
             idata.to_netcdf(str(results_folder / f"{name}.nc"))
         (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
-        rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
-        lead = f"{fed.num_rows:,} rows over {rows} ({partition_text}), seed {seed}"
+        lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
         with kept_elsewhere(out) as place:
             page.write_report(
                 place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=typed_command()

@@ -159,7 +159,6 @@ def run(
             idata.to_netcdf(str(place))
     if report is not None:
         results = {chosen.name: idata}
-        rows_of = terminal.client_line(fed.row_counts.tolist(), "clients")
         with kept_elsewhere(report) as place:
             page.write_report(
                 place,
@@ -167,7 +166,7 @@ def run(
                 results,
                 fed,
                 title=f"{Path(str(module.__file__)).stem}: {chosen.name}",
-                lead=f"{fed.num_rows:,} rows over {rows_of} ({partition_text}), seed {seed}",
+                lead=f"{page.clients_line(fed)} ({partition_text}), seed {seed}",
                 test=test,
                 command=typed_command(),
             )

@@ -98,7 +98,7 @@ def write_report(
     sections = [*_tables(table), *posterior.tables(about), *pictures.pictures(about)]
     page = environment.get_template("report.html").render(
         title=title,
-        lead=lead or _clients(federation),
+        lead=lead or clients_line(federation),
         reference=reference,
         verdict=_in_one_sentence(verdicts),
         verdicts=verdicts,
@@ -112,7 +112,8 @@ def write_report(
     Path(path).write_text(page, encoding="utf-8")
 
 
-def _clients(federation: Federation) -> str:
+def clients_line(federation: Federation) -> str:
+    """Rows and clients in a few words: `455 rows over 10 clients, 7 to 190 each`."""
     counts = federation.summary()["rows"]  # of groups, the rows in them
     least, most = int(counts.min()), int(counts.max())
     each = f"{least:,} to {most:,} each" if least < most else f"{least:,} each"
