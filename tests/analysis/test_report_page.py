@@ -47,6 +47,7 @@ def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
 
 
 @pytest.mark.usefixtures("close_figures")
+@pytest.mark.filterwarnings("ignore:not converged after 1 rounds")
 def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tmp_path):
     from pyro_fed.recipes import library
 
