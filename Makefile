@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test quick lint docs clean test-pythons readme release-check
+.PHONY: demo test quick lint docs clean test-pythons readme rehearsal rehearsal-peers release-check
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -35,6 +35,12 @@ test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the ne
 
 release-check: $(STAMP)  ## what would be published: sdist and wheel, their metadata and contents, a fresh install
 	$(BIN)/python tests/helpers/release.py
+
+rehearsal: $(STAMP)  ## a deployment on loopback over TLS: a node and the server killed, a stranger refused; see docs/deployment.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/rehearsal/rehearse.py $(if $(KEEP),--keep $(KEEP))
+
+rehearsal-peers: $(STAMP)  ## five agents without a server over TLS, killed and restarted, against the simulation
+	$(BIN)/python tests/rehearsal/peers.py out/rehearsal-peers
 
 readme: demo  ## README's table and picture, from what the demo has left
 	$(BIN)/python docs/comparison.py out/comparison

@@ -145,14 +145,14 @@ def run(
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
-    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
+    check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad(), showing(progress):
-        problem = _compiled(federation.problem, compile, rounds, progress is not False)
+        problem = compiled(federation.problem, compile, rounds, progress is not False)
         record = Record(federation.client_names)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
@@ -208,9 +208,22 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
             )
 
 
-def _check_numbers(
+def check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
 ) -> None:
+    """Refuse numbers out of their ranges.
+
+    Args:
+        rounds: of the algorithm.
+        num_draws: of a density.
+        seed: of the run.
+        min_clients: the quorum.
+        num_clients: how many there are.
+        num_threads: of torch.
+
+    Raises:
+        SettingError: names the argument.
+    """
     if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
         bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
         raise SettingError(f"num_threads must be {bound}, received {num_threads}")
@@ -235,7 +248,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
     )
 
 
-def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
+def compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
     common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None

@@ -33,8 +33,8 @@ from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
 from pyro_fed.errors import SettingError
 
-# An operation that torch has no batching rule for is computed one by one: slower, and as right. Said at each operation of
-# each pass (a hidden Markov model's in-place clamp, say), it is thousands of lines, about torch and not about the model.
+# An operation without a batching rule is computed one by one: slower, and as right. Said of each operation in each pass
+# (a hidden Markov model's in-place clamp, say), that makes thousands of lines, about torch and not about the model.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
