@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test quick lint docs clean test-pythons readme rehearsal rehearsal-peers
+.PHONY: demo test quick lint docs clean test-pythons readme rehearsal rehearsal-peers release-check
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -33,6 +33,9 @@ quick: lint  ## before a commit, within a minute: lint, types and the tests that
 test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the newest and the oldest dependencies
 	$(BIN)/python tests/helpers/pythons.py $(PYTHONS)
 
+release-check: $(STAMP)  ## what would be published: sdist and wheel, their metadata and contents, a fresh install
+	$(BIN)/python tests/helpers/release.py
+
 rehearsal: $(STAMP)  ## a deployment on loopback over TLS: a node and the server killed, a stranger refused; see docs/deployment.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/rehearsal/rehearse.py $(if $(KEEP),--keep $(KEEP))
 
@@ -46,6 +49,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The tutorials are shown as the tests have run them, in their fast setting; PYRO_FED_FAST=0 make docs runs all of them.
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
 
@@ -59,4 +63,4 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out build dist docs/_build .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) out build dist docs/_build docs/_executed docs/_tutorials docs/_static/generated .pytest_cache .ruff_cache .mypy_cache

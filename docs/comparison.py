@@ -96,7 +96,7 @@ def draw(folder: Path) -> None:
     from pyro_fed import plot_comparison
 
     results = {label: arviz.from_netcdf(str(folder / f"{name}.nc")) for name, label in SHOWN.items()}
-    plot_comparison(results, SHOWN["nuts"], labels=list(PANELS)).savefig(PICTURE, dpi=150)
+    plot_comparison(results, SHOWN["nuts"], labels=list(PANELS))[0].figure.savefig(PICTURE, dpi=150)
 
 
 def main() -> None:

@@ -7,9 +7,11 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
-import jupytext
+import nbformat
 
 sys.path.append(str(Path(__file__).parent))  # as Sphinx asks for: modules beside this file
+import executed
+import gallery
 import public_names
 
 project = "pyro_fed"
@@ -18,21 +20,31 @@ copyright = "2026, The pyro_fed authors"
 version = release = installed_version("pyro_fed")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_executed"]
 html_theme = "furo"
 html_title = "pyro_fed"
 
-myst_enable_extensions = ["dollarmath"]
-nb_execution_mode = os.environ.get("PYRO_FED_DOCS_EXECUTE", "off")  # "auto" fills in the outputs: minutes
+html_static_path = ["_static"]
+html_css_files = ["pages.css", "generated/colours.css"]
 
-# The tutorials are scripts outside this folder: each becomes a notebook here.
-PAGES = Path(__file__).parent / "_tutorials"
+myst_enable_extensions = ["dollarmath"]
+nb_execution_mode = "off"  # `executed` has run the tutorials, or runs them now; the tests take the same runs
+
+# The tutorials are scripts outside this folder: each becomes a notebook with outputs here. Their fast setting is the
+# tests'; PYRO_FED_FAST=0 runs all of it, in minutes.
+HERE = Path(__file__).parent
+PAGES, GENERATED = HERE / "_tutorials", HERE / "_static" / "generated"
 PAGES.mkdir(exist_ok=True)
-for script in sorted((Path(__file__).parent.parent / "tutorials").glob("[0-9]*.py")):
-    notebook = jupytext.read(script)
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.metadata["language_info"] = {"name": "python"}
-    jupytext.write(notebook, PAGES / f"{script.stem}.ipynb")
+GENERATED.mkdir(exist_ok=True, parents=True)
+notebooks = {
+    path.stem: executed.executed(path, os.environ.get("PYRO_FED_FAST", "1") == "1") for path in executed.TUTORIALS
+}
+for stem, notebook in notebooks.items():
+    for name, page in notebook.metadata.pop("files", {}).items():
+        (GENERATED / name).write_text(page, encoding="utf-8")
+    nbformat.write(notebook, PAGES / f"{stem}.ipynb")
+(PAGES / "gallery.html").write_text(gallery.cards(notebooks), encoding="utf-8")
+(GENERATED / "colours.css").write_text(gallery.colours(), encoding="utf-8")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

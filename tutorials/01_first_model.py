@@ -45,6 +45,9 @@ y = torch.tensor(y, dtype=torch.float64)
 fed = pf.Federation(model, (x, y), plate="data", num_clients=10, seed=0)
 fed.summary()
 
+# %%
+pf.plot_partition(fed)
+
 # %% [markdown]
 # `fit` answers with an ArviZ `InferenceData` under the model's own names. It begins with federated expectation
 # propagation (`FedEP`): clients exchange Gaussian *sites* until they agree.
@@ -52,6 +55,9 @@ fed.summary()
 # %%
 idata = pf.fit(fed, seed=0, progress=not FAST)
 az.summary(idata, kind="stats")
+
+# %%
+pf.plot_forest(idata)
 
 # %% [markdown]
 # Then it looks for reasons to doubt the answer, in the model's own densities. Where it finds any it goes on, by

@@ -105,6 +105,9 @@ fed = pf.Federation(model, (y,), plate="data", num_clients=3)
 idata = pf.run(FederatedAscent(), fed, progress=False)
 idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior["mu"][0, 0])
 
+# %%
+pf.plot_convergence(idata)  # what `monitor` says of each round
+
 # %% [markdown]
 # The exact mode is the sum of the data over N + 1.
 

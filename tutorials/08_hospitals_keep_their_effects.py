@@ -67,6 +67,12 @@ for name, size, m, s, t in zip(levels["hospital"].values, patients, mean, sd, tr
     print(f"{name}: {size:4d} patients, level {m:5.2f} ± {s:.2f}, true {t:5.2f}")
 
 # %% [markdown]
+# What the clients bring to the common parameters: shares of the information, beside their shares of the hospitals.
+
+# %%
+pf.plot_contributions(pf.contributions(idata, fed))
+
+# %% [markdown]
 # What a client sends in a round, against what its hospitals have.
 
 # %%

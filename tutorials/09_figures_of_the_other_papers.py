@@ -120,8 +120,9 @@ for row, (name, own) in zip(axes, kinds.items(), strict=True):
         algorithm = getattr(pf, name)(local_steps=count, burn_in=steps // 4, **paper, **own)
         draws = run(algorithm, fed, num_rounds=steps // count, num_draws=100_000).posterior["mu"].values
         for rows in shards:
-            axis.scatter(*rows.T, s=1, alpha=0.3)
-        axis.scatter(*draws.reshape(-1, 2).T, s=2, color="black")
+            axis.scatter(*rows[::4].T, s=1, alpha=0.5)
+        every = draws.reshape(-1, 2)
+        axis.scatter(*every[:: max(1, len(every) // 500)].T, s=2, color="black")
         axis.set(title=f"{name}, {count} update{'s' if count > 1 else ''}", xlim=(-9, 9), ylim=(-9, 9), aspect="equal")
         number = np.arange(1, draws.shape[1] + 1)
         running = draws.cumsum(1) / number[:, None]

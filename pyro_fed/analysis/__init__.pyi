@@ -1,5 +1,6 @@
 # What one does with results; `pyro_fed` offers these names too.
 from .criticism.checks import check_clients as check_clients
+from .criticism.contributions import contributions as contributions
 from .criticism.influence import influence as influence
 from .criticism.leave_out import leave_one_client_out as leave_one_client_out
 from .criticism.loo import loo as loo
@@ -11,3 +12,4 @@ from .judging.steps import steps as steps
 from .plots import *
 from .predicting.predict import predict as predict
 from .report.overview import Overview as Overview
+from .report.page import write_report as write_report

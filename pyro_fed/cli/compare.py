@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.cli.output import kept_elsewhere, typed_command
 from pyro_fed.cli.parse import parse_executor
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.model
 @options.recipes
-@click.option("--reference", metavar="RECIPE", help="What the others are measured by, e.g. nuts.")
+@options.reference
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
 @options.out("Write the comparison as one HTML page.")
@@ -45,8 +43,7 @@ def compare(
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
     """
     import pyro_fed as pf
-    from pyro_fed.analysis.judging import distances
-    from pyro_fed.analysis.report import page, plain, terminal
+    from pyro_fed.analysis.report import page, plain
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
@@ -54,8 +51,6 @@ def compare(
         page.check_report(out)
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
-    if reference is not None:
-        distances.check_extra()
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
     chosen = {Path(name).stem: recipe.load(name) for name in names}
     algorithms = _algorithms(chosen, assignments)
@@ -78,19 +73,13 @@ def compare(
             idata.to_netcdf(str(results_folder / f"{name}.nc"))
         (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
-        rows = terminal.client_line(fed.row_counts.tolist(), "clients")
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
-        lead = f"{fed.num_rows} rows over {rows} ({partition_text}), seed {seed}"
+        lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
         with kept_elsewhere(out) as place:
             page.write_report(
-                place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=_command()
+                place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=typed_command()
             )
         click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
-
-
-def _command() -> str:
-    """The command as it was typed."""
-    return shlex.join(["pyro-fed", *sys.argv[1:]])
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:

@@ -19,7 +19,7 @@ from pyro_fed.conventions.version import VERSION
 NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "matplotlib", "h5netcdf")
 #: Extras: what is imported, and what is missed without it.
 EXTRAS = {
-    "compare": (("jinja2", "ot"), "the page of pyro-fed compare, and sliced Wasserstein distances"),
+    "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),

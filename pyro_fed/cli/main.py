@@ -18,7 +18,7 @@ from pyro_fed.cli.bench import bench
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
-from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.cli.output import kept_elsewhere, typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 
@@ -99,6 +99,7 @@ def main() -> None:
 @options.rounds
 @options.assignments("KEY=VALUE", "num_particles=50")
 @options.out("Write the result (NetCDF, ArviZ).")
+@options.report
 @click.option(
     "--rows",
     type=click.IntRange(min=1),
@@ -115,8 +116,8 @@ def main() -> None:
 @options.quiet
 def run(
     model: str, recipe_name: str, clients: int, partition_text: str, rounds: int | None,
-    assignments: tuple[str, ...], seed: int, out: Path | None, rows: int, executor_text: str, graph_text: str | None,
-    checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
+    assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None, rows: int, executor_text: str,
+    graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
@@ -129,11 +130,13 @@ def run(
     import pyro_fed as pf
     from pyro_fed.algorithm.plan import Plan
     from pyro_fed.analysis.judging import metrics
-    from pyro_fed.analysis.report import plain, terminal
+    from pyro_fed.analysis.report import page, plain, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
 
+    if report is not None:
+        page.check_report(report)
     chosen = recipe.load(recipe_name)
     assigned = dict(parse_assignment(text) for text in assignments)
     settings = chosen.run_options(clients)
@@ -156,6 +159,19 @@ def run(
         with kept_elsewhere(out) as place:
             place.parent.mkdir(parents=True, exist_ok=True)
             idata.to_netcdf(str(place))
+    if report is not None:
+        results = {chosen.name: idata}
+        with kept_elsewhere(report) as place:
+            page.write_report(
+                place,
+                pf.compare(results, federation=fed, test=test),
+                results,
+                fed,
+                title=f"{Path(str(module.__file__)).stem}: {chosen.name}",
+                lead=f"{page.clients_line(fed)} ({partition_text}), seed {seed}",
+                test=test,
+                command=typed_command(),
+            )
     if as_json:
         measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
         click.echo(plain.as_json(plain.of_run(idata, measured)))
@@ -168,6 +184,8 @@ def run(
     click.echo(terminal.cost_block(idata))
     if out is not None:
         click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
+    if report is not None:
+        click.echo(f"\nWritten to {report}: open it in a browser.")
 
 
 def _run_block(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
@@ -35,17 +36,48 @@ class Written(click.Path):
 #: A file that is written.
 FILE = Written(dir_okay=False, path_type=Path)
 
+
+def complete_model(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Models and files whose names begin so, for the shell's completion."""
+    from pyro_fed.recipes import library
+
+    listed = library.list_models()
+    return _named({name: library.model_description(path) for name, path in listed.items()}, begun)
+
+
+def complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Recipes and files whose names begin so, for the shell's completion."""
+    from pyro_fed.recipes import library, recipe
+
+    listed = library.list_recipes()
+    return _named({name: recipe.read_toml(path).get("description", "") for name, path in listed.items()}, begun)
+
+
+def _named(described: dict[str, str], begun: str) -> list[CompletionItem]:
+    """Names with what they are, which some shells show; where none begins so, files."""
+    found = [CompletionItem(name, help=text) for name, text in described.items() if name.startswith(begun)]
+    return found or [CompletionItem(begun, type="file")]
+
+
 #: The model: a name in the library or a file.
-model = click.argument("model")
+model = click.argument("model", shell_complete=complete_model)
 
 #: The recipe: a name in the library or a file.
-recipe = click.argument("recipe_name", metavar="RECIPE")
+recipe = click.argument("recipe_name", metavar="RECIPE", shell_complete=complete_recipe)
 
 #: The recipe where there is a default.
-recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto")
+recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto", shell_complete=complete_recipe)
 
 #: Several of them.
-recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True)
+recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True, shell_complete=complete_recipe)
+
+#: That by which the others are measured.
+reference = click.option(
+    "--reference",
+    metavar="RECIPE",
+    shell_complete=complete_recipe,
+    help="What the others are measured by, e.g. nuts.",
+)
 
 #: How the rows go to the clients.
 partition = click.option(
@@ -73,6 +105,9 @@ results = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
 )
+
+#: A page about one run.
+report = click.option("--report", type=FILE, help="Write what is known of the result as one HTML page, with figures.")
 
 #: Without progress bars.
 quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show how far a run is.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,3 +38,8 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise SettingError(f"{out} could not be written: {error}. The result is kept in {written}") from error
     shutil.rmtree(folder)
+
+
+def typed_command() -> str:
+    """The command as it was typed, for the page that it makes."""
+    return shlex.join(["pyro-fed", *sys.argv[1:]])

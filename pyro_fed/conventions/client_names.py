@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from pyro_fed.errors import ProtocolError
 
@@ -21,7 +22,9 @@ def check_client_id(client: str) -> None:
     if len(client) > MAX_CLIENT_ID:
         raise ProtocolError(f"a client id has at most {MAX_CLIENT_ID} characters, received {len(client)}")
     if not _CLIENT.fullmatch(client):
+        plain = unicodedata.normalize("NFKD", client).encode("ascii", "ignore").decode()
+        cure = f"; {plain!r} would do" if _CLIENT.fullmatch(plain) else ""
         raise ProtocolError(
-            f"a client id begins with a letter, digit or '_' and has these, '-', '.' and spaces within, "
-            f"received {client!r}"
+            f"a client id begins with a letter (a-z, A-Z), a digit or '_' and has these, '-', '.' and spaces within, "
+            f"received {client!r}{cure}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -41,10 +42,21 @@ def build_federation(module: ModuleType, clients: int, partition_text: str, seed
         >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
     """
     train, test = _loaded(module)
-    how = partition.parse(partition_text, columns=train[0])
+    how = partition.parse(partition_text, columns=train[0], named=_named(module.model, train))
     rows = getattr(module, "ROWS", None)
     fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=clients, partition=how, seed=seed)
     return Experiment(fed, test)
+
+
+def _named(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
+    """Columns of the data by name: those of data frames, and arguments that are one."""
+    found: dict[str, Any] = {}
+    for name, value in zip(inspect.signature(model).parameters, train, strict=False):
+        if hasattr(value, "columns") and hasattr(value, "dtypes"):
+            found |= {str(column): value[column] for column in value.columns}
+        elif len(getattr(value, "shape", ())) == 1:
+            found[name] = value
+    return found
 
 
 def _loaded(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:

@@ -65,6 +65,14 @@ def test_distances_to_a_reference_are_the_closed_forms():
     assert found["sliced_wasserstein"] == pytest.approx(math.sqrt(shift**2 / 3 + (1 - scale) ** 2), abs=0.08)
 
 
+def test_sliced_wasserstein_of_unequal_numbers_of_draws_is_exact():
+    """In one dimension: 3 draws against 2, ∫ (F⁻¹ - G⁻¹)² du written out over the pieces [0, 1/3, 1/2, 2/3, 1]."""
+    draws, reference = np.array([[2.0], [0.0], [1.0]]), np.array([[5.0], [3.0]])
+    exact = (3.0**2) / 3 + (3 - 1) ** 2 / 6 + (5 - 1) ** 2 / 6 + (5 - 2) ** 2 / 3
+    assert distances.sliced_wasserstein(draws, reference) == pytest.approx(math.sqrt(exact))
+    assert distances.sliced_wasserstein(draws, draws) == 0.0
+
+
 def test_mmd_is_the_closed_form():
     """E k of Gaussians: (h²/(h² + v))^(d/2) exp(-|m|²/2(h² + v)), v the variance of the difference."""
     rng, shift, dim = np.random.default_rng(1), 1.0, 2

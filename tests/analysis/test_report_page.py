@@ -27,19 +27,38 @@ def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
     table = pf.compare(results, "truth", federation=fed)
     write_report(tmp_path / "page.html", table, results, fed, title="Five", reference="truth")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    verdicts = " ".join(page[page.index('id="warnings"') : page.index("How close")].split())
-    assert '<strong>truth</strong> (the reference): <span class="good">nothing speaks against it</span>' in verdicts
+    verdicts = " ".join(page[page.index('id="warnings"') : page.index("<nav")].split())
+    assert '<strong>truth</strong> (the reference): <span class="good">nothing speaks against it.</span>' in verdicts
     assert '<strong>broken</strong>: <span class="bad">the draws are not finite: 1000 of 1000' in verdicts
     assert "<li>the KDE is dead; so are others</li><li>half of it</li>" in verdicts
     remarked = verdicts[verdicts.index("remarked") :]
     assert "nothing speaks against its posterior" in remarked
     assert 'class="note">its ELPD' in remarked
     assert "Left out, as their draws are no numbers: broken." in page
-    assert len(re.findall("data:image/svg", page)) == 2
+    assert '<span class="bad">the KDE is dead.</span> <details><summary>All 2 reasons, and what to do' in verdicts
     assert "Nothing speaks against 2 of 5 results: truth, remarked." in page
-    assert "<td>NUTS</td><td>the defaults</td>" in page
+    assert "<td>NUTS</td><td>all at their defaults</td>" in page
     assert "made by another library" in page
     assert not re.search(r"(src|href)=.?(https?:)?//", page)  # it needs nothing from elsewhere
-    assert re.search(r'alt="Bars of the rows of 3 clients[^"]*: \d+ to \d+"', page)
+    assert re.search(r'aria-label="Bars of the rows of 3 clients[^"]*: \d+ to \d+"', page)
+    assert "23 rows over 3 clients, 7 to 8 each" in page
     with pytest.raises(SettingError, match=r"table that pf\.compare returns"):
         write_report(tmp_path / "other.html", table.reset_index(), results, fed, title="Other")
+
+
+@pytest.mark.usefixtures("close_figures")
+@pytest.mark.filterwarnings("ignore:not converged after 1 rounds")
+def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tmp_path):
+    from pyro_fed.recipes import library
+
+    surgery = library.load_model("hierarchical_logistic")
+    args, _ = surgery.load_data(num_hospitals=4)
+    fed = pf.Federation(surgery.model, args, plate="hospital", rows={"patient": "hospital_idx"}, num_clients=2)
+    idata = pf.run(pf.FedEP(), fed, num_rounds=1, compile="off", audit=False, progress=False)
+    idata.attrs |= {"algorithm": "Auto", "chosen": "FedEP", "settings": "{}"}
+    results = {"one": idata}
+    pf.write_report(tmp_path / "page.html", pf.compare(results), results, fed)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>Auto, which chose FedEP</td>" in page
+    assert f"{len(args[-1])} rows over 2 clients" in page
+    assert "There are reasons to doubt this result." in page  # one round is not enough

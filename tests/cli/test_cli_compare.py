@@ -1,8 +1,6 @@
-"""The command `compare` and its page, which is also opened by a browser where there is one."""
+"""The command `compare` and its page."""
 
 import re
-import shutil
-import subprocess
 import warnings
 
 import pytest
@@ -11,7 +9,6 @@ from test_cli import CONJUGATE
 
 from pyro_fed.cli.main import main
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHEAP = {
     "svgd": {"num_particles": 40, "local_steps": 5},
     "nuts": {"num_samples": 60, "warmup_steps": 40, "num_chains": 2},
@@ -46,8 +43,8 @@ def test_the_table_is_printed(compared):
 
 def test_the_page_needs_no_other_file(compared):
     text = compared[1].read_text(encoding="utf-8")
-    assert len(re.findall(r'src="data:image/svg\+xml;base64,', text)) >= 2
-    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    assert text.count('<svg class="figure"') >= 6
+    assert re.findall(r'(?:src|href)="(?!#)', text) == []
     for part in (
         "my_mean: 2 algorithms compared",
         "Can the results be trusted?",
@@ -55,15 +52,6 @@ def test_the_page_needs_no_other_file(compared):
         "10 rows over 2 clients",
     ):
         assert part in text
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-def test_a_browser_shows_the_page(compared, tmp_path):
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    shown = subprocess.run([BROWSER, *options, compared[1].as_uri()], capture_output=True, text=True, timeout=120)
-    assert shown.returncode == 0
-    assert shown.stdout.count("<tr") == 4 * 3  # the settings are a table too
-    assert "Can the results be trusted?" in shown.stdout
 
 
 @pytest.mark.parametrize(

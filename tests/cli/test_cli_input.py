@@ -82,13 +82,13 @@ def test_one_line_and_exit_code_2(files, arguments, words):
     assert "Run" not in result.output.split()  # nothing was begun
 
 
-@pytest.mark.parametrize(("module", "extra"), [("jinja2", ["--out", "r.html"]), ("ot", ["--reference", "recipe.toml"])])
-def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, module, extra):
+@pytest.mark.parametrize("command", [("compare", "--out"), ("run", "--report")])
+def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, command):
     from importlib import util
 
     find = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == module else find(name, *a))
-    result = shell("compare", "model.py", "recipe.toml", *extra)
+    monkeypatch.setattr(util, "find_spec", lambda name, *a: None if name == "jinja2" else find(name, *a))
+    result = shell(command[0], "model.py", "recipe.toml", command[1], "r.html")
     assert (result.exit_code, "pip install 'pyro_fed[compare]'" in result.output) == (2, True)
 
 

@@ -78,3 +78,63 @@ def test_doctor():
     assert "torch" in result.output and "GPU" in result.output
     found = json.loads(call("doctor", "--json").stdout)
     assert set(found) == {"versions", "machine", "extras"} and found["versions"]["arviz"][0] in "01"
+
+
+def test_a_run_writes_its_page(tmp_path):
+    page = tmp_path / "run.html"
+    result = call(*RUN, "-q", "--report", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    for part in ("gaussian_mean: fedep", "over 3 clients", "Who holds what", "pyro_fed "):
+        assert part in text
+    assert "Cannot be drawn" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "expected"),
+    [
+        (["run"], "logistic", ["logistic_regression"]),
+        (["run", "gaussian_mean"], "dsvgd_p", ["dsvgd_paper"]),
+        (["compare", "gaussian_mean", "fedep"], "fedla", ["fedlaplace"]),
+        (["compare", "gaussian_mean", "fedep", "--reference"], "nu", ["nuts"]),
+        (["run"], "no_such", ["no_such"]),  # a file, which the shell completes
+    ],
+)
+def test_names_are_completed(words, begun, expected):
+    from click.shell_completion import ShellComplete
+
+    found = ShellComplete(main, {}, "pyro-fed", "_PYRO_FED_COMPLETE").get_completions(words, begun)
+    assert [item.value for item in found if item.value.startswith(begun)] == expected
+    assert all(item.type == ("file" if begun == "no_such" else "plain") for item in found)
+
+
+MODEL = '''
+"""Pressure by age."""
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+
+PLATE = "patients"
+
+
+def model(hospital, age, pressure):
+    level = pyro.sample("level", dist.Normal(130.0, 20.0))
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("patients", len(age)):
+        pyro.sample("pressure", dist.Normal(level + slope * (age - 60.0), 9.0), obs=pressure)
+
+
+def load_data():
+    patients = pd.DataFrame({"hospital": ["K\u00f6ln", "Bern", "Bern"] * 8, "age": [50.0, 60.0, 71.0] * 8})
+    patients["pressure"] = 70 + patients["age"]
+    return tuple(patients[name] for name in patients), None
+'''
+
+
+def test_clients_are_the_values_of_a_named_column(tmp_path):
+    (tmp_path / "pressure.py").write_text(MODEL, encoding="utf-8")
+    run = ("run", tmp_path / "pressure.py", "fedep", "--clients", "2", "--rounds", "1")
+    found = values(*run, "--partition", "group:hospital")
+    assert found["attributes"]["num_clients"] == 2
+    result = call(*run, "--partition", "group:ward")
+    assert result.exit_code == 2 and "there is no column 'ward'; there are ['hospital', 'age'" in result.stderr

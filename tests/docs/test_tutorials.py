@@ -1,30 +1,91 @@
-"""The tutorials run, in their fast setting; what they claim, they assert themselves."""
+"""The tutorials run, in their fast setting; what they claim, they assert themselves.
 
-import runpy
-import warnings
+`docs/executed.py` runs each, or takes the run that the documentation has made of the same code.
+"""
+
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
+from late import late
 
-FOLDER = Path(__file__).parents[2] / "tutorials"
-TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
+style = late("pyro_fed.analysis.plots.style")
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 
-def test_there_are_nine():
-    assert [path.name[:2] for path in TUTORIALS] == [f"0{i}" for i in range(1, 10)]
+def docs_module(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def executed():
+    return docs_module("executed")
+
+
+def test_there_are_ten():
+    assert [path.name[:2] for path in TUTORIALS] == [f"{i:02}" for i in range(1, 11)]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("close_figures")
-def test_it_is_a_notebook_and_runs(path, monkeypatch):
-    import jupytext  # takes a fifth of a second
-
-    notebook = jupytext.read(path)
+def test_it_is_a_notebook_and_runs(executed, path):
+    notebook = executed.executed(path, fast=True)
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
     assert any("assert" in cell.source for cell in notebook.cells) or path.name[:2] in ("01", "07", "09")
-    monkeypatch.setenv("PYRO_FED_FAST", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        names = runpy.run_path(str(path))
-    assert "pf" in names
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    figures = [one.data["text/html"] for one in outputs if "figure-box" in one.get("data", {}).get("text/html", "")]
+    assert figures
+    for figure in figures:
+        assert "#000000" not in figure and not any(light.lower() in figure for light in style.DARK)  # but variables
+        assert re.search(r'aria-label="Figure: [^"]{10,}"', figure)
+
+
+SCRIPT = """# %% [markdown]
+# # A title
+# Words first. And then others.
+
+# %%
+import matplotlib.pyplot as plt
+from dataclasses import dataclass
+
+@dataclass
+class Kept:
+    value: "int" = 3
+
+def seven():
+    return 7
+
+print(seven())
+Kept()
+
+# %%
+_, ax = plt.subplots()
+ax.plot([0, 1], color="black", label="line")
+ax.set_xlabel("round")
+"""
+
+
+def test_cells_are_run_as_a_notebook_runs_them(executed, tmp_path):
+    script = tmp_path / "00_small.py"
+    script.write_text(SCRIPT)
+    notebook = executed.run(script, fast=True)
+    _, first, second = notebook.cells
+    assert [one.output_type for one in first.outputs] == ["stream", "display_data"]
+    assert (first.outputs[0].text, first.outputs[1].data["text/plain"]) == ("7\n", "Kept(value=3)")
+    (figure,) = second.outputs  # the label that the last line returned is part of the figure
+    assert 'aria-label="Figure: round. Shown: line"' in figure.data["text/html"]
+    assert "#000000" not in figure.data["text/html"]
+    cards = docs_module("gallery").cards({"00_small": notebook})
+    assert "<strong>A title</strong><span>Words first.</span>" in cards and 'id="g00_small-2-1-' in cards
+    script.write_text("# %% [markdown]\n# # A title\n\n# %%\n1 / 0\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        executed.run(script, fast=True)
+    last = raised.traceback[-1]
+    assert (Path(last.path).name, last.lineno + 1) == ("00_small.py", 5)

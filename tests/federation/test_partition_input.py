@@ -31,6 +31,14 @@ def test_parse(text, partition):
     assert pt.parse(text, columns=np.arange(6).reshape(3, 2)) == partition
 
 
+def test_columns_go_by_name_too():
+    named = {"Ward": np.array(["b", "a", "b"]), "age": np.array([3, 1, 2])}
+    assert pt.parse("group:ward", named=named) == pt.ByGroup(by=["b", "a", "b"])
+    assert pt.parse("sorted: AGE", named=named) == pt.SortedBy(by=[3, 1, 2])
+    with pytest.raises(ValueError, match=r"there is no column 'wards'; there are \['Ward', 'age'\]"):
+        pt.parse("group:wards", named=named)
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [

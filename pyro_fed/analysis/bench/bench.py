@@ -16,7 +16,6 @@ from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version
 from pyro_fed.analysis.bench.one import entry
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.analysis.bench.work import Task, work
-from pyro_fed.analysis.judging.distances import check_extra
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
@@ -89,13 +88,12 @@ def run_benchmark(
         All cells that have been run, now or before.
 
     Raises:
-        SettingError: an unknown case, partition or algorithm; POT is not installed.
+        SettingError: an unknown case, partition or algorithm.
         AdapterError: an adapter that cannot be imported.
 
     Example:
         >>> run_benchmark(Path("out/benchmark"), quick=True, jobs=2).outcomes[0].scores["mean_error"]
     """
-    check_extra()
     known = all_cases(posteriordb)
     chosen = _matching(cases or (tuple(QUICK) if quick else ()), list(known), missing_cases(posteriordb))
     entries = algorithms.find(list(recipes), list(adapters))

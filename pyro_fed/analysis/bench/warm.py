@@ -8,7 +8,7 @@ import warnings
 from pyro_fed import infer
 
 #: Libraries that are imported within functions, here or in what is used here.
-LIBRARIES = ("arviz", "ot", "pandas", "scipy.stats", "sklearn.datasets", "pyro.infer.autoguide", "torch.func")
+LIBRARIES = ("arviz", "pandas", "scipy.stats", "sklearn.datasets", "pyro.infer.autoguide", "torch.func")
 
 
 def load() -> None:

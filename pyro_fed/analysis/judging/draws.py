@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import xarray as xr
 
 from pyro_fed.ops.arviz_versions import ess
 from pyro_fed.results.inference_data import InferenceData
@@ -52,7 +54,7 @@ class Draws:
         for name in names:
             values = np.asarray(posterior[name].transpose("chain", "draw", ...).values, dtype=float)
             blocks.append(values.reshape(*values.shape[:2], math.prod(values.shape[2:])))
-            labels += labels_of(name, values.shape[2:])
+            labels += entries_of(name, posterior[name])
         return cls(np.concatenate(blocks, 2), labels, str(idata.attrs.get("draws_are", "")))
 
     @property
@@ -98,6 +100,21 @@ class Draws:
 def labels_of(name: str, shape: tuple[int, ...]) -> list[str]:
     """Names of the entries of a variable: `w[0]`, `w[1]`, or `w` alone of a scalar."""
     return [name] if not shape else [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape)]
+
+
+def entries_of(name: str, values: xr.DataArray) -> list[str]:
+    """Names of the entries of a variable: `w[0]`, `w[1]`, by their labels where these are text, `w` alone of a scalar.
+
+    Args:
+        name: of the variable.
+        values: (chain, draw, ...), in any order of dimensions.
+    """
+    dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
+    entries = [
+        values[dim].values if dim in values.coords and values[dim].dtype.kind in "UO" else range(values.sizes[dim])
+        for dim in dims
+    ]
+    return [f"{name}[{', '.join(map(str, one))}]" for one in itertools.product(*entries)] if dims else [name]
 
 
 def worth(values: np.ndarray, kind: str) -> np.ndarray:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pyro_fed.analysis.judging.distances import stacked
-from pyro_fed.analysis.plots.style import colors, tidy
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, legend, panels, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import kde
@@ -24,57 +22,80 @@ TALLEST = 4.0
 
 @checked
 def plot_comparison(
-    results: Mapping[str, InferenceData],
+    results: Mapping[str, InferenceData] | InferenceData,
     reference: str | None = None,
     *,
     labels: Sequence[str] | None = None,
     most: int = 9,
-) -> Figure:
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
     """A panel a parameter: the reference's density filled in grey, the other results as lines.
 
     Args:
-        results: InferenceData by name.
+        results: InferenceData by name, or one of them.
         reference: the name that the panels are centred on; the first by default.
         labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ
             most.
         most: panels at most.
+        ax: matplotlib axes, one a panel; those of a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
-        The figure.
+        The axes, one a parameter.
 
     Raises:
-        SettingError: no results, or an unknown reference or parameter.
+        SettingError: no results, an unknown reference or parameter, or fewer axes than parameters.
 
     Example:
-        >>> pf.plot_comparison({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]"]).savefig("posteriors.png")
+        >>> (ax,) = pf.plot_comparison({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]"])
+        >>> ax.figure.savefig("posteriors.png")
+    """
+    results, reference = by_name(results), checked_reference(by_name(results), reference)
+    draws = {name: stacked(idata)[0] for name, idata in results.items()}
+    known = stacked(results[reference])[1]
+    shown = most_different(draws, reference, known, labels, most)
+    columns = min(3, len(shown))
+    size = figsize or (3.4 * columns, 2.2 * -(-len(shown) // columns) + 0.6)
+    axes = panels(ax, len(shown), columns, size)
+    palette = colors(results, reference)
+    for one, label in zip(axes, shown, strict=True):
+        column = known.index(label)
+        _panel(one, {name: value[:, column] for name, value in draws.items()}, reference, palette)
+        one.set_title(label, fontsize=10)
+    legend(axes, ax is None)
+    if ax is None:
+        axes[0].figure.supylabel("posterior density", fontsize=10)
+    return axes
+
+
+def checked_reference(results: Mapping[str, InferenceData], reference: str | None) -> str:
+    """The name of the reference, by default of the first result.
+
+    Raises:
+        SettingError: it is none of them, or there are none.
     """
     reference = next(iter(results), "") if reference is None else reference
     if reference not in results:
         raise SettingError(f"reference {reference!r} is not among the results {list(results)}")
-    draws = {name: stacked(idata)[0] for name, idata in results.items()}
-    known = stacked(results[reference])[1]
-    shown = _chosen(draws, reference, known, labels, most)
-    columns = min(3, len(shown))
-    rows = -(-len(shown) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.4 * columns, 2.2 * rows + 0.6), layout="constrained", squeeze=False
-    )
-    palette = colors(results, reference)
-    for ax, label in zip(axes.flat, shown, strict=False):
-        column = known.index(label)
-        _panel(ax, {name: value[:, column] for name, value in draws.items()}, reference, palette)
-        ax.set_title(label, fontsize=10)
-    for ax in axes.flat[len(shown) :]:
-        ax.set_visible(False)
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=min(5, len(names)), frameon=False)
-    figure.supylabel("posterior density", fontsize=10)
-    return figure
+    return reference
 
 
-def _chosen(
+def most_different(
     draws: dict[str, np.ndarray], reference: str, known: list[str], labels: Sequence[str] | None, most: int
 ) -> list[str]:
+    """The parameters that are asked for, or those on which results differ most, in the order of the model.
+
+    Args:
+        draws: (S, D) by name.
+        reference: whose SDs measure the distances.
+        known: the D parameters.
+        labels: those that are asked for.
+        most: at most.
+
+    Raises:
+        SettingError: an unknown one is asked for.
+    """
     unknown = [label for label in labels or () if label not in known]
     if unknown:
         raise SettingError(f"no parameters {unknown}; the results have {known[:20]}")
@@ -93,7 +114,8 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
     if min(values.min() for values in draws.values()) > 0:  # where no draw of any result is, no density is drawn
         low = max(low, 0.0)
     grid, density = _density(truth)
-    ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)", linewidth=0)
+    ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)".lstrip(), linewidth=0)
+    ax.plot(grid, density, color=REFERENCE_LINE, linewidth=0.8)
     for name, values in draws.items():
         if name == reference:
             continue

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_fed.analysis.plots.style import COLORS, INK, REFERENCE, GivenAxes, panels, plain_ticks, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
@@ -16,7 +16,12 @@ MAX_NAMED = 10
 
 @checked
 def plot_consensus(
-    idata: InferenceData, *, parameter: int = 0, reference: tuple[float, float] | None = None
+    idata: InferenceData,
+    *,
+    parameter: int = 0,
+    reference: tuple[float, float] | None = None,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
     """Agents' beliefs about one parameter, mean ± SD, and their disagreement, round by round.
 
@@ -24,6 +29,8 @@ def plot_consensus(
         idata: of a peer-to-peer run with `trace=True`.
         parameter: its place in the flat unconstrained vector.
         reference: mean and SD to compare with, such as those of a centralised run.
+        ax: two matplotlib axes; those of a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): beliefs above, disagreement below.
@@ -43,15 +50,18 @@ def plot_consensus(
     kept = np.isfinite(group["belief_mean"].values[..., parameter]).any(1)
     mean, sd = (group[name].values[kept][..., parameter] for name in ("belief_mean", "belief_sd"))
     rounds = group["round"].values[kept]
-    _, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
+    top, bottom = panels(ax, 2, 1, figsize or (7, 6), sharex=True)
     _draw_beliefs(top, rounds, mean, sd, group["client"].values)
     if reference is not None:
-        top.axhline(reference[0], color="black", linewidth=1, linestyle="--", label="reference")
-        top.axhspan(reference[0] - reference[1], reference[0] + reference[1], color="black", alpha=0.08)
+        top.axhline(reference[0], color=INK, linewidth=1, linestyle="--", label="reference")
+        top.axhspan(reference[0] - reference[1], reference[0] + reference[1], color=REFERENCE, alpha=0.4, zorder=0)
     top.set_ylabel(f"parameter {parameter}, mean ± SD")
     top.legend(fontsize=8, ncols=2)
-    bottom.plot(group["round"].values[kept], group["disagreement"].values[kept], color="C3")
+    bottom.plot(group["round"].values[kept], group["disagreement"].values[kept], color=COLORS[1])
     bottom.set(yscale="log", xlabel="round", ylabel="disagreement (SDs)")
+    plain_ticks(bottom.yaxis)
+    for one in (top, bottom):
+        tidy(one)
     return np.array([top, bottom])
 
 
@@ -63,7 +73,7 @@ def _draw_beliefs(ax: Axes, rounds: np.ndarray, mean: np.ndarray, sd: np.ndarray
             mean[:, i],
             linewidth=1.2 if few else 0.5,
             alpha=0.9 if few else 0.4,
-            color=f"C{i}" if few else "C0",
+            color=COLORS[i % len(COLORS)] if few else COLORS[0],
             label=f"agent {names[i]}" if few else None,
         )[0]
         if few:

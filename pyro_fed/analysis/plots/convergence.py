@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from matplotlib.figure import Figure
 
-from pyro_fed.analysis.plots.style import by_name, colors, tidy
+from pyro_fed.analysis.plots.style import GivenAxes, by_name, colors, panels, plain_ticks, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData, flag
 
-#: Traffic that varies by more than this factor is shown on a logarithmic axis.
+#: Traffic, and numbers of rounds, that vary by more than this factor are shown on a logarithmic axis.
 DECADES = 100.0
+#: Rounds up to which each has a dot.
+MARKED = 60
 
 
 @checked
 def plot_convergence(
-    results: Mapping[str, InferenceData] | InferenceData, metric: str = "change", *, log: bool = True
-) -> Figure:
+    results: Mapping[str, InferenceData] | InferenceData,
+    metric: str = "change",
+    *,
+    log: bool = True,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
     """`metric` after each round, on the left against rounds, on the right against the bytes sent until then.
 
     Args:
@@ -29,42 +34,51 @@ def plot_convergence(
         metric: a variable of the group `federation`, such as "change", the update of a round (zero:
             converged); where it is given for each client, their mean is shown.
         log: logarithmic vertical axis.
+        ax: two matplotlib axes; those of a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
-        The figure.
+        The two axes, an array (2,): against rounds and against bytes.
 
     Raises:
-        SettingError: no result has this metric.
+        SettingError: no result has this metric, or fewer than two axes.
 
     Example:
-        >>> pf.plot_convergence({"FedEP": idata, "PVI": other}).savefig("convergence.png")
+        >>> by_round, by_bytes = pf.plot_convergence({"FedEP": idata, "PVI": other})
     """
     results = by_name(results)
     with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}
     if not with_metric:
         known = sorted({str(name) for idata in results.values() for name in idata["federation"].data_vars})
         raise SettingError(f"no result has the metric {metric!r}; there are {known}")
-    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True, layout="constrained")
+    axes = panels(ax, 2, 2, figsize or (8.4, 3.2), sharey=True)
     palette = colors(results)
     for name, idata in with_metric.items():
         values, megabytes = _series(idata["federation"], metric)
-        style = {"color": palette[name], "label": name, "linewidth": 1.6, "marker": "o", "markersize": 3}
+        style = {"color": palette[name], "label": name, "linewidth": 1.6}
+        style |= {"marker": "o", "markersize": 3} if len(values) <= MARKED else {}
         known = np.isfinite(values)  # a phase that it started from has its own measure
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
         if not flag(idata.attrs, "centralized"):
             axes[1].plot(megabytes[known], values[known], **style)
-    for ax, label in zip(axes, ("round", "sent and received until then, MB"), strict=True):
-        ax.set_xlabel(label)
-        tidy(ax)
+    for one, label in zip(axes, ("round", "sent and received until then, MB"), strict=True):
+        one.set_xlabel(label)
+        tidy(one)
         if log:
-            ax.set_yscale("log")
+            one.set_yscale("log")
+            plain_ticks(one.yaxis)
+    lengths = [len(line.get_xdata()) for line in axes[0].lines]
+    if lengths and max(lengths) > DECADES * max(min(lengths), 1):
+        axes[0].set_xscale("log")
+        plain_ticks(axes[0].xaxis)
     sent = [line.get_xdata() for line in axes[1].lines]
     if sent and max(x.max() for x in sent) > DECADES * min(x.min() for x in sent):
         axes[1].set_xscale("log")
+        plain_ticks(axes[1].xaxis)
     axes[0].set_ylabel(f"{metric} of the round" if metric == "change" else metric)
     if len(results) > 1:
         axes[0].legend(frameon=False, fontsize=9)
-    return figure
+    return axes
 
 
 def _series(record: xr.Dataset, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.plots.style import COLORS, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE, GivenAxes, new_axes, panels, tidy
 from pyro_fed.errors import SettingError
 
 #: Parameters that the figure of influence shows, those that are moved most.
 MOST_PARAMETERS = 20
 #: SDs at which the colours of that figure end.
 STRONGEST = 3.0
+#: The quantiles between which most replications of a statistic lie.
+REPLICATED = (0.05, 0.95)
 
 
-def plot_influence(found: xr.Dataset) -> np.ndarray:
+def plot_influence(
+    found: xr.Dataset, *, ax: GivenAxes = None, figsize: tuple[float, float] | None = None
+) -> np.ndarray:
     """By how many SDs each client moves each parameter, and all of it together.
 
     Args:
         found: of `pyro_fed.influence`.
+        ax: two matplotlib axes; those of a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): the table of shifts in colours, and a bar a client.
@@ -35,63 +40,121 @@ def plot_influence(found: xr.Dataset) -> np.ndarray:
         raise SettingError("plot_influence takes what pf.influence returns")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
     chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
-    names, labels = [f"{name}" for name in found["client"].values], found["parameter"].values[chosen]
-    height = 1.5 + 0.3 * len(names)
-    _, (left, right) = plt.subplots(
-        1, 2, figsize=(4 + 0.35 * len(chosen), height), layout="constrained", width_ratios=(3, 2)
-    )
-    image = left.imshow(found["shift"].values[:, chosen], cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST, aspect="auto")
-    left.set(xticks=range(len(chosen)), yticks=range(len(names)), title="shift of the mean (SDs)")
-    left.set_xticklabels(labels, rotation=90)
-    left.set_yticklabels(names)
-    left.figure.colorbar(image, ax=left, extend="both", shrink=0.8)
-    size, far = (np.nan_to_num(found[name].values, posinf=np.nan) for name in ("influence", "disagreement"))
-    place = np.arange(len(names))
-    right.barh(place - 0.2, size, 0.4, color=COLORS[0], label="influence")
-    right.barh(place + 0.2, far, 0.4, color=COLORS[1], label="disagreement")
-    right.set(yticks=[], ylim=(len(names) - 0.5, -0.5), xlabel="SDs")
-    right.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    tidy(right, grid="x")
+    names = found["client"].values
+    size = figsize or (4 + 0.35 * len(chosen), 1.5 + 0.3 * len(names))
+    left, right = panels(ax, 2, 2, size, width_ratios=(3, 2))
+    draw_shifts(left, found, chosen)
+    draw_influence(right, found)
     return np.array([left, right])
 
 
-def plot_checks(found: xr.Dataset, *, statistic: str | None = None) -> np.ndarray:
+def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
+    """The table of shifts in colours, clients down, the parameters of these numbers across."""
+    shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
+    image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
+    ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
+    ax.set_xticklabels(labels, rotation=90)
+    ax.set_yticklabels([f"{name}" for name in found["client"].values])
+    ax.invert_yaxis()
+    ax.figure.colorbar(image, ax=ax, extend="both", shrink=0.8)
+
+
+def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
+    """A bar a client and measure, from the top down, with the clients' names or beside a table that has them."""
+    size, far = (np.nan_to_num(found[name].values, posinf=np.nan) for name in ("influence", "disagreement"))
+    place = np.arange(len(size))
+    ax.barh(place - 0.2, size, 0.4, color=COLORS[0], label="influence")
+    ax.barh(place + 0.2, far, 0.4, color=COLORS[1], label="disagreement")
+    ax.set(ylim=(len(size) - 0.5, -0.5), xlabel="SDs")
+    for at in place[np.isinf(found["influence"].values)]:
+        ax.text(0, at, " nothing is known without it", fontsize=7, va="center")
+    ax.set_yticks(place if named else [], [f"{name}" for name in found["client"].values] if named else [])
+    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    tidy(ax, grid="x")
+
+
+def plot_checks(
+    found: xr.Dataset,
+    *,
+    statistic: str | None = None,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
     """Replications of a statistic at each client, and what it is of the observed rows.
 
     Args:
         found: of `pyro_fed.check_clients`.
         statistic: which one; the first by default.
+        ax: matplotlib axes, one a client; those of a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
         The axes, one a client.
 
     Raises:
-        SettingError: it is something else, or has no such statistic.
+        SettingError: it is something else, has no such statistic, or more clients than there are axes.
 
     Example:
         >>> pf.plot_checks(pf.check_clients(idata, fed, np.mean))
     """
+    one = _statistic(found, statistic)
+    count = one.sizes["client"]
+    columns = min(count, 5)
+    axes = panels(ax, count, columns, figsize or (2.4 * columns, 2.0 * -(-count // columns)))
+    for i, panel in enumerate(axes):
+        _check(panel, one.isel(client=i))
+    return axes
+
+
+def plot_check_intervals(
+    found: xr.Dataset,
+    *,
+    statistic: str | None = None,
+    ax: Axes | None = None,
+    figsize: tuple[float, float] | None = None,
+) -> Axes:
+    """The same in one panel, a line a client: nine tenths of the replications, and what was observed.
+
+    Args:
+        found: of `pyro_fed.check_clients`.
+        statistic: which one; the first by default.
+        ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes. Dots in orange lie outside their intervals.
+
+    Raises:
+        SettingError: it is something else, or has no such statistic.
+
+    Example:
+        >>> pf.plot_check_intervals(pf.check_clients(idata, fed, np.mean))
+    """
+    one = _statistic(found, statistic)
+    place = np.arange(one.sizes["client"])
+    panel = new_axes(ax, figsize or (4.6, 1.2 + 0.28 * len(place)))
+    known = np.isfinite(one["observed"].values)
+    low, high = np.quantile(one["replicated"].values[known], REPLICATED, axis=-1)
+    observed, outside = one["observed"].values[known], np.zeros(int(known.sum()), dtype=bool)
+    outside |= (observed < low) | (observed > high)
+    panel.hlines(place[known], low, high, color=REFERENCE, linewidth=6, label="90 % of replications")
+    for which, color, label in ((~outside, COLORS[0], "observed"), (outside, COLORS[1], "observed, outside")):
+        if which.any():
+            panel.scatter(observed[which], place[known][which], s=22, color=color, zorder=3, label=label)
+    panel.set_yticks(place, [str(name) for name in one["client"].values])
+    panel.set(ylim=(len(place) - 0.5, -0.5), xlabel=str(one["statistic"].item()), ylabel="client")
+    panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    tidy(panel, grid="x")
+    return panel
+
+
+def _statistic(found: xr.Dataset, statistic: str | None) -> xr.Dataset:
     if not {"p_value", "replicated"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError("plot_checks takes what pf.check_clients returns")
+        raise SettingError("expected what pf.check_clients returns")
     known = [str(name) for name in found["statistic"].values]
     if statistic is not None and statistic not in known:
         raise SettingError(f"there is no statistic {statistic!r}; there are {known}")
-    one = found.sel(statistic=statistic or known[0])
-    count = one.sizes["client"]
-    columns = min(count, 5)
-    _, axes = plt.subplots(
-        -(-count // columns),
-        columns,
-        figsize=(2.4 * columns, 2.0 * -(-count // columns)),
-        squeeze=False,
-        layout="constrained",
-    )
-    for i, ax in enumerate(axes.flat):
-        if i < count:
-            _check(ax, one.isel(client=i))
-        else:
-            ax.set_visible(False)
-    return np.array(axes.flat[:count])
+    return found.sel(statistic=statistic or known[0])
 
 
 def _check(ax: Axes, one: xr.Dataset) -> None:

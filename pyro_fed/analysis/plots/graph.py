@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_fed.analysis.plots.style import new_axes
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
@@ -24,8 +24,9 @@ MAX_SOLVED = 200
 
 @checked
 def plot_graph(
-    graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None, seed: int = 0
-) -> Axes:
+    graph: Graph, *, round: int = 0, names: Mapping[int, str] | None = None, ax: Axes | None = None,
+    figsize: tuple[float, float] = (5.0, 5.0), seed: int = 0,
+) -> Axes:  # fmt: skip
     """The links of a graph: node area by eigenvector centrality, link width by mixing weight.
 
     Links of a time-varying graph are those of one window. Arrows show who hears whom where only one of two
@@ -36,6 +37,7 @@ def plot_graph(
         round: the round whose centrality is shown.
         names: labels of agents; their numbers by default, up to 60 agents.
         ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
         seed: of the layout.
 
     Returns:
@@ -49,7 +51,7 @@ def plot_graph(
     """
     if graph.num_agents > MAX_AGENTS:
         raise SettingError(f"a graph of {graph.num_agents} agents cannot be drawn; the limit is {MAX_AGENTS}")
-    ax = plt.subplots(figsize=(5, 5), layout="constrained")[1] if ax is None else ax
+    ax = new_axes(ax, figsize)
     links = graph.to_networkx()
     links.remove_edges_from(list(nx.selfloop_edges(links)))
     place = _layout(links, seed)

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import stacked
-from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
@@ -25,7 +25,7 @@ MARGIN = 0.35
 def plot_particles(
     idata: InferenceData, log_density: Callable[[torch.Tensor], torch.Tensor] | None = None, *,
     labels: Sequence[str] | None = None, limits: tuple[float, float, float, float] | None = None,
-    ax: Axes | None = None,
+    ax: Axes | None = None, figsize: tuple[float, float] = (4.6, 4.4),
 ) -> Axes:  # fmt: skip
     """Scatter of two parameters, over contours of the exact posterior where it is given.
 
@@ -37,6 +37,7 @@ def plot_particles(
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
         ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
         The axes.
@@ -53,7 +54,7 @@ def plot_particles(
         raise SettingError(f"expected two parameters of {known[:20]}, received {chosen}")
     xy = draws[:, [known.index(label) for label in chosen]]
     left, right, bottom, top = limits or _limits(xy)
-    ax = new_axes(ax, (4.6, 4.4))
+    ax = new_axes(ax, figsize)
     if log_density is not None:
         _contours(ax, log_density, np.linspace(left, right, GRID), np.linspace(bottom, top, GRID))
     count = f"{len(xy)} {'particles' if idata.attrs.get('draws_are') == 'particles' else 'draws'}"
@@ -79,5 +80,5 @@ def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: 
     enclosed = np.cumsum(falling) / falling.sum()
     levels = sorted({float(falling[np.searchsorted(enclosed, share)]) for share in SHARES})
     ax.contourf(x, y, p, levels=[*levels, 1.0 + 1e-9], cmap="Blues", alpha=0.55)
-    ax.contour(x, y, p, levels=levels, colors="0.45", linewidths=0.8)
-    ax.plot([], [], color="0.45", linewidth=0.8, label="10, 50, 90 % of the exact posterior")
+    ax.contour(x, y, p, levels=levels, colors=REFERENCE_LINE, linewidths=0.8)
+    ax.plot([], [], color=REFERENCE_LINE, linewidth=0.8, label="10, 50, 90 % of the exact posterior")

@@ -14,12 +14,15 @@ MAX_NAMED = 30
 
 
 @checked
-def plot_partition(federation: Federation, *, ax: Axes | None = None) -> Axes:
+def plot_partition(
+    federation: Federation, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
+) -> Axes:
     """A bar a client, as high as it has rows, split by label where the observations are classes.
 
     Args:
         federation: the clients.
         ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
 
     Returns:
         The axes.
@@ -28,7 +31,7 @@ def plot_partition(federation: Federation, *, ax: Axes | None = None) -> Axes:
         >>> pf.plot_partition(fed).figure.savefig("clients.png")
     """
     width = float(np.clip(0.45 * federation.num_clients, 4.0, 12.0))
-    ax = new_axes(ax, (width, 3.0))
+    ax = new_axes(ax, figsize or (width, 3.0))
     table = federation.summary()
     labels = [name for name in table.columns if str(name).startswith("label ")]
     place, floor = np.arange(len(table)), np.zeros(len(table))
@@ -41,7 +44,7 @@ def plot_partition(federation: Federation, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("client")
     ax.set_ylabel("rows")
     ax.set_title(
-        f"{federation.num_rows} rows over {len(table)} clients: {type(federation.partition).__name__}",
+        f"{int(table['rows'].sum()):,} rows over {len(table)} clients: {type(federation.partition).__name__}",
         fontsize=10,
     )
     if labels:

@@ -116,6 +116,8 @@ def _check_index(arguments: Arguments, at: int, name: str, plate: str, sizes: Ma
     low, high = int(leaf.min()), int(leaf.max())
     if low < 0 or high >= groups:
         cure = f": subtract {low}" if high - low < groups else ""
+        if arguments.labels.get(arguments.names[at]) is not None:
+            cure = f". Its text has the same codes at all clients: give the numbers 0 to {groups - 1} in its place"
         raise DataError(
             f"{argument} must number the elements of plate '{plate}', which has size {groups}: expected 0 "
             f"to {groups - 1}, received {low} to {high}{cure}"

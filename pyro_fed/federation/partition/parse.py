@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,14 @@ USAGE = (
 
 
 @checked
-def parse(text: str, columns: Any = None) -> Partition:
+def parse(text: str, columns: Any = None, named: Mapping[str, Any] | None = None) -> Partition:
     """The partition that a text such as "dirichlet:0.3" stands for.
 
     Args:
         text: NAME or NAME:VALUE; see the table in `pyro_fed.partition`.
         columns: matrix (rows, columns), usually the model's covariates, from which sorted:COLUMN and
             group:COLUMN take the column with that index, counted from 0.
+        named: columns by name, which sorted:COLUMN and group:COLUMN may say instead, in any case.
 
     Raises:
         ValueError: for an unknown name, a missing or unreadable value, or a column that is not there.
@@ -45,14 +46,14 @@ def parse(text: str, columns: Any = None) -> Partition:
     Example:
         >>> pf.partition.parse("dirichlet:0.3")
     """
-    name, colon, value = text.strip().lower().partition(":")
+    name, colon, value = (part.strip() for part in text.lower().partition(":"))
     if name == "iid" and not colon:
         return IID()
     if name in NUMBERED and value:
         kind, read = NUMBERED[name]
         return kind(_number(text, value, read))
     if name in BY_COLUMN and bool(colon) == bool(value):
-        return BY_COLUMN[name](_column(text, value, columns) if value else None)
+        return BY_COLUMN[name](_column(text, value, columns, named or {}) if value else None)
     raise SettingError(f"partition {text!r} is not understood; {USAGE}")
 
 
@@ -64,7 +65,13 @@ def _number(text: str, value: str, read: type) -> Any:
         raise SettingError(f"partition {text!r}: {value!r} is not {kind}; {USAGE}") from None
 
 
-def _column(text: str, value: str, columns: Any) -> np.ndarray:
+def _column(text: str, value: str, columns: Any, named: Mapping[str, Any]) -> Any:
+    found = [column for name, column in named.items() if name.lower() == value]
+    if len(found) == 1:
+        return found[0]
+    if named and not value.lstrip("-").isdigit():
+        several = "several columns" if found else "no column"
+        raise SettingError(f"partition {text!r}: there is {several} {value!r}; there are {list(named)}")
     index = _number(text, value, int)
     shape = np.shape(columns)
     if len(shape) != 2:

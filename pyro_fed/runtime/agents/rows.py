@@ -42,7 +42,8 @@ def load_rows(path: Path, model: Callable[..., Any]) -> tuple[Any, ...]:
     parameters = list(inspect.signature(model).parameters.values())
     wanted = [one.name for one in parameters if one.default is one.empty or one.name in arrays]
     if set(arrays) != set(wanted):
-        raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {[one.name for one in parameters]}")
+        takes = [one.name for one in parameters]
+        raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {takes}")
     return tuple(arrays[name] for name in wanted)
 
 

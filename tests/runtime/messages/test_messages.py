@@ -183,6 +183,11 @@ def test_client_ids_that_are_no_plain_names_are_refused(name):
         Header("work", token(), 0, name, token())
 
 
+def test_a_name_that_would_do_is_said():
+    with pytest.raises(pf.ProtocolError, match="received 'Köln'; 'Koln' would do"):
+        check_client_id("Köln")
+
+
 @pytest.mark.parametrize("name", ["0", "north-3", "Site_7.b", "St Mary", "x" * 64])
 def test_plain_names_are_client_ids(name):
     check_client_id(name)

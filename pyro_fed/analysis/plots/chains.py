@@ -1,0 +1,89 @@
+"""Markov chains: their paths, and whether each visits all parts of the posterior as often as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from scipy.stats import rankdata
+
+from pyro_fed.analysis.judging.draws import Draws
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, GivenAxes, panels, tidy
+from pyro_fed.conventions.calls import checked
+from pyro_fed.errors import SettingError
+from pyro_fed.ops.arviz_versions import rhat
+from pyro_fed.results.inference_data import InferenceData
+
+#: Bins of the ranks.
+BINS = 20
+#: Draws of a chain that are drawn, evenly spaced.
+SHOWN = 400
+
+
+@checked
+def plot_chains(
+    idata: InferenceData,
+    *,
+    labels: Sequence[str] | None = None,
+    most: int = 2,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
+    """A row a parameter: the chains' paths, and how often each chain has draws of each rank among all of them.
+
+    Args:
+        idata: a result whose draws are Markov chains.
+        labels: parameters, such as `["w[0]"]`; by default those whose chains differ most (R-hat).
+        most: parameters at most.
+        ax: matplotlib axes, two a parameter; those of a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes (parameter, 2). Ranks of chains that agree are flat, at the grey line.
+
+    Raises:
+        SettingError: draws that are no chains, an unknown parameter, or fewer axes than two a parameter.
+
+    Example:
+        >>> pf.plot_chains(pf.run(pf.NUTS(), fed), labels=["w[0]"])
+    """
+    draws = Draws.of(idata, sorted(map(str, idata["posterior"].data_vars)))
+    if draws.kind not in ("chains", ""):
+        raise SettingError(f"plot_chains shows Markov chains; the draws of this result are {draws.kind}, without order")
+    unknown = [label for label in labels or () if label not in draws.labels]
+    if unknown:
+        raise SettingError(f"no parameters {unknown}; the result has {draws.labels[:20]}")
+    if labels is None:
+        worst = np.argsort(-np.nan_to_num(rhat(draws.values), nan=0.0), kind="stable")[:most]
+        labels = [draws.labels[i] for i in worst]
+    labels = list(labels)[:most]
+    size = figsize or (7.2, 2.2 * len(labels) + 0.3)
+    axes = panels(ax, 2 * len(labels), 2, size).reshape(-1, 2)
+    for (path, ranks), label in zip(axes, labels, strict=True):
+        values = draws.values[..., draws.labels.index(label)]
+        _path(path, values)
+        _ranks(ranks, values)
+        path.set_title(label, fontsize=10)
+        ranks.set_title(f"{label}, ranks", fontsize=10)
+    return axes
+
+
+def _path(ax: Axes, values: np.ndarray) -> None:
+    at = np.unique(np.linspace(0, values.shape[1] - 1, SHOWN).round().astype(int))
+    for i, chain in enumerate(values):
+        ax.plot(at, chain[at], color=COLORS[i % len(COLORS)], linewidth=0.7, alpha=0.9)
+    ax.set_xlabel("draw")
+    tidy(ax)
+
+
+def _ranks(ax: Axes, values: np.ndarray) -> None:
+    ranks = rankdata(values.reshape(-1)).reshape(values.shape)
+    edges = np.linspace(0.5, values.size + 0.5, BINS + 1)
+    ax.axhline(1.0, color=REFERENCE_LINE, linewidth=1, linestyle="--")
+    for i, chain in enumerate(ranks):
+        count = np.histogram(chain, edges)[0] / (values.shape[1] / BINS)
+        ax.stairs(count, edges, color=COLORS[i % len(COLORS)], linewidth=1.3)
+    ax.set(xlabel="rank among all draws", ylim=(0, None))
+    ax.set_ylabel("draws over expected", fontsize=8)
+    tidy(ax)

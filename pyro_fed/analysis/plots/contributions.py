@@ -1,0 +1,46 @@
+"""How much of what is known each client has brought."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
+from pyro_fed.errors import SettingError
+
+
+def plot_contributions(
+    found: xr.Dataset, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
+) -> Axes:
+    """A bar a client: its share of the information, averaged over the parameters, beside its share of the rows.
+
+    Args:
+        found: of `pyro_fed.contributions`.
+        ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes; the last bar is the prior's.
+
+    Raises:
+        SettingError: it is something else.
+
+    Example:
+        >>> pf.plot_contributions(pf.contributions(idata, fed))
+    """
+    if not {"contribution", "prior_contribution"} <= set(getattr(found, "data_vars", ())):
+        raise SettingError("plot_contributions takes what pf.contributions returns")
+    names = [*(str(name) for name in found["client"].values), "the prior"]
+    values = np.append(found["contribution"].values, float(found["prior_contribution"]))
+    place = np.arange(len(names))
+    panel = new_axes(ax, figsize or (4.6, 1.0 + 0.28 * len(names)))
+    panel.barh(place, 100 * values, 0.7, color=[*[COLORS[0]] * (len(names) - 1), REFERENCE_LINE], label="information")
+    if "rows" in found:
+        rows = found["rows"].values / max(1, found["rows"].values.sum())
+        panel.scatter(100 * rows, place[:-1], marker="|", s=130, linewidth=2, color=COLORS[1], zorder=3, label="rows")
+        panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    panel.set_yticks(place, names, fontsize=8)
+    panel.set(ylim=(len(names) - 0.5, -0.5), xlabel="share of all, %")
+    tidy(panel, grid="x")
+    return panel

@@ -1,0 +1,71 @@
+"""What an answer costs, and how good it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from pyro_fed.analysis.numbers import readable_bytes
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, new_axes, plain_ticks, tidy
+from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def plot_cost(
+    table: pd.DataFrame,
+    error: str = "mean_error",
+    *,
+    ax: Axes | None = None,
+    figsize: tuple[float, float] = (4.6, 3.2),
+) -> Axes:
+    """The error of each result against the bytes that its clients sent and received.
+
+    Args:
+        table: of `pyro_fed.compare`, with a reference.
+        error: a column of it, such as "mean_error" or "ksd".
+        ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes, both logarithmic, a named dot a result; below the dashed line the mean error is small enough.
+
+    Raises:
+        SettingError: the table lacks the column, or no result has both.
+
+    Example:
+        >>> pf.plot_cost(pf.compare(results, "NUTS", federation=fed))
+    """
+    needed = {error, "bytes_up", "bytes_down"}
+    if not needed <= set(table.columns):
+        raise SettingError(f"plot_cost: the table has no {sorted(needed - set(table.columns))}")
+    sent = (table["bytes_up"] + table["bytes_down"]).to_numpy(dtype=float)
+    wrong = table[error].to_numpy(dtype=float)
+    known = np.isfinite(sent) & np.isfinite(wrong) & (sent > 0) & (wrong > 0)
+    if not known.any():
+        raise SettingError(f"plot_cost: no result has sent bytes and a positive {error}")
+    panel = new_axes(ax, figsize)
+    palette = line_colors([str(name) for name in table.index])
+    panel.set(xscale="log", yscale="log")
+    for name, x, y in zip(table.index[known], sent[known], wrong[known], strict=True):
+        panel.scatter(x, y, s=34, color=palette[str(name)], zorder=3)
+        left = x > np.sqrt(sent[known].min() * sent[known].max())
+        panel.annotate(
+            str(name), (x, y), xytext=(-6 if left else 6, 4), textcoords="offset points", fontsize=9,
+            ha="right" if left else "left", color=palette[str(name)],
+        )  # fmt: skip
+    if error == "mean_error":
+        panel.axhline(MATTERS, color=REFERENCE_LINE, linewidth=1, linestyle="--")
+    panel.margins(x=0.15, y=0.2)
+    plain_ticks(panel.yaxis)
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value).replace(".0 ", " ")))
+    panel.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    panel.set_xlabel("sent and received by all clients")
+    panel.set_ylabel("mean error, reference SDs" if error == "mean_error" else error)
+    tidy(panel, grid="both")
+    return panel

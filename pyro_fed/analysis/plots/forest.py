@@ -1,0 +1,182 @@
+"""Intervals of parameters, a line each: of several results over a reference, and of each client over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.plots.comparison import checked_reference, most_different
+from pyro_fed.analysis.plots.style import (
+    COLORS,
+    REFERENCE,
+    REFERENCE_LINE,
+    GivenAxes,
+    by_name,
+    line_colors,
+    new_axes,
+    panels,
+    tidy,
+)
+from pyro_fed.conventions.calls import checked
+from pyro_fed.errors import SettingError
+from pyro_fed.results.inference_data import InferenceData
+
+#: The share of the draws that an interval holds, 94 % as in tables, and its middle half.
+OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
+#: Half-width of a forest in SDs of the reference: what lies outside is an arrow at the edge.
+WIDEST = 6.0
+#: SDs on either side of a client's mean: nine tenths of a Gaussian.
+CLIENT_SDS = 1.645
+
+
+@checked
+def plot_forest(
+    results: Mapping[str, InferenceData] | InferenceData,
+    reference: str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    most: int = 60,
+    standardise: bool | None = None,
+    ax: Axes | None = None,
+    figsize: tuple[float, float] | None = None,
+) -> Axes:
+    """The 94 % interval of every parameter, a line a result, beside the reference's.
+
+    Args:
+        results: InferenceData by name, or one of them.
+        reference: drawn as a grey band; the first by default.
+        labels: parameters to show, such as `["w[0]", "xi"]`; by default all, or those on which results differ most.
+        most: parameters at most.
+        standardise: in SDs of the reference from its mean, so that parameters of any size stand in one figure, or in
+            their own units; by default the former where there are several results.
+        ax: matplotlib axes; a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes. A dot is a mean, a thick line the middle half of the draws, a thin one 94 %; an arrow at the edge a
+        mean that lies outside.
+
+    Raises:
+        SettingError: no results, or an unknown reference or parameter.
+
+    Example:
+        >>> pf.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
+    """
+    results, reference = by_name(results), checked_reference(by_name(results), reference)
+    draws = {name: stacked(idata)[0] for name, idata in results.items()}
+    known = stacked(results[reference])[1]
+    shown = most_different(draws, reference, known, labels, most)
+    columns = [known.index(label) for label in shown]
+    others = [name for name in results if name != reference]
+    standardise = bool(others) if standardise is None else standardise
+    truth = draws[reference][:, columns]
+    centre, scale = np.zeros(len(shown)), np.ones(len(shown))
+    if standardise:
+        centre, scale = truth.mean(0), np.where(truth.std(0) > 0, truth.std(0), 1.0)
+    step = max(1, len(others))
+    panel = new_axes(ax, figsize or (4.8, 1.0 + 0.13 * (step + 0.8) * max(len(shown), 4)))
+    place = np.arange(len(shown), dtype=float)
+    if others:
+        _band(panel, (truth - centre) / scale, place, f"{reference} (reference)")
+    palette = line_colors(results, reference if others else None)
+    for i, name in enumerate(others or [reference]):
+        values = (draws[name][:, columns] - centre) / scale
+        at = place + 0.64 * ((i + 0.5) / step - 0.5)
+        _intervals(panel, values, at, palette[name], name, WIDEST if standardise else np.inf)
+    panel.set_yticks(place, shown, fontsize=8)
+    panel.set_ylim(len(shown) - 0.4, -0.6)
+    panel.set_xlabel("SDs of the reference from its mean" if standardise else "value")
+    if standardise:
+        left, right = panel.get_xlim()
+        panel.set_xlim(max(left, -WIDEST), min(right, WIDEST))
+    if len(results) > 1:
+        panel.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    tidy(panel, grid="x")
+    return panel
+
+
+def _band(ax: Axes, values: np.ndarray, place: np.ndarray, name: str) -> None:
+    low, high = np.quantile(values, OUTER, axis=0)
+    ax.barh(place, high - low, 0.8, left=low, color=REFERENCE, label=name)
+    ax.vlines(values.mean(0), place - 0.4, place + 0.4, color=REFERENCE_LINE, linewidth=1)
+
+
+def _intervals(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, name: str, widest: float) -> None:
+    mean = values.mean(0)
+    inside = np.abs(mean) < widest
+    for quantiles, width in ((OUTER, 0.9), (INNER, 2.4)):
+        low, high = np.clip(np.quantile(values, quantiles, axis=0), -widest, widest)
+        ax.hlines(place, low, high, color=color, linewidth=width)
+    ax.scatter(mean[inside], place[inside], s=9, color=color, zorder=3, label=name)
+    for side, marker in ((1, ">"), (-1, "<")):
+        far = ~inside & (np.sign(mean) == side)
+        if far.any():
+            ax.scatter(np.full(far.sum(), side * 0.98 * widest), place[far], s=22, marker=marker, color=color, zorder=3)
+
+
+def plot_client_forest(
+    found: xr.Dataset,
+    *,
+    labels: Sequence[str] | None = None,
+    most: int = 6,
+    ax: GivenAxes = None,
+    figsize: tuple[float, float] | None = None,
+) -> np.ndarray:
+    """What each client alone would say of a parameter, over what all of them say, as in a meta-analysis.
+
+    Args:
+        found: of `pyro_fed.contributions`.
+        labels: parameters, a panel each; by default those on which clients differ most.
+        most: panels at most.
+        ax: matplotlib axes, one a panel; those of a new figure by default.
+        figsize: of a new figure, in inches.
+
+    Returns:
+        The axes, one a parameter, on the unconstrained scale: the mean with 90 % of each client alone, dots by the
+        size of its contribution, and the grey band of all.
+
+    Raises:
+        SettingError: it is something else, or an unknown parameter.
+
+    Example:
+        >>> pf.plot_client_forest(pf.contributions(idata), labels=["w[0]"])
+    """
+    if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
+        raise SettingError("plot_client_forest takes what pf.contributions returns")
+    known = [str(name) for name in found["parameter"].values]
+    unknown = [label for label in labels or () if label not in known]
+    if unknown:
+        raise SettingError(f"no parameters {unknown}; the result has {known[:20]}")
+    if labels is None:
+        far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
+        apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)
+        labels = [known[i] for i in sorted(np.argsort(-apart, kind="stable")[:most])]
+    clients = [str(name) for name in found["client"].values]
+    columns = min(3, len(labels))
+    height = 0.8 + 0.24 * max(len(clients), 3)
+    axes = panels(ax, len(labels), columns, figsize or (3.4 * columns, height * -(-len(labels) // columns)))
+    for panel, label in zip(axes, labels, strict=True):
+        _one_parameter(panel, found.isel(parameter=known.index(label)), clients)
+        panel.set_title(label, fontsize=10)
+    return axes
+
+
+def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
+    place = np.arange(len(clients))
+    mean, sd = one["mean"].values, one["sd"].values
+    centre, width = float(one["all_mean"]), CLIENT_SDS * float(one["all_sd"])
+    ax.axvspan(centre - width, centre + width, color=REFERENCE, linewidth=0, label="all clients")
+    ax.axvline(centre, color=REFERENCE_LINE, linewidth=1)
+    known = np.isfinite(mean) & np.isfinite(sd)
+    ax.hlines(place[known], (mean - CLIENT_SDS * sd)[known], (mean + CLIENT_SDS * sd)[known], color=COLORS[0], lw=1.2)
+    area = 10 + 160 * np.clip(one["share"].values[known], 0, 1)
+    ax.scatter(mean[known], place[known], s=area, color=COLORS[0], zorder=3)
+    ax.set_yticks(place, clients, fontsize=8)
+    ax.set_ylim(len(clients) - 0.5, -0.5)
+    left, right = ax.get_xlim()
+    ax.set_xlim(max(left, centre - WIDEST * width), min(right, centre + WIDEST * width))
+    tidy(ax, grid="x")

@@ -1,0 +1,519 @@
+"""The figures of the page: what each shows, how to read it, and what is seen, for who cannot.
+
+A picture has panels of the width of a phone, which the page puts side by side where there is room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from pyro_fed.analysis import plots
+from pyro_fed.analysis.criticism.checks import check_clients
+from pyro_fed.analysis.criticism.contributions import contributions
+from pyro_fed.analysis.criticism.influence import influence
+from pyro_fed.analysis.judging.density import thinned
+from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
+from pyro_fed.analysis.judging.moments import Gaps, gaps
+from pyro_fed.analysis.plots.comparison import most_different
+from pyro_fed.analysis.plots.criticism import draw_influence
+from pyro_fed.analysis.plots.style import REFERENCE, line_colors
+from pyro_fed.analysis.report import svg
+from pyro_fed.errors import PyroFedError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import ess, rhat
+from pyro_fed.results.inference_data import InferenceData, flag
+from pyro_fed.results.to_arviz import make_inference_data
+
+#: A panel that a phone shows whole, and one that takes its full width on a desk, in inches.
+NARROW, WIDE = (3.6, 2.6), (4.4, 2.8)
+#: Parameters of the forest, of the panels of densities, and of those by client.
+MOST_IN_FOREST, MOST_PANELS, MOST_BY_CLIENT = 60, 9, 6
+#: Clients of a figure that has a line each; of more, those that stand out.
+MOST_CLIENTS = 40
+#: Draws of which each gives replicated rows at every client.
+REPLICATIONS = 200
+
+#: How to read the figures.
+FOREST = """
+Means and 94 % intervals of every parameter, in SDs of the reference from its mean; thick lines hold the middle half of
+the draws. Where a line does not cover the grey band, the result is elsewhere; where it is shorter, it is too sure of
+itself. An arrow at the edge is a mean that lies outside.
+"""
+FOREST_OF_ONE = "Means and 94 % intervals; thick lines hold the middle half of the draws."
+POSTERIORS = """
+Posterior densities of the parameters on which the results differ most; grey is the reference. An arrow names a result
+that lies outside the panel.
+"""
+PAIRS = "Draws of the two parameters on which the results differ most, over those of the reference in grey."
+CHAINS = """
+The parameter whose chains differ most (R-hat). Above, their paths: they should look alike, without drifts. Below, how
+often each chain has draws of each rank: flat, near the dashed line, where all chains visit the same posterior.
+"""
+CONVERGENCE = """
+Size of the update of each round, in the algorithm's own measure: compare the slopes, not the heights.
+"""
+PREDICTIVE = """
+The mean of each client's observed rows (dots) against the means of rows that the model draws for that client (bars,
+90 % of them). Of ten clients one dot outside is what chance does; more say that the model cannot make such data.
+"""
+RELIABILITY = """
+Accuracy against confidence on the test data; numbers are rows in the bin. On the dashed line a confidence of 80 % is
+right four times in five; below it the result is too sure of itself. Bins of a few rows are noise.
+"""
+WHO = "Rows of each client. The more the clients' labels differ, the more they must learn from each other."
+INFLUENCE = """
+By how many SDs each client moves the posterior of all the others, and by how many SDs of chance it disagrees with them.
+Influence is what a large client has; disagreement above four asks for a look at that client's data.
+"""
+CONTRIBUTIONS = """
+What each client has brought to what is known of the parameters, averaged over them, and its share of the rows. A client
+that brings much less than its rows has rows that say little, of one label for instance.
+"""
+BY_CLIENT = """
+What each client alone would say, its data and the prior, with 90 %, over what all say together (grey), on the
+unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines.
+Without a dot: by its own data and the prior alone the client has no Gaussian answer.
+"""
+COST = "Mean error against all bytes sent and received: lower left is best. Below the dashed line it is small enough."
+
+
+class Panel(NamedTuple):
+    """A panel: how it is drawn on axes, its size in inches, what is seen, and how many axes, one below another."""
+
+    draw: Callable[[Any], object]
+    size: tuple[float, float]
+    alt: str
+    axes: int = 1
+
+
+class Picture(NamedTuple):
+    """Panels with a title, how to read them, and colours by name that all of them share."""
+
+    title: str
+    panels: list[Panel]
+    note: str
+    legend: Mapping[str, str]
+
+
+class Chains(NamedTuple):
+    """R-hat and effective numbers of draws of each parameter, (D,)."""
+
+    rhat: np.ndarray
+    ess: np.ndarray
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the page is about.
+
+    Args:
+        table: of `pyro_fed.compare`.
+        results: by name.
+        federation: on which they were run.
+        reference: name of the reference.
+        test: the model's arguments for test data.
+    """
+
+    table: pd.DataFrame
+    results: Mapping[str, InferenceData]
+    federation: Federation
+    reference: str | None
+    test: Any
+
+    @cached_property
+    def draws(self) -> dict[str, Draws]:
+        """Those that are numbers."""
+        found = {
+            name: Draws.of(one, sorted(map(str, one["posterior"].data_vars))) for name, one in self.results.items()
+        }
+        return {name: draws for name, draws in found.items() if not draws.fault}
+
+    @cached_property
+    def drawable(self) -> dict[str, InferenceData]:
+        """Results whose draws are numbers."""
+        return {name: self.results[name] for name in self.draws}
+
+    @cached_property
+    def centre(self) -> str | None:
+        """The result that others are drawn over: the reference, else the first with a spread."""
+        wanted = (self.reference, *self.draws)
+        return next((name for name in wanted if name in self.draws and not self.draws[name].spreadless), None)
+
+    @cached_property
+    def of_clients(self) -> dict[str, InferenceData]:
+        """Drawable results of clients, not of pooled data."""
+        return {name: one for name, one in self.drawable.items() if not flag(one.attrs, "centralized")}
+
+    @cached_property
+    def left_out(self) -> str:
+        """Which results the figures of draws do not show."""
+        missing = [name for name in self.results if name not in self.draws]
+        return f" Left out, as their draws are no numbers: {', '.join(missing)}." if missing else ""
+
+    @cached_property
+    def legend(self) -> dict[str, str]:
+        """Colours by result; the grey of the reference's areas."""
+        found = line_colors(self.drawable)
+        return found if self.centre is None else {**found, self.centre: REFERENCE}
+
+    @cached_property
+    def gaps(self) -> dict[str, Gaps]:
+        """How far each result with a spread is from that over which it is drawn."""
+        if self.centre is None:
+            return {}
+        truth = self.draws[self.centre]
+        others = {name: one for name, one in self.draws.items() if name != self.centre and not one.spreadless}
+        return {name: gaps(draws, truth) for name, draws in others.items()}
+
+    @cached_property
+    def chains(self) -> dict[str, Chains]:
+        """R-hat and effective draws of results that are Markov chains."""
+        found = {name: one for name, one in self.draws.items() if one.kind == "chains" and not one.spreadless}
+        return {
+            name: Chains(np.nan_to_num(rhat(one.values), nan=1.0), ess(one.values))
+            for name, one in found.items()
+            if one.values.shape[1] >= FEWEST_OF_A_CHAIN
+        }
+
+    def different(self, most: int) -> list[str]:
+        """The parameters on which results differ most."""
+        assert self.centre is not None
+        flat = {name: draws.flat for name, draws in self.draws.items()}
+        return most_different(flat, self.centre, self.draws[self.centre].labels, None, most)
+
+    def moments(self, label: str) -> str:
+        """Mean and SD of a parameter by result, in words."""
+        said = []
+        for name, draws in self.draws.items():
+            values = draws.flat[:, draws.labels.index(label)]
+            said.append(f"{name} {values.mean():.3g} ± {values.std():.2g}")
+        return f"{label}: {'; '.join(said)}"
+
+
+def pictures(about: Compared) -> list[dict[str, Any]]:
+    """The figures as the page's template takes them: title, note, legend, and each panel as an element.
+
+    One that cannot be drawn for these results has a note that says why in place of panels.
+
+    Args:
+        about: the results.
+    """
+    shown = []
+    for number, (title, make) in enumerate(MAKERS):
+        try:
+            picture = make(about)
+            if picture is None:
+                continue
+            found = {**picture._asdict(), "panels": [_drawn(one, number, i) for i, one in enumerate(picture.panels)]}
+        except PyroFedError as error:
+            found = {"title": title, "panels": [], "note": f"Cannot be drawn here: {error}", "legend": {}}
+        shown.append({**found, "title": title})
+    return shown
+
+
+def _drawn(panel: Panel, number: int, place: int) -> str:
+    with mpl.rc_context(svg.STYLE):
+        figure, axes = plt.subplots(panel.axes, 1, figsize=panel.size, layout="constrained", squeeze=False)
+        try:
+            panel.draw(axes[:, 0] if panel.axes > 1 else axes[0, 0])
+            return svg.inline(figure, f"f{number}-{place}", panel.alt)
+        finally:
+            plt.close(figure)
+
+
+def _without_legend(axes: Any) -> None:
+    """The page has one legend for all panels."""
+    for ax in np.atleast_1d(axes):
+        if ax.get_legend() is not None:
+            ax.get_legend().remove()
+
+
+def _forest(about: Compared) -> Picture | None:
+    if about.centre is None:
+        return None
+    shown = about.different(MOST_IN_FOREST)
+    total, others = len(about.draws[about.centre].labels), max(1, len(about.drawable) - 1)
+    size = (4.2, 0.9 + (0.09 * others + 0.1) * max(len(shown), 4))
+
+    def draw(ax: Any) -> None:
+        plots.plot_forest(about.drawable, about.centre, labels=shown, ax=ax)
+        _without_legend(ax)
+
+    rest = f" The {len(shown)} of {total} parameters on which results differ most." if len(shown) < total else ""
+    note = (FOREST if len(about.drawable) > 1 else FOREST_OF_ONE) + rest + about.left_out
+    alt = f"Intervals of {len(shown)} parameters for {', '.join(about.drawable)}; {farthest(about)}"
+    return Picture("", [Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
+
+
+def farthest(about: Compared) -> str:
+    """Which mean is farthest from the reference, and whose."""
+    far = about.gaps
+    if not far:
+        return "there is no reference to measure them by"
+    name = max(far, key=lambda one: float(np.abs(np.nan_to_num(far[one].mean)).max()))
+    at = int(np.abs(np.nan_to_num(far[name].mean)).argmax())
+    return (
+        f"the farthest mean is that of {name} in {far[name].labels[at]}, {abs(far[name].mean[at]):.2f} SDs from "
+        f"{about.centre}"
+    )
+
+
+def _posteriors(about: Compared) -> Picture | None:
+    if about.centre is None:
+        return None
+
+    def panel(label: str) -> Panel:
+        def draw(ax: Any) -> None:
+            plots.plot_comparison(about.drawable, about.centre, labels=[label], ax=ax)
+            _without_legend(ax)
+
+        return Panel(draw, NARROW, about.moments(label))
+
+    return Picture("", [panel(one) for one in about.different(MOST_PANELS)], POSTERIORS + about.left_out, about.legend)
+
+
+def _pair(about: Compared) -> Picture | None:
+    centre = about.centre
+    others = [name for name in about.drawable if name != centre]
+    if centre is None or len(about.draws[centre].labels) < 2:
+        return None
+    labels = about.different(2)
+
+    def panel(name: str) -> Panel:
+        both = {centre: about.drawable[centre], name: about.drawable[name]}
+        own, truth = (_correlation(about.draws[one], labels) for one in (name, centre))
+
+        def draw(ax: Any) -> None:
+            plots.plot_pair(both, centre, labels=labels, ax=ax)
+            for one in (*ax.collections[1:], *ax.texts):
+                one.set_color(about.legend[name])
+
+        alt = f"{labels[0]} against {labels[1]}: correlation {own:.2f} for {name}, {truth:.2f} for {centre}"
+        return Panel(draw, (3.6, 3.2), alt)
+
+    return Picture("", [panel(name) for name in others or [centre]], PAIRS + about.left_out, about.legend)
+
+
+def _correlation(draws: Draws, labels: list[str]) -> float:
+    values = draws.flat[:, [draws.labels.index(label) for label in labels]]
+    return float(np.corrcoef(values.T)[0, 1]) if (np.ptp(values, axis=0) > 0).all() else math.nan
+
+
+def _chains(about: Compared) -> Picture | None:
+    def panel(name: str, chains: Chains) -> Panel:
+        draws = about.draws[name]
+        worst = draws.labels[int(chains.rhat.argmax())]
+
+        def draw(axes: Any) -> None:
+            plots.plot_chains(about.results[name], labels=[worst], ax=axes)
+            axes[0].set_title(f"{name}: {worst}", fontsize=10)
+            axes[1].set_title("")
+
+        alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {chains.rhat.max():.3f}"
+        return Panel(draw, (3.6, 4.2), alt, axes=2)
+
+    return Picture("", [panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
+
+
+def _convergence(about: Compared) -> Picture | None:
+    recorded = {name: idata for name, idata in about.results.items() if "federation" in idata}
+    shown = {name: one for name, one in recorded.items() if "change" in one["federation"]}
+    if not shown:
+        return None
+    palette = line_colors(shown)
+    last = {name: one["federation"]["change"].values for name, one in shown.items()}
+    ends = ", ".join(
+        f"{name} {recorded[name]['federation'].sizes['round']:,} rounds down to {np.nanmin(values):.2g}"
+        for name, values in last.items()
+        if np.isfinite(values).any()
+    )
+
+    def draw(axes: Any) -> None:
+        plots.plot_convergence(shown, ax=axes)
+        _without_legend(axes)
+
+    evidence = [
+        f" Log evidence by {name}: {float(one['federation']['log_evidence'].values[-1]):.2f} ± "
+        f"{float(one['federation']['log_evidence_se'].values[-1]):.2f}."
+        for name, one in recorded.items()
+        if "log_evidence" in one["federation"] and np.isfinite(one["federation"]["log_evidence"].values[-1])
+    ]
+    alt = f"Lines that fall over rounds and over bytes: {ends}"
+    return Picture("", [Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)
+
+
+def _predictive(about: Compared) -> Picture | None:
+    if not about.drawable or not about.federation.holds_data:
+        return None
+
+    def panel(name: str, idata: InferenceData) -> Panel:
+        fewer = make_inference_data(thinned(idata, REPLICATIONS), dict(idata.attrs))
+        found = check_clients(fewer, about.federation, {"mean of the rows": np.mean})
+        p = found["p_value"].values[:, 0]
+        outside = int((np.abs(p - 0.5) > 0.45).sum())
+        kept = _strongest(-np.abs(p - 0.5))
+        size = (3.6, 1.1 + 0.22 * max(len(kept), 3))
+
+        def draw(ax: Any) -> None:
+            plots.plot_check_intervals(found.isel(client=kept), ax=ax)
+            _without_legend(ax)
+            ax.set_title(name, fontsize=10)
+
+        return Panel(draw, size, f"{name}: the observed means of {outside} of {len(p)} clients lie outside 90 %")
+
+    return Picture("", [panel(*one) for one in about.drawable.items()], PREDICTIVE + about.left_out, {})
+
+
+def _strongest(order: np.ndarray) -> np.ndarray:
+    """Numbers of the clients that are shown, the first in this order where there are too many, in their own order."""
+    return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST_CLIENTS])
+
+
+def _reliability(about: Compared) -> Picture | None:
+    if about.test is None or "ece" not in about.table:
+        return None
+    measured = {name: one for name, one in about.drawable.items() if _known(about, "ece", name)}
+    if not measured:
+        return None
+    palette = line_colors(about.drawable)
+
+    def panel(name: str, idata: InferenceData) -> Panel:
+        def draw(ax: Any) -> None:
+            plots.plot_reliability({name: idata}, about.federation, about.test, ax=ax)
+            for dots in (*ax.collections, *ax.lines[1:]):
+                dots.set_color(palette[name])
+            ax.set(xlabel="confidence", ylabel="share that was right")
+
+        return Panel(draw, (3.6, 3.3), f"{name}: confidence and accuracy are {about.table['ece'][name]:.3f} apart")
+
+    return Picture("", [panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
+
+
+def _known(about: Compared, column: str, name: str) -> bool:
+    return bool(about.table[column].notna()[name])
+
+
+def _who(about: Compared) -> Picture:
+    counts = about.federation.summary()["rows"]
+    alt = (
+        f"Bars of the rows of {about.federation.num_clients} clients, by label where there are labels: "
+        f"{int(counts.min()):,} to {int(counts.max()):,}"
+    )
+    return Picture("", [Panel(lambda ax: plots.plot_partition(about.federation, ax=ax), WIDE, alt)], WHO, {})
+
+
+def _influence(about: Compared) -> Picture | None:
+    if not about.of_clients or about.federation.num_clients < 2:
+        return None
+    notes = []
+
+    def panel(name: str, idata: InferenceData) -> Panel:
+        found = influence(idata, about.federation)
+        if found.attrs["stands_apart"]:
+            notes.append(f" {name}: {found.attrs['stands_apart']}.".replace("..", "."))
+        size = found["influence"].values
+        kept = _strongest(-size)
+        strongest = found["client"].values[int(np.nan_to_num(size, nan=-1.0, posinf=np.inf).argmax())]
+
+        def draw(ax: Any) -> None:
+            draw_influence(ax, found.isel(client=kept), named=True)
+            ax.set_title(name, fontsize=10, y=1.0, pad=22)
+
+        alt = f"{name}: client {strongest} moves the posterior most, by {np.nanmax(size):.2g} SDs"
+        return Panel(draw, (3.6, 1.2 + 0.26 * max(len(kept), 3)), alt)
+
+    spread = {name: one for name, one in about.of_clients.items() if not about.draws[name].spreadless}
+    if not spread:
+        return None
+    panels = [panel(*one) for one in spread.items()]
+    return Picture("", panels, INFLUENCE + "".join(notes), {})
+
+
+def _contributions(about: Compared) -> Picture | None:
+    chosen = _best(about)
+    if chosen is None:
+        return None
+    found = contributions(about.results[chosen], about.federation)
+    share = found["contribution"].values
+    kept = _strongest(-share)
+    most = found["client"].values[int(np.nan_to_num(share, nan=-1.0).argmax())]
+    alt = (
+        f"Client {most} brings most, {100 * np.nanmax(share):.0f} % of the information; the prior "
+        f"{100 * float(found['prior_contribution']):.0f} %"
+    )
+    size = (4.4, 1.0 + 0.26 * (len(kept) + 1))
+    panel = Panel(lambda ax: plots.plot_contributions(found.isel(client=kept), ax=ax), size, alt)
+    return Picture("", [panel], f"{CONTRIBUTIONS} By {chosen}.", {})
+
+
+def _by_client(about: Compared) -> Picture | None:
+    chosen = _best(about)
+    if chosen is None:
+        return None
+    found = contributions(about.results[chosen], about.federation)
+    found = found.isel(client=_strongest(-found["contribution"].values))
+    labels = [str(name) for name in found["parameter"].values]
+    far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
+    if not np.isfinite(far).any():
+        return None
+    order = np.argsort(-np.where(np.isfinite(far), far, 0.0).max(0), kind="stable")[:MOST_BY_CLIENT]
+
+    def panel(label: str) -> Panel:
+        one = found.isel(parameter=labels.index(label))
+        alone, spread = one["mean"].values, np.isfinite(one["mean"].values)
+        said = f"{alone[spread].min():.2g} to {alone[spread].max():.2g}" if spread.any() else "nothing"
+        every = f"{float(one['all_mean']):.2g} ± {float(one['all_sd']):.2g}"
+        alt = f"{label}: clients alone say {said}, all together {every}"
+        size = (3.6, 1.0 + 0.22 * max(len(alone), 3))
+        return Panel(lambda ax: plots.plot_client_forest(found, labels=[label], ax=ax), size, alt)
+
+    return Picture("", [panel(labels[i]) for i in sorted(order)], f"{BY_CLIENT} By {chosen}.", {})
+
+
+def _best(about: Compared) -> str | None:
+    """The result of clients that is nearest to the reference, or has the smallest KSD, or is the first."""
+    names = [name for name in about.of_clients if not about.draws[name].spreadless]
+    if not names or not about.federation.holds_data or about.federation.num_clients < 2:
+        return None
+    for column in ("mean_error", "ksd"):
+        known = [name for name in names if column in about.table and _known(about, column, name)]
+        if known:
+            return min(known, key=lambda name: float(about.table[column][name]))
+    return names[0]
+
+
+def _cost(about: Compared) -> Picture | None:
+    if "mean_error" not in about.table or "bytes_up" not in about.table:
+        return None
+    known = about.table[["mean_error", "bytes_up"]].astype(float).dropna()
+    if not len(known):
+        return None
+    said = [f"{name}: error {row.mean_error:.2f} for {row.bytes_up / 1e6:,.3g} MB" for name, row in known.iterrows()]
+    alt = "; ".join(said)
+    return Picture("", [Panel(lambda ax: plots.plot_cost(about.table, ax=ax), (4.4, 3.2), alt)], COST, {})
+
+
+#: The figures in the order of the page.
+MAKERS: tuple[tuple[str, Callable[[Compared], Picture | None]], ...] = (
+    ("All parameters", _forest),
+    ("Posteriors", _posteriors),
+    ("Two parameters together", _pair),
+    ("Chains", _chains),
+    ("Convergence", _convergence),
+    ("Error against bytes", _cost),
+    ("Can the model make such data?", _predictive),
+    ("Do probabilities mean what they say?", _reliability),
+    ("Who holds what", _who),
+    ("Who moves the answer", _influence),
+    ("What each client brings", _contributions),
+    ("Each client alone", _by_client),
+)

@@ -1,0 +1,88 @@
+"""Figures as SVG within a page, drawn once: a style sheet has their colours on light and on dark paper.
+
+Text is drawn as outlines, so that a figure looks the same everywhere; what it says stands in the alternative text.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from pyro_fed.analysis.plots.style import DARK, INK, PAPER, SOFT
+
+#: How figures of a page are drawn: the colours that a style sheet knows, no paper of their own, sizes for panels.
+STYLE: Any = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "font.size": 9.0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "pyro_fed",  # the same figure gives the same text
+}
+#: Pixels an inch of a figure has on a screen.
+DPI = 96
+#: Decimals of coordinates, in points; glyphs are scaled by numbers with more.
+DECIMALS = 2
+
+
+def inline(figure: Figure, prefix: str, alt: str) -> str:
+    """A figure as an element of a page.
+
+    Args:
+        figure: drawn under `STYLE`.
+        prefix: of the names within it, different for every figure of a page.
+        alt: what is seen, for who cannot.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", body)
+    body = re.sub(r"(?<!scale\()-?\d+\.\d{3,}", _short, body)
+    body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _colour, body)
+    body = re.sub(r"\n\s*", "\n", body)
+    width, height = (float(size) for size in figure.get_size_inches())
+    return (
+        f'<svg class="figure" role="img" aria-label="{html.escape(alt)}" viewBox="0 0 {72 * width:g} {72 * height:g}" '
+        f'style="width: {DPI * width:.0f}px" xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink">{body}'
+    )
+
+
+def _colour(found: re.Match[str]) -> str:
+    """A colour of the style sheet; of other greys a mixture of ink and what is below; others as they are."""
+    colour = found[0]
+    if colour in _KNOWN or not colour[1:3] == colour[3:5] == colour[5:]:
+        return _KNOWN.get(colour, colour)
+    share = 100 - 100 * int(colour[1:3], 16) / 255
+    return f"color-mix(in srgb, var({_variable(INK)}) {share:.0f}%, transparent)"
+
+
+def _short(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.{DECIMALS}f}".rstrip("0").rstrip(".")
+
+
+def colours(dark: bool) -> str:
+    """Declarations of a style sheet: the colours of figures on light or dark paper."""
+    return " ".join(f"{_variable(light)}: {DARK[light] if dark else light};" for light in DARK)
+
+
+def _variable(light: str) -> str:
+    return f"--figure-{light[1:].lower()}"
+
+
+#: Colours as Matplotlib writes them, and what stands for them in a page.
+_KNOWN = {light.lower(): f"var({_variable(light)})" for light in DARK} | {PAPER: "none"}

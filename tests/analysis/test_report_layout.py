@@ -1,0 +1,128 @@
+"""The page of a comparison as a browser gets it, read as HTML: it fetches nothing, figures fit, tables are sorted."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+from algorithms import line, line_data
+from late import late
+from test_compare import draws_of, exact, result
+
+import pyro_fed as pf
+
+style = late("pyro_fed.analysis.plots.style")
+
+#: Elements that have no end.
+VOID = {"meta", "br", "img", "link", "input"}
+#: A phone's width in pixels, less the page's margins.
+PHONE = 360
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, in order; faults of nesting; text by element's path."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.faults, self.words = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+    def handle_data(self, data):
+        if data.strip():
+            self.words.append((tuple(self.open), data.strip()))
+
+    def attributes(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    fed = pf.Federation(line, line_data(), plate="data", num_clients=3)
+    draws = draws_of(*exact())
+    results = {
+        "truth": result(draws, draws_are="chains"),
+        "far": result(draws + 1.0),
+        "near": pf.run(pf.FedEP(), fed, progress=False),
+    }
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    pf.write_report(path, pf.compare(results, "truth", federation=fed), results, fed, reference="truth")
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_it_is_whole_and_fetches_nothing(text, page):
+    assert page.faults == [] and page.open == []
+    assert not re.search(r"(src|href)=.?(https?:)?//|@import|url\((?!#)", text)
+    assert [name for name, count in Counter(a["id"] for _, a in page.elements if "id" in a).items() if count > 1] == []
+    names = {attrs["id"] for _, attrs in page.elements if "id" in attrs}
+    assert {one["href"][1:] for one in page.attributes("a")} <= names
+    assert set(re.findall(r'(?:url\(#|xlink:href="#)([\w-]+)', text)) <= names
+
+
+def test_tables_say_what_their_cells_are_and_can_be_sorted(text, page):
+    assert all(attrs.get("scope") in ("col", "row") for attrs in page.attributes("th"))
+    heads = re.findall(r"<table class=\"sortable\">\s*<thead>(.*?)</thead>", text, re.DOTALL)
+    assert len(heads) >= 4 and all("<button" in head for head in heads)
+    for table in re.findall(r'<table class="sortable">.*?</table>', text, re.DOTALL):
+        columns = table.count('scope="col"') - 1
+        for row in re.findall(r"<tr[^>]*><th scope=\"row\">.*?</tr>", table):
+            assert row.count("<td data-value=") == columns
+
+
+def test_figures_fit_a_phone_and_say_what_is_seen(text, page):
+    figures = [attrs for attrs in page.attributes("svg") if attrs.get("class") == "figure"]
+    assert len(figures) >= 12
+    for attrs in figures:
+        assert attrs["role"] == "img" and len(attrs["aria-label"]) > 20 and re.search(r"\d", attrs["aria-label"])
+        drawn = float(re.search(r"width: (\d+)px", attrs["style"])[1])
+        assert 9 * 96 / 72 * min(1, PHONE / drawn) >= 10  # pixels of its text
+    assert "svg.figure { display: block; max-width: 100%; height: auto;" in text
+    titles = [words for path, words in page.words if path[-1] == "h2"]
+    wanted = {"Posterior", "All parameters", "Posteriors", "Two parameters together", "Chains", "Convergence"}
+    wanted |= {"Error against bytes", "Can the model make such data?", "Who holds what", "Who moves the answer"}
+    assert wanted | {"What each client brings", "Each client alone", "Settings"} <= set(titles)
+    assert "Cannot be drawn" not in text
+
+
+def test_colours_are_those_of_the_style_sheet(text):
+    """A colour of the palette that stood in a figure as such would be the same on dark paper."""
+    drawn = " ".join(re.findall(r"<svg class=\"figure\".*?</svg>", text, re.DOTALL))
+    assert re.findall(r"#[0-9a-f]{6}\b", drawn) == []
+    for light, dark in style.DARK.items():
+        assert text.count(f"--figure-{light[1:].lower()}: {light};") == 1
+        assert text.count(f"--figure-{light[1:].lower()}: {dark};") == 1
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """WCAG 2.2's."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_lines_have_three_to_one():
+    for light in (*style.COLORS, style.REFERENCE_LINE, style.INK, style.SOFT):
+        dark = style.DARK[light]
+        assert contrast(light, style.PAPER) >= 3 and contrast(light, style.REFERENCE) >= 3
+        assert contrast(dark, style.DARK_PAPER) >= 3 and contrast(dark, style.DARK[style.REFERENCE]) >= 3
