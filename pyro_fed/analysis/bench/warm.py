@@ -17,7 +17,7 @@ def load() -> None:
         warnings.simplefilter("ignore")  # ArviZ announces its next version, once a day
         for name in LIBRARIES:
             importlib.import_module(name)
-        for name in infer.__all__:
+        for name in dir(infer):
             getattr(infer, name)
 
 
