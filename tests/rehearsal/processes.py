@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-#: Neither Flower nor Ray reports of its use, asks for updates or installs anything; one thread a process.
+#: Neither Flower nor Ray reports of its use, asks for updates or installs anything; one thread a process; a node's
+#: processes are started when there is work, and not at the next second.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "",  # many processes import the same modules
