@@ -38,15 +38,15 @@ from pyro_fed.runtime.executors.local import Sequential
 
 COVARIATES, ROWS, OTHERS, REPEATS = 6, (1, 5, 50), 50, 2
 #: Starts of the search, and its iterations.
-STARTS, STEPS = 3, 120
+STARTS, STEPS = 2, 100
 #: Noise multipliers of one release, z.
 NOISE = (0.5, 2.0)
 FAMILIES: dict[str, Any] = {
     "Gaussian sites (FedEP, P2PVI)": pf.FedEP(start="prior", num_points=16),
     "means of gradients (FedSEP)": pf.FedSEP(start="prior"),
     "points (FedAvg, 5 steps)": pf.FedAvg(chain_steps=5, step_size=0.1),
-    "particles (DSVGD)": pf.DSVGD(num_particles=12, local_steps=10),
-    "chains (FSGLD)": pf.FSGLD(num_chains=2, local_steps=5),
+    "chains (FSGLD)": pf.FSGLD(num_chains=2, local_steps=3),
+    "particles (DSVGD)": pf.DSVGD(num_particles=10, local_steps=3),
 }
 
 

@@ -87,3 +87,11 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
 
 def _on(algorithm: Algorithm, graph: Graph | None) -> Algorithm:
     return algorithm.on_graph(graph) if graph is not None and isinstance(algorithm, OnGraph) else algorithm
+
+
+def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
+    """The algorithm after all that it starts from."""
+    chain = [run_as(algorithm, problem)]
+    while (first := chain[0].warm_start(problem)) is not None:
+        chain.insert(0, run_as(first, problem))
+    return chain

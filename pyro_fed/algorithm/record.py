@@ -77,6 +77,28 @@ class Released:
     delta: float
 
 
+@dataclass(frozen=True)
+class BySums:
+    """What the clients' log-likelihoods at a result's draws have told, one number a client and draw.
+
+    Attributes:
+        log_density: of the draws, `lp` (chain, draw); empty where they were not asked about all.
+        unchecked: what such sums cannot tell, as a clause; "" where they were not judged by.
+        pareto_k: of the draws' importance weights; None where there are none.
+        effective: how many draws the weights are worth; likewise.
+    """
+
+    log_density: State = field(default_factory=dict)
+    unchecked: str = ""
+    pareto_k: float | None = None
+    effective: float | None = None
+
+    def attributes(self) -> dict[str, Any]:
+        """As a result tells it; what is not known is left out."""
+        found = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
+        return {name: value for name, value in found.items() if value not in ("", None)}
+
+
 @dataclass
 class Record:
     """The rounds of a run, all phases.
@@ -91,6 +113,7 @@ class Record:
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
         audited: whether the result was judged at its draws.
+        by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty where there are none.
@@ -108,6 +131,7 @@ class Record:
     converged: bool | None = None
     interrupted: bool = False
     audited: bool = False
+    by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     sites: State = field(default_factory=dict)
     sites_of: str = ""

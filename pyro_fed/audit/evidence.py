@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,11 +91,21 @@ class Evidence:
         """The same as figures by name, with the parameters' names; empty where there are no moments."""
         if self.moments is None or self.moments.stuck:
             return {}
-        ratio = self.moments.log_sd.exp()
-        figures = {
-            "mean_error": self.moments.mean,
-            "mean_error_se": self.moments.mean_error,
-            "sd_ratio": ratio,
-            "sd_ratio_se": ratio * self.moments.log_sd_error,
-        }
-        return {"parameter": np.array(self.quantities.labels)} | {k: v.numpy() for k, v in figures.items()}
+        return measured(self.moments, self.quantities.labels)
+
+
+def measured(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:
+    """Where the posterior's moments are, as figures by name, with the parameters' names.
+
+    Args:
+        moments: (F,) of each.
+        labels: (F,) names.
+    """
+    ratio = moments.log_sd.exp()
+    figures = {
+        "mean_error": moments.mean,
+        "mean_error_se": moments.mean_error,
+        "sd_ratio": ratio,
+        "sd_ratio_se": ratio * moments.log_sd_error,
+    }
+    return {"parameter": np.array(labels)} | {name: values.numpy() for name, values in figures.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -60,8 +61,12 @@ def agent(
     peers.number(name)
     chosen = recipe.load(recipe_name)
     module = library.load_model(model)
-    waits = {key: value for key, value in (("patience", patience), ("patience_all", patience_all)) if value is not None}
     own = chosen.run.get("num_rounds")
+    settings = LinkSettings()
+    if patience is not None:
+        settings = replace(settings, patience=patience)
+    if patience_all is not None:
+        settings = replace(settings, patience_all=patience_all)
     idata = run_agent(
         Agent(
             model=module.model,
@@ -72,7 +77,7 @@ def agent(
             algorithm=chosen.build(dict(parse_assignment(text) for text in assignments), where="--set"),
             num_rounds=rounds if rounds is not None else own,
             seed=seed,
-            settings=LinkSettings(**waits),
+            settings=settings,
             listen=listen,
             checkpoint=checkpoint,
             resume=resume,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 
 
 def prior_scores(problem: Problem, points: Tensor) -> Tensor:
@@ -54,3 +55,20 @@ def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
         (N,).
     """
     return problem.log_lik(points, batch)
+
+
+def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
+    """Log-likelihood of all rows of each of some clients: a number a client and draw.
+
+    Args:
+        problem: the model's densities.
+        draws: (C, S, D) unconstrained, of each client.
+        data: the clients' rows.
+
+    Returns:
+        (C, S), float64.
+    """
+    batch = data.full_batch()
+    evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
+    pieces = in_chunks(draws, data.row_index.numel() * problem.num_nodes, 1)
+    return torch.cat([evaluate(piece, batch).double() for piece in pieces], 1)

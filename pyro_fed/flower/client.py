@@ -1,62 +1,16 @@
-"""Flower's ClientApp: one client's rows, and the work that the server asks for.
-
-The problem is built once a process. The client's state lives in Flower's context, since each message may be handled by
-a new process.
-"""
+"""Flower's ClientApp. What it does is `site`, which is loaded with the first message: torch and Pyro take seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from safetensors.torch import load, save
-from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import stages_of
-from pyro_fed.algorithm.states import State, prefixed, within
-from pyro_fed.conventions.settings_repr import described
-from pyro_fed.density.compiling.compiler import Compiler, threads
-from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
-from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.running.shared import PREFIX, is_shared
-from pyro_fed.errors import ModelError, ProtocolError
-from pyro_fed.federation.federation import Federation
-from pyro_fed.flower.description import Description
-from pyro_fed.flower.wire import (
-    SETTINGS,
-    STATES,
-    WORK,
-    Order,
-    bytes_of,
-    pack,
-    record_of,
-    reply_tensors,
-)
-from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import Reply, Work
-from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
-from pyro_fed.runtime.executors.local import Made, Sequential
-from pyro_fed.runtime.messages import answer, decode
-from pyro_fed.runtime.rounds import chain_of
-
-#: Most bytes that a client takes from its server in one message.
-MAX_BYTES = 2**30
-#: Name of the record in Flower's context.
-KEPT = "pyro_fed"
-
-LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
-
-#: Rows that a client's own are padded to, at most.
-MOST_PADDED = 10_000
+if TYPE_CHECKING:
+    from pyro_fed.flower.site import LoadRows, Site
 
 
 def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows) -> ClientApp:
@@ -67,174 +21,36 @@ def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], loa
         recipe: the recipe's, likewise; or several, of which the server chooses.
         load_rows: the model's positional arguments with this client's rows, from the model's module and Flower's
             `node_config`.
+
+    Example:
+        >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))
     """
     given = [recipe] if isinstance(recipe, str | Path) else list(recipe)
-    site = _Site(model, given, load_rows)
     app = ClientApp()
+    made: list[Site] = []
+
+    def site() -> Site:
+        if not made:
+            from pyro_fed.flower.site import Site
+
+            made.append(Site(model, given, load_rows))
+        return made[0]
 
     @app.query()
     def describe(message: Message, context: Context) -> Message:
+        from pyro_fed.density.compiling.compiler import threads
+        from pyro_fed.flower.wire import SETTINGS
+
         with threads(1):
-            return Message(RecordDict({SETTINGS: site.describe(context)}), reply_to=message)
+            return Message(RecordDict({SETTINGS: site().describe(context)}), reply_to=message)
 
     @app.train()
     def work(message: Message, context: Context) -> Message:
+        import torch
+
+        from pyro_fed.density.compiling.compiler import threads
+
         with threads(1), torch.no_grad():
-            return Message(site.work(message.content, context), reply_to=message)
+            return Message(site().work(message.content, context), reply_to=message)
 
     return app
-
-
-@dataclass
-class _Site:
-    """What a process knows of its clients."""
-
-    model: str | Path
-    given: list[str | Path]
-    load_rows: LoadRows
-    federations: dict[str, Federation] = field(default_factory=dict)
-    problems: dict[tuple[str, int, str], Problem] = field(default_factory=dict)
-
-    def describe(self, context: Context) -> ConfigRecord:
-        """The client in its own words."""
-        name = _name(context)
-        return Description.of(name, self._federation(name, context)).to_record()
-
-    def work(self, content: RecordDict, context: Context) -> RecordDict:
-        """The answer to an order."""
-        order = Order.from_record(record_of(content, SETTINGS))
-        message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
-        name = _name(context)
-        data = self._federation(name, context).client_data()
-        problem = self._problem(order, name, context)
-        algorithm = self._algorithm(order, problem)
-        host = _host(order, problem, data)
-        _restore(host, order, algorithm, context, message.header.run)
-        found = host.answer(_request(order, algorithm, message.tensors))
-        _keep(host, context, message.header.run)
-        if isinstance(found, Reply):
-            tensors = reply_tensors(found)
-        else:
-            tensors = prefixed("local" if order.job == STATES else "report", found)
-        return pack(ConfigRecord({}), answer(message.header), tensors)
-
-    def _federation(self, name: str, context: Context) -> Federation:
-        if name not in self.federations:
-            module = load_model(self.model)
-            rows = self.load_rows(module, context.node_config)
-            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
-            federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE, dtype=dtype)
-            _check(federation)
-            self.federations[name] = federation
-        return self.federations[name]
-
-    def _problem(self, order: Order, name: str, context: Context) -> Problem:
-        """The client's problem as the run has it: its number of rows, and its compiler, whose steps are kept."""
-        key = name, order.num_rows, order.level
-        if key not in self.problems:
-            problem = self._federation(name, context).problem
-            self.problems[key] = replace(problem, num_rows=order.num_rows, compiler=Compiler(order.level))
-        return self.problems[key]
-
-    def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
-        """The one that the server runs, from this client's own recipes.
-
-        Raises:
-            ProtocolError: it is in none of them.
-        """
-        known: list[str] = []
-        for path in self.given:
-            chosen = recipes.load(path)
-            graph = chosen.run_options(order.num_clients).get("graph")
-            stages = stages_of(chosen.build(), problem, graph)
-            for part in (part for stage in stages for part in chain_of(stage.algorithm, problem)):
-                known.append(described(part))
-                if known[-1] == order.algorithm:
-                    return part
-        raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
-
-
-def _check(federation: Federation) -> None:
-    """Refuse models that need more than rows at a client and a prior at the server.
-
-    Raises:
-        ModelError: says what.
-    """
-    problem = federation.problem
-    constants = problem.bound.constants
-    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
-    if pooled:
-        raise ModelError(
-            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client over Flower has its own "
-            "alone: agree on them beforehand, and write them into the model"
-        )
-    if constants:
-        raise ModelError(
-            f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
-            "their values into the model"
-        )
-    if problem.local_dim or problem.arguments.nested_plates:
-        raise ModelError(
-            f"latents or other plates inside plate '{problem.plate}' are not run over Flower: use executors.Ray, or "
-            "integrate them out in the model"
-        )
-
-
-def _name(context: Context) -> str:
-    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number."""
-    config = context.node_config
-    return str(config.get("name", config.get("partition-id", context.node_id)))
-
-
-def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host of this one client, with rows padded as long as the longest client's, as a simulation has them.
-
-    Beyond `MOST_PADDED` they are not: what others claim to have makes no work here, and the last bits may differ.
-    """
-    own = data.row_index.shape[1]
-    index = torch.zeros(1, max(own, order.width if order.width <= MOST_PADDED else own), dtype=torch.int64)
-    index[:, :own] = data.row_index
-    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
-
-
-def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
-    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
-    verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
-    work = None
-    if order.job != STATES:
-        clients = [order.client] * len(order.places)
-        work = Work(order.round, order.seed, clients, within(tensors, "shared"), order.places)
-    return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
-
-
-def _restore(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> None:
-    """Take up the state that the last message left.
-
-    Raises:
-        ProtocolError: it is gone.
-    """
-    kept: Any = context.state.config_records.get(KEPT)
-    if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
-        if not order.begins:
-            raise ProtocolError("this client has lost its state: its node was started anew")
-        return
-    tensors = load(kept["data"])
-    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
-    host.executor.waiting = kept["waiting"]
-    host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
-
-
-def _keep(host: Host, context: Context, run: str) -> None:
-    """Leave the state to the next message."""
-    executor = host.executor
-    tensors = prefixed("local", executor.local)
-    for i, made in enumerate(executor.new):
-        tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
-    data = save({name: value.clone().contiguous() for name, value in tensors.items()})
-    context.state[KEPT] = ConfigRecord(
-        {"run": run, "phase": host.phase, "waiting": executor.waiting, "parts": len(executor.new), "data": data}
-    )
-
-
-def _made(tensors: dict[str, Tensor]) -> Made:
-    return Made(tensors["slots"], tensors["at"], within(tensors, "state"))

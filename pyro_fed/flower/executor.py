@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators, Pooled
-from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.algorithm.states import State, prefixed, select, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
-from pyro_fed.flower.wire import STATES, WORK, Order, bytes_of, pack
-from pyro_fed.runtime.executors.base import Reply
+from pyro_fed.flower.joining import Roll, description_in, question
+from pyro_fed.flower.post import ANEW, GONE, LOOK_EVERY, Post
+from pyro_fed.flower.wire import LOST, SETTINGS, STATES, WORK, Order, bytes_of, pack
+from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request
+from pyro_fed.runtime.executors.local import Made, keep
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.runtime.messages.expected import expected_reply
@@ -24,22 +29,32 @@ from pyro_fed.runtime.messages.header import Entry
 
 #: Longest part of a client's error that the record keeps.
 MAX_REASON = 300
+#: Why a client takes no part whose state is nowhere.
+NOWHERE = (
+    "has lost its state, since its node was started anew, and the server has no copy: it takes part again in the next "
+    "phase, if there is one. A run with checkpoint= keeps copies"
+)
 
 
 class Flower(Remote):
     """Clients behind Flower's Grid.
 
+    A client whose node is gone is out of the round. Back again, under the same number or another, it takes part by its
+    name. The state that its node has lost comes from the server's copy, which follows every reply where `copies` are
+    kept, and otherwise is that of the phase's beginning; a client that has changed it since stays away until the next
+    phase, since another state would put its rows into the answer twice.
+
     Args:
         grid: Flower's.
-        nodes: the node of each client.
-        names: the clients' names.
+        roll: the clients, and the node of each.
         timeout: seconds that a client has for a round, compilation included.
+        copies: whether clients send their new states along with their replies.
     """
 
-    def __init__(self, grid: Grid, nodes: Sequence[int], names: Sequence[str], timeout: float) -> None:
+    def __init__(self, grid: Grid, roll: Roll, timeout: float, copies: bool = False) -> None:
         if timeout <= 0:
             raise SettingError(f"Flower: timeout must be positive, received {timeout}")
-        self.grid, self.nodes, self.names, self.timeout = grid, list(nodes), list(names), timeout
+        self.post, self.roll, self.timeout, self.copies = Post(grid), roll, timeout, copies
         self.mailbox = Mailbox()
 
     def prepare(self) -> None:
@@ -52,44 +67,93 @@ class Flower(Remote):
             name = type(self.algorithm).__name__
             raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
         super().prepare()
-        self._expected: tuple[Spec, Spec] | None = None
+        self._expected: tuple[Spec, Spec, Spec] | None = None
+        self._lost: set[int] = set()
+        self._made: dict[int, list[Made]] = {}
 
     def worker_of(self, client: int) -> int:
         """Each client is its own."""
         return client
 
+    def execute(self, work: Work) -> Reply:
+        """A round's work; states that clients have made wait here too, where copies are kept."""
+        if work.round != self._round:
+            self._made = {}
+        return super().execute(work)
+
+    def settle(self, taken: Tensor, told: State) -> None:
+        """The verdict is sent with the next request, and followed at once where copies are kept."""
+        super().settle(taken, told)
+        made = [one for several in self._made.values() for one in several]
+        keep(self.algorithm, self.local, made, taken, told)
+        self._changed -= set(self._made)
+        self._made = {}
+
+    def revived(self, workers: list[int]) -> list[int]:
+        """Clients that have lost their states, which are here."""
+        again = [client for client in workers if client in self._lost]
+        self._lost -= set(again)
+        return again
+
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """All clients at once; replies are matched by message id, and what is late is dropped."""
+        """All clients at once; replies are matched by message id, and what is late is dropped.
+
+        Nodes that nobody knows are asked who they are by the way, and take part from the next exchange on.
+        """
+        online = self._present(requests)
         headers = {client: self._header(client, request) for client, request in requests.items()}
         messages = {
             client: Message(
                 self._content(client, request, headers[client]),
-                self.nodes[client],
+                node,
                 MessageType.TRAIN,
                 ttl=self.timeout,
                 group_id=str(headers[client].round),
             )
             for client, request in requests.items()
+            if (node := self.roll.nodes[client]) is not None and node in online
         }
-        replies = self.grid.send_and_receive(list(messages.values()), timeout=self.timeout)
-        found = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        answers = {
-            client: self._answer(client, requests[client], found.get(message.metadata.message_id))
-            for client, message in messages.items()
-        }
+        replies = self.post.exchange(messages, self.timeout)
+        answers = {client: self._answer(client, requests[client], replies.get(client, GONE)) for client in requests}
         self.mailbox.close()
         return answers
 
+    def _present(self, requests: Mapping[int, Request]) -> dict[int, str]:
+        """The nodes that are connected, those that have come back in their clients' places.
+
+        An algorithm that cannot do without a client waits for it here.
+        """
+        end = time.monotonic() + self.timeout
+        while True:
+            online = self.post.online()
+            self._take_in(online)
+            away = [client for client in requests if self.roll.nodes[client] not in online]
+            if not away or not self.algorithm.needs_all or time.monotonic() > end:
+                return online
+            time.sleep(LOOK_EVERY)
+
+    def _take_in(self, online: Mapping[int, str]) -> None:
+        """Ask nodes that nobody knows who they are, if a client is away."""
+        if all(node in online for node in self.roll.nodes):
+            return
+        new = self.roll.unknown(online)
+        found = self.post.exchange({node: question(node, self.timeout) for node in new}, self.timeout)
+        for node, answer in found.items():
+            client = self.roll.place(node, description_in(answer), online)
+            if client is not None and self.restorable(client):
+                self._begun.discard(client)
+
     def _header(self, client: int, request: Request) -> Header:
         kind = "work" if request.work is not None and request.indicator is None else "ask"
-        return self.mailbox.request(kind, max(self._round, 0), self.names[client])
+        number = self._round if request.work is None else request.work.round
+        return self.mailbox.request(kind, max(number, 0), self.roll.names[client])
 
     def _content(self, client: int, request: Request, header: Header) -> Any:
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
             algorithm=described(self.algorithm),
-            num_clients=len(self.nodes),
+            num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),
             client=client,
@@ -100,6 +164,7 @@ class Flower(Remote):
             round=-1 if work is None else work.round,
             seed=0 if work is None else work.seed,
             level=self.problem.compiler.level,
+            copies=self._copied(request),
         )
         tensors: State = {}
         if phase is not None:
@@ -110,16 +175,31 @@ class Flower(Remote):
             tensors |= prefixed("shared", work.shared)
         return pack(order.to_record(), header, tensors)
 
-    def _answer(self, client: int, request: Request, reply: Message | None) -> Any:
+    def _copied(self, request: Request) -> bool:
+        """Whether the reply brings the client's new state."""
+        return self.copies and bool(self.local) and request.work is not None and request.indicator is None
+
+    def _answer(self, client: int, request: Request, reply: Message | str) -> Any:
         """What a client answered, or in a sentence why it did not."""
-        if reply is None:
-            return f"did not reply within {self.timeout} s"
+        if reply == ANEW:
+            return self._without_state(client, ANEW)
+        if isinstance(reply, str):
+            return reply
         if reply.has_error():
             return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
         try:
+            if LOST in reply.content.get(SETTINGS, {}):
+                return self._without_state(client, "has lost its state")
             return self._decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
             return f"sent what is no reply: {error!s:.{MAX_REASON}}"
+
+    def _without_state(self, client: int, reason: str) -> str:
+        """Have a client asked again, with the server's copy of its state, if there is one."""
+        if not self.restorable(client):
+            return NOWHERE
+        self._lost.add(client)
+        return reason
 
     def _decoded(self, client: int, request: Request, data: bytes) -> Reply | State:
         # Numbers that are not finite are the round loop's to judge.
@@ -130,27 +210,34 @@ class Flower(Remote):
             return within(message.tensors, "local")
         if request.indicator is not None:
             return within(message.tensors, "report")
+        if self._copied(request):
+            slots = torch.tensor(request.work.slots)
+            at = self.at([client]).expand(len(slots))
+            self._made.setdefault(client, []).append(Made(slots, at, within(message.tensors, "new")))
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
     def _spec(self, client: int, request: Request) -> Spec:
         """What this reply must look like."""
+        at = self.at([client])
         if request.work is None:
-            at = self.at([client])
-            return spec_of(prefixed("local", {name: value[at] for name, value in self.local.items()}))
+            return spec_of(prefixed("local", select(self.local, at)))
         if request.indicator is not None:
             return spec_of(prefixed("report", self._report(request)))
         if self._expected is None:
             self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
         visits = len(request.work.clients)
+        kinds = ("messages", "info", "new") if self._copied(request) else ("messages", "info")
         return {
             f"{kind}.{name}": Entry((visits, *entry.shape), entry.dtype)
-            for kind, spec in zip(("messages", "info"), self._expected, strict=True)
+            for kind, spec in zip(kinds, self._expected, strict=False)
             for name, entry in spec.items()
         }
 
     def _report(self, request: Request) -> State:
         """A report on the server's made-up row, for its shapes."""
         assert request.work is not None and request.indicator is not None
+        if request.indicator == LOG_LIK:
+            return {LOG_LIK: torch.zeros(request.work.shared["draws"].shape[:2], dtype=torch.float64)}
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
         assert isinstance(self.algorithm, Indicators)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
+from pyro_fed.recipes.values import to_toml
+
+#: Packages of a checkout of this project, which are not installed.
+OWN = ("benchmarks", "inference", "models", "tests", "tutorials")
 
 PYPROJECT = """\
 [build-system]
@@ -16,30 +23,42 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "{name}"
+name = {name}
 version = "1.0.0"
-description = "{description}"
+description = {description}
 license = "Apache-2.0"
 requires-python = ">=3.11"
 dependencies = ["pyro_fed[flower]>={version}"]
 
 [tool.hatch.build.targets.wheel]
-packages = ["{package}"]
+packages = [{package}]
 
 [tool.flwr.app]
 publisher = "pyro-fed"
 
 [tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
+serverapp = {serverapp}
+clientapp = {clientapp}
 
+# What `pyro_fed.run` takes. "none": as server_app.py says, else the recipe. Flower lets `--run-config` replace what
+# stands here, and nothing else.
 [tool.flwr.app.config]
-num-clients = {clients}     # to wait for
-rounds = 0          # 0: the recipe's
+num-clients = {clients}         # to wait for
+min-clients = "none"    # replies that a round needs; with fewer the run stops
+rounds = 0              # 0: the recipe's
 seed = 0
-timeout = 600.0     # seconds to wait for clients, and for each round
-compile = "trace"   # "off", "trace" or "inductor"
-out = "posterior.nc"
+timeout = 600.0         # seconds that a client has for a round
+wait = 600.0            # seconds to wait for clients
+checkpoint = "none"     # a folder on the server for the state after every round
+resume = false          # go on from there
+start = "none"          # the checkpoint of an earlier run, whose sites this one begins with
+schedule = "none"       # such as "round_robin", or '{{name = "uniform_random", clients_per_round = 2}}'
+graph = "none"          # such as "ring", of algorithms without a server
+combination = "none"    # such as "median", or '{{name = "private", norm = 1.0, noise_multiplier = 1.0, delta = 1e-3}}'
+num-draws = "none"
+audit = true
+compile = "trace"       # "off", "trace" or "inductor"
+out = "posterior.nc"    # on the server
 """
 
 CLIENT = '''\
@@ -89,28 +108,59 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
         the folder.
 
     Raises:
-        SettingError: the folder holds something, its name is none for an app, or the recipe cannot be read.
+        SettingError: the folder holds something, its name is none for an app or a package's, or the recipe cannot be
+            read.
         ModelError: there is no such model.
     """
     model_file, checked = library.find_model(model), recipe.load(chosen)
     library.load_model(model_file)
-    package = folder.resolve().name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
-        raise SettingError(f"the app is named like its folder: small letters, digits, '-'; received {folder.name!r}")
+    package = _package(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already: choose another folder")
     (folder / package).mkdir(parents=True)
-    settings = {
+    description = f"{checked.name} on {model_file.stem}, by pyro_fed"
+    text = {
         "name": package.replace("_", "-"),
         "package": package,
-        "clients": clients,
-        "version": VERSION,
-        "description": f"{checked.name} on {model_file.stem}, by pyro_fed",
+        "description": description,
+        "serverapp": f"{package}.server_app:app",
+        "clientapp": f"{package}.client_app:app",
     }
+    settings = {name: to_toml(value) for name, value in text.items()} | {"clients": clients, "version": VERSION}
     (folder / "pyproject.toml").write_text(PYPROJECT.format(**settings), encoding="utf-8")
-    (folder / package / "__init__.py").write_text(f'"""{settings["description"]}."""\n', encoding="utf-8")
+    (folder / package / "__init__.py").write_text(f"{description + '.'!r}\n", encoding="utf-8")
     (folder / package / "client_app.py").write_text(CLIENT, encoding="utf-8")
     (folder / package / "server_app.py").write_text(SERVER, encoding="utf-8")
     shutil.copyfile(model_file, folder / package / "model.py")
     shutil.copyfile(checked.path, folder / package / "recipe.toml")
     return folder
+
+
+def _package(folder: Path) -> str:
+    """The app's package, named like its folder.
+
+    Raises:
+        SettingError: the name is none, or that of something that the package would hide, or be hidden by.
+    """
+    package = folder.resolve().name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
+        raise SettingError(f"the app is named like its folder: small letters, digits, '-'; received {folder.name!r}")
+    if keyword.iskeyword(package) or keyword.issoftkeyword(package):
+        raise SettingError(
+            f"the app is named like its folder, and {package!r} is a word of Python: choose another name"
+        )
+    if package in OWN or package in sys.stdlib_module_names or _is_installed(package, folder):
+        raise SettingError(
+            f"the app is named like its folder, and there is a package {package!r} already, which it would hide: "
+            f"choose another name, such as {package.replace('_', '-')}-app"
+        )
+    return package
+
+
+def _is_installed(package: str, folder: Path) -> bool:
+    """Whether Python finds a module of that name elsewhere than in the folder, which may be empty and found by it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+    return any(Path(place).resolve() != folder.resolve() for place in places)

@@ -2,138 +2,140 @@
 
 from __future__ import annotations
 
-import time
+import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pyro_fed.algorithm.plan import Plan
-from pyro_fed.errors import ProtocolError, QuorumError
-from pyro_fed.flower.description import Description, Elsewhere
+from pyro_fed.conventions.progress import Progress
+from pyro_fed.errors import SettingError, StoppedError
+from pyro_fed.flower.configuration import Configuration, check_options, read
+from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
-from pyro_fed.flower.wire import SETTINGS, record_of
+from pyro_fed.flower.joining import Roll, joined
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.run import run
+from pyro_fed.runtime.checkpoint import Checkpoint
+from pyro_fed.runtime.run import check_numbers, run
 
-#: Seconds between two looks for clients.
-LOOK_EVERY = 0.5
+#: What an operator reads: Flower shows it, and streams it to who has started the run.
+LOG = logging.getLogger("flwr")
+#: What a result is named that a run has left which was stopped.
+STOPPED = ".stopped.nc"
 
 
-def server_app(model: str | Path, recipe: str | Path, template: Any = None) -> ServerApp:
+def server_app(model: str | Path, recipe: str | Path, template: Any = None, **options: Any) -> ServerApp:
     """A ServerApp that runs a recipe and writes its result.
 
-    The run's configuration: `num-clients` to wait for, `rounds` (0: the recipe's), `seed`, `timeout` in seconds,
-    `compile` and `out`, the file for the result.
+    The run's configuration (see `pyro_fed.flower.configuration`) has `num-clients` to wait for, and where they are to
+    be others than the app's or the recipe's `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
+    `min-clients`, `schedule`, `graph`, `combination`, `checkpoint`, `resume`, `start`, `audit`, and `out`, the file for
+    the result.
 
     Args:
         model: the model's file, or its name in the library.
         recipe: the recipe's, likewise.
         template: the model's positional arguments with one made-up row, where a row of ones will not do.
+        **options: arguments of `pyro_fed.run`, such as `min_clients=3` or `combination=pf.Private(...)`; the run's
+            configuration replaces them.
+
+    Raises:
+        SettingError: `run` has no such argument, or a deployment has it from elsewhere.
+
+    Example:
+        >>> app = server_app("model.py", "recipe.toml", min_clients=3, checkpoint="/var/lib/pyro_fed/trial")
     """
+    own = check_options(options)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings = context.run_config
-        result = serve(
-            grid,
-            model,
-            recipe,
-            num_clients=int(settings["num-clients"]),
-            num_rounds=int(settings["rounds"]) or None,
-            seed=int(settings["seed"]),
-            timeout=float(settings["timeout"]),
-            compile=str(settings["compile"]),
-            template=template,
-        )
-        result.to_netcdf(str(settings["out"]))
+        settings = read(context.run_config, own)
+        out = Path(settings.out).absolute()
+        try:
+            result = serve(grid, model, recipe, settings, template)
+        except StoppedError as error:
+            if error.result is not None:
+                kept = out.with_name(out.stem + STOPPED)
+                error.result.to_netcdf(str(kept))
+                LOG.error("The run was stopped; what it had found until then is in %s", kept)
+            raise
+        result.to_netcdf(str(out))
+        LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app
 
 
-def serve(
-    grid: Grid,
-    model: str | Path,
-    recipe: str | Path,
-    *,
-    num_clients: int,
-    num_rounds: int | None = None,
-    seed: int = 0,
-    timeout: float = 600.0,
-    compile: str = "trace",
-    template: Any = None,
-) -> Any:
+def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any = None) -> Any:
     """Wait for clients, then run a recipe with them.
 
     Args:
         grid: Flower's.
         model: the model's file, or its name in the library.
         recipe: the recipe's file, or its name in the library.
-        num_clients: how many to wait for.
-        num_rounds: rounds, those of all its stages where it is a plan; None takes the recipe's.
-        seed: of the run.
-        timeout: seconds to wait for clients, and then for each round.
-        compile: "auto", "off", "trace" or "inductor", as `run` takes it; a client's process may live for one message
-            only, so that Inductor seldom pays.
+        settings: the run's.
         template: the model's positional arguments with one made-up row, where a row of ones will not do.
 
     Returns:
-        InferenceData without what needs rows: log-likelihoods, `lp`, and the data.
+        InferenceData without what needs rows: pointwise log-likelihoods and the data.
 
     Raises:
-        QuorumError: too few clients have joined in time.
+        QuorumError: too few clients have joined in time, or replied to a round.
+        SettingError: a setting out of its range.
     """
     module, chosen = load_model(model), recipes.load(recipe)
-    clients = _descriptions(grid, num_clients, timeout)
-    federation = Elsewhere(module.model, module.PLATE, [client for _, client in clients], template)
-    options = chosen.run_options(len(clients))
-    limit = {}
-    if num_rounds is not None and issubclass(chosen.algorithm, Plan):
-        limit["max_rounds"] = num_rounds
-    elif num_rounds is not None:
-        options["num_rounds"] = num_rounds
-    executor = Flower(grid, [node for node, _ in clients], federation.client_names, timeout)
+    settings.run_options(chosen, settings.num_clients)  # what is wrong there is said before the wait
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    _check_before_the_wait(settings)
+    known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
+    roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
+    federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
+    algorithm, options = settings.run_options(chosen, len(roll.clients))
+    executor = Flower(grid, roll, settings.timeout, copies=checkpoint is not None)
+    LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
+    if checkpoint:
+        roll.keep(Path(checkpoint))
+        LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
     return run(
-        chosen.build(limit),
+        algorithm,
         federation,
+        **{"compile": "trace", "progress": say, **options},
         executor=executor,
-        seed=seed,
-        compile=compile,
-        progress=False,
         log_likelihood=False,
-        **options,
+        collect_local=False,
     )
 
 
-def _descriptions(grid: Grid, num_clients: int, timeout: float) -> list[tuple[int, Description]]:
-    """Nodes and what they say of themselves, in the order of their names."""
-    nodes = _nodes(grid, num_clients, timeout)
-    empty = RecordDict({SETTINGS: ConfigRecord({})})
-    asked = {node: Message(empty, node, MessageType.QUERY, ttl=timeout) for node in nodes}
-    replies = grid.send_and_receive(list(asked.values()), timeout=timeout)
-    by_request = {reply.metadata.reply_to_message_id: reply for reply in replies}
-    found = [(node, _description(node, by_request.get(ask.metadata.message_id))) for node, ask in asked.items()]
-    return sorted(found, key=lambda pair: (len(pair[1].name), pair[1].name))
+def _check_before_the_wait(settings: Configuration) -> None:
+    """Refuse what `run` would refuse once all clients have joined.
+
+    Raises:
+        SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
+    """
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
+    check_numbers(
+        1 if rounds is None else rounds,
+        1 if draws is None else draws,
+        options.get("seed", 0),
+        options.get("min_clients"),
+        settings.num_clients,
+        options.get("num_threads", 1),
+    )
+    if checkpoint:
+        Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
+    elif options.get("resume"):
+        raise SettingError("resume = true needs checkpoint, the folder that holds the state")
 
 
-def _description(node: int, reply: Message | None) -> Description:
-    if reply is None:
-        raise QuorumError(f"node {node} did not describe itself in time; stop it, or give it more time (timeout)")
-    if reply.has_error():
-        raise QuorumError(f"node {node} could not describe itself: {reply.error.reason}")
-    try:
-        return Description.from_record(record_of(reply.content, SETTINGS))
-    except ProtocolError as error:
-        raise ProtocolError(f"node {node}: {error}") from error
+def say(progress: Progress) -> None:
+    """A line of the log after every round.
 
-
-def _nodes(grid: Grid, num_clients: int, timeout: float) -> list[int]:
-    end = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < num_clients:
-        if time.monotonic() > end:
-            raise QuorumError(f"{len(nodes)} of {num_clients} clients have joined within {timeout} s: start the others")
-        time.sleep(LOOK_EVERY)
-    return nodes
+    Args:
+        progress: how far the run is.
+    """
+    with suppress(ValueError):  # a stream that is closed while the run ends
+        LOG.info("%s%s", progress, " (ended)" if progress.finished else "")

@@ -1,8 +1,8 @@
 """Requests and replies as Flower's records: settings as a ConfigRecord, tensors as one encoded message.
 
     settings   what is asked, see `Order`
-    message    the bytes of `messages.encode`; down: shared.*, taken, told.*, local.*; up: messages.* and info.*, or
-               local.*, or report.*
+    message    the bytes of `messages.encode`; down: shared.*, taken, told.*, local.*; up: messages.* and info.*,
+               with new.* where copies are kept, or local.*, or report.*
 
 Nothing is pickled: both ends read numbers, text and safetensors.
 """
@@ -23,6 +23,8 @@ from pyro_fed.runtime.messages import Header, Message, encode
 SETTINGS, MESSAGE = "settings", "message"
 #: The jobs that every algorithm knows; any other is an indicator that a schedule asks for.
 WORK, STATES = "work", "states"
+#: In the settings of a reply: the client's state is gone, since its node was started anew.
+LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Order:
         round: the round.
         seed: of the run.
         level: of the compiler.
+        copies: whether the reply to work is to bring the client's new state.
     """
 
     job: str
@@ -58,6 +61,7 @@ class Order:
     round: int
     seed: int
     level: str
+    copies: bool
 
     def to_record(self) -> ConfigRecord:
         """As Flower sends it."""
@@ -111,6 +115,6 @@ def bytes_of(content: Any) -> bytes:
     return data
 
 
-def reply_tensors(reply: Reply) -> State:
-    """A reply to work."""
-    return prefixed("messages", reply.messages) | prefixed("info", reply.info)
+def reply_tensors(reply: Reply, new: State) -> State:
+    """A reply to work, with the states that it has made where these were asked for."""
+    return prefixed("messages", reply.messages) | prefixed("info", reply.info) | prefixed("new", new)

@@ -329,6 +329,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
         "audited": int(record.audited),
+        **record.by_sums.attributes(),
         "stands_apart": record.stands_apart,
         **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 
@@ -32,6 +33,8 @@ class Answer:
         sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none on the model's own form.
         sites_of: the algorithm that left them.
         stands_apart: what is to be said of clients that move the answer more than others do.
+        by_sums: what the clients' sums have told of it.
+        audited: whether it was judged at its draws.
     """
 
     stage: Stage
@@ -46,6 +49,8 @@ class Answer:
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
+    by_sums: BySums = field(default_factory=BySums)
+    audited: bool = False
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
+from pyro_fed.runtime.by_sums import judge_by_sums
 from pyro_fed.runtime.collecting import collected, integration_notes
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
@@ -136,6 +137,11 @@ class Finish:
             )
             record.doubts += audited(evidence)
             record.measured = evidence.measured
+        elif self.audit and not context.federation.holds_data and context.combination is None:
+            record.notes += judge_by_sums(
+                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed),
+                context.executor,
+            )
 
     def _say_who_stands_apart(self) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
@@ -153,6 +159,7 @@ class Finish:
         context = self.context
         federation, problem = context.federation, context.problem
         stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
+        stats = context.record.by_sums.log_density | stats
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
         if problem.local_dim and self.collect_local and federation.holds_data:

@@ -125,5 +125,5 @@ def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tens
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
-    spec, _ = expected_reply(algorithm, context.problem, data, {}, work)
+    spec, *_ = expected_reply(algorithm, context.problem, data, {}, work)
     return {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
+from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
+from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.algorithm.record import Asked, Record, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.budget import BudgetEnded
@@ -116,14 +116,6 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
             if part == chain[number]:
                 return number + 1, start
     return 0, None
-
-
-def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
-    """The algorithm after all that it starts from."""
-    chain = [run_as(algorithm, problem)]
-    while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, run_as(first, problem))
-    return chain
 
 
 def _begin(

@@ -145,7 +145,7 @@ def run(
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
-    _check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
+    check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     _check_indicator(first, schedule)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
@@ -208,9 +208,22 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
             )
 
 
-def _check_numbers(
+def check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
 ) -> None:
+    """Refuse numbers out of their ranges.
+
+    Args:
+        rounds: of the algorithm.
+        num_draws: of a density.
+        seed: of the run.
+        min_clients: the quorum.
+        num_clients: how many there are.
+        num_threads: of torch.
+
+    Raises:
+        SettingError: names the argument.
+    """
     if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
         bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
         raise SettingError(f"num_threads must be {bound}, received {num_threads}")

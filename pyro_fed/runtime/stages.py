@@ -10,7 +10,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 
 from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.algorithm.plan import Plan, Stage, chain_of
+from pyro_fed.algorithm.record import BySums
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -20,7 +21,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.finish import Finish, say
-from pyro_fed.runtime.rounds import Finished, chain_of, run_phases
+from pyro_fed.runtime.rounds import Finished, run_phases
 
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
@@ -149,7 +150,7 @@ class _Trial:
     def _answer(self, number: int, stage: Stage) -> Answer | None:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         record, algorithm = self.finish.context.record, stage.algorithm
-        record.doubts, record.measured = [], {}
+        record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
@@ -176,6 +177,8 @@ class _Trial:
             {} if stage.noncentred else record.sites,  # those of effects in units of their scale are other ones
             record.sites_of,
             record.stands_apart,
+            record.by_sums,
+            record.audited,
         )
 
     def _on_form(self, stage: Stage) -> Context:
@@ -209,6 +212,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.doubts, record.measured = choice.doubts, answer.measured
     record.sites, record.sites_of, record.stands_apart = answer.sites, answer.sites_of, answer.stands_apart
     say(record.said())
+    record.by_sums, record.audited = answer.by_sums, answer.audited
     trial.steps[answer.number].chosen = True
     found = replace(finish, algorithm=answer.stage.algorithm).result(answer.shared, answer.draws)
     more = {

@@ -33,11 +33,13 @@ def flower():
     return flower_case
 
 
-def quiet_serve(flower, *args, **options):
-    """Without the warnings that so short a run deserves."""
+def quiet_serve(flower, grid, model, recipe, **config):
+    """Without the warnings that so short a run deserves; keys of the configuration with "_" for "-"."""
+    given = {"num_clients": 3, "timeout": 100.0, "compile": "off", "audit": False, **config}
+    settings = flower.read({key.replace("_", "-"): value for key, value in given.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return flower.serve(*args, **{"num_clients": 3, "timeout": 100.0, "compile": "off", **options})
+        return flower.serve(grid, model, recipe, settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,7 +55,7 @@ def test_the_stages_of_a_plan_over_a_grid(flower, tmp_path):
     found = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"])
     assert_same(found, pf.run(pf.FedEP(), unequal_lines(), executor="sequential", progress=False, compile="off"))
     assert found.attrs["chosen"] == "FedEP"
-    short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], num_rounds=1)
+    short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], rounds=1)
     assert "ended by the budget, max_rounds=1" in short.attrs["doubts"]
 
 
@@ -95,7 +97,8 @@ def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(flower, kind, 
     """The server's q and the clients' sites stay in step: the answer is that of a run with the same clients away."""
     faults = dict.fromkeys([(1, 0), (2, 0), (2, 2), (3, 1)], kind)
     model, recipes = flower.write_case(tmp_path, PRIOR)
-    found = quiet_serve(flower, flower.grid(model, recipes, faults), model, recipes["FedEP-prior"])
+    grid = flower.grid(model, recipes, dict(faults))
+    found = quiet_serve(flower, grid, model, recipes["FedEP-prior"], timeout=0.5)  # the clients answer at once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = {"compile": "off", "progress": False, "num_rounds": 5, "log_likelihood": False}
@@ -122,7 +125,7 @@ def test_too_few_clients_end_the_wait(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, PRIOR)
     grid = flower.grid(model, recipes)
     with pytest.raises(QuorumError, match=r"3 of 4 clients have joined within 0\.1 s"):
-        quiet_serve(flower, grid, model, recipes["FedEP-prior"], num_clients=4, timeout=0.1)
+        quiet_serve(flower, grid, model, recipes["FedEP-prior"], num_clients=4, wait=0.1)
 
 
 @pytest.mark.parametrize(
@@ -213,3 +216,52 @@ def test_ask_over_a_grid(flower, tmp_path):
         options = {"schedule": pf.schedule.KSD(), "num_rounds": 3, "executor": "sequential"}
         same = pf.run(algorithm, unequal_lines(), compile="off", progress=False, log_likelihood=False, **options)
     assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
+
+
+SEP = {"FedSEP": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 3'}
+
+
+def over_grid_and_here(flower, folder, recipes, name, algorithm, config, options):
+    """The same run over a grid, told by its configuration, and in one process, told by arguments."""
+    model, files = flower.write_case(folder, recipes)
+    found = quiet_serve(flower, flower.grid(model, files), model, files[name], **config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        same = {"executor": "sequential", "compile": "off", "progress": False, "log_likelihood": False, "audit": False}
+        return found, pf.run(algorithm, unequal_lines(), **same, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({"combination": "median"}, {"combination": pf.combination.Median()}),
+        (
+            {"schedule": "{name = 'uniform_random', clients_per_round = 2}", "seed": 3, "num_draws": 20},
+            {"schedule": pf.schedule.UniformRandom(2), "seed": 3, "num_draws": 20},
+        ),
+        ({"schedule": "round_robin", "rounds": 5}, {"schedule": pf.schedule.RoundRobin(), "num_rounds": 5}),
+    ],
+)
+def test_what_the_configuration_says_is_what_run_takes(flower, config, options, tmp_path):
+    algorithm = pf.FedSEP(start="prior")
+    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", algorithm, config, {"num_rounds": 3} | options)
+    assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
+    assert np.array_equal(found.federation["participated"].values, same.federation["participated"].values)
+
+
+def test_a_private_run_over_a_grid(flower, tmp_path):
+    """What is spent and released is as in one process; the noise is drawn from the operating system."""
+    config = {"combination": "{name = 'private', norm = 1.0, noise_multiplier = 2.0, delta = 1e-2}"}
+    private = pf.Private(norm=1.0, noise_multiplier=2.0, delta=1e-2)
+    options = {"num_rounds": 3, "combination": private}
+    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", pf.FedSEP(start="prior"), config, options)
+    assert (found.attrs["epsilon"], found.attrs["delta"]) == (same.attrs["epsilon"], same.attrs["delta"])
+    assert groups_of(found) == groups_of(same) == {"posterior", "federation"}
+
+
+def test_sites_of_an_earlier_run_are_where_the_next_one_begins(flower, tmp_path):
+    model, files = flower.write_case(tmp_path, {"FedEP": ""})
+    before = quiet_serve(flower, flower.grid(model, files), model, files["FedEP"], checkpoint=str(tmp_path / "kept"))
+    after = quiet_serve(flower, flower.grid(model, files), model, files["FedEP"], start=str(tmp_path / "kept"))
+    assert len(after.federation["round"]) == 1 < len(before.federation["round"])
+    np.testing.assert_allclose(after.posterior["w"].values, before.posterior["w"].values, rtol=1e-9)

@@ -4,6 +4,7 @@ To import this is to import Flower: tests do so when they run, and find here all
 """
 
 import uuid
+from types import SimpleNamespace
 
 import torch
 from algorithms import unequal_lines
@@ -14,7 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import pyro_fed as pf
 from pyro_fed.flower import client_app
-from pyro_fed.flower.description import Description, Elsewhere
+from pyro_fed.flower.configuration import read
+from pyro_fed.flower.description import Description
+from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.server import serve
 from pyro_fed.flower.wire import Order
 
@@ -27,6 +30,7 @@ __all__ = [
     "ServerApp",
     "grid",
     "make_client",
+    "read",
     "run_simulation",
     "serve",
     "write_case",
@@ -87,29 +91,57 @@ class LocalGrid:
 
     Args:
         client: the ClientApp.
-        faults: (round, client) → "request" or "reply" that is lost, "error", "garbage", or "replay" of its last reply.
+        faults: (round, client) → "request" or "reply" that is lost, "error", "garbage", or "replay" of its last reply;
+            "restart" or "renumber": its node is started anew before it answers, under the same number or another;
+            "down": it goes down, and stays so.
     """
 
     def __init__(self, client, faults=None):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's own runner does
         self.client, self.faults = client, faults or {}
-        self.contexts = {
-            100 + k: Context(1, 100 + k, {"partition-id": k, "num-partitions": 3}, RecordDict(), {}) for k in (2, 0, 1)
-        }
-        self.last = {}
+        self.contexts, self.started = {}, {}
+        self.last, self.replies, self.sent = {}, {}, 0
+        for part in (2, 0, 1):
+            self.start(100 + part, part)
 
-    def get_node_ids(self):
-        return list(self.contexts)
+    def start(self, node, part):
+        """A node, with nothing in its memory."""
+        self.sent += 1
+        self.contexts[node] = Context(1, node, {"partition-id": part, "num-partitions": 3}, RecordDict(), {})
+        self.started[node] = str(self.sent)
 
-    def send_and_receive(self, messages, *, timeout=None):
-        return [reply for message in messages if (reply := self._handle(message)) is not None]
+    def part(self, node):
+        return self.contexts[node].node_config["partition-id"]
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, last_activated_at=self.started[node]) for node in self.contexts]
+
+    def push_messages(self, messages):
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+        for message in messages:
+            reply = self._handle(message)
+            if reply is not None:
+                self.replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(one) for one in list(message_ids) if one in self.replies]
 
     def _handle(self, message):
         node = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
         group = message.metadata.group_id
-        fault = self.faults.get((int(group), node - 100)) if group else None
-        if fault == "request":
+        fault = self.faults.pop((int(group), self.part(node)), None) if group and node in self.contexts else None
+        if fault in ("request", "down") or node not in self.contexts:
+            if fault == "down":
+                del self.contexts[node]
+            return None
+        if fault == "restart":
+            self.start(node, self.part(node))
+        if fault == "renumber":
+            part = self.part(node)
+            del self.contexts[node]
+            self.start(node + 100, part)
             return None
         if fault == "error":
             return Message(Error(2, "the client raised"), reply_to=message)

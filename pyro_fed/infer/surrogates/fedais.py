@@ -42,8 +42,8 @@ from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, in_chunks
-from pyro_fed.density.scores import log_likelihoods
+from pyro_fed.density.rows.batches import ClientData, in_chunks
+from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.whitening import Coordinates
@@ -209,10 +209,7 @@ class FedAIS(Algorithm, Advice, FitsSize):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
-        batch = data.full_batch()
-        evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
-        pieces = in_chunks(shared["draws"], data.row_index.numel() * problem.num_nodes, 1)
-        values = torch.cat([evaluate(piece, batch).double() for piece in pieces], 1).clamp_min(IMPOSSIBLE)
+        values = clients_log_likelihoods(problem, shared["draws"], data).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}

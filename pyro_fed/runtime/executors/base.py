@@ -17,10 +17,14 @@ from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
+
+#: What every client can be asked for whatever it runs: the log-likelihood of its rows at `draws`, one number each.
+LOG_LIK = "log_lik"
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,11 @@ class Executor(ABC, metaclass=Checked):
         return self.local
 
     def ask(self, kind: str, work: Work) -> State:
-        """The indicator that a schedule asks for, of all clients in `work`, in one call."""
+        """The indicator that a schedule asks for, of all clients in `work`, in one call; or `LOG_LIK`."""
         at = self.at(work.clients)
         shared, local = contiguous(work.shared), select(self.local, at)
+        if kind == LOG_LIK:
+            return {LOG_LIK: clients_log_likelihoods(self.problem, shared["draws"], self.rows_of(at))}
         if not isinstance(self.algorithm, Indicators):
             raise SettingError(f"{type(self.algorithm).__name__} has no indicator {kind!r}")
         return self.algorithm.indicate(kind, self.problem, shared, local, self.rows_of(at))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import SiteKeeping
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, concatenate, contiguous, select, write
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
@@ -25,6 +26,25 @@ class Made(NamedTuple):
 
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
+
+
+def keep(algorithm: Algorithm, local: State, new: Sequence[Made], taken: Tensor, told: State) -> None:
+    """Write the states of a round that count into those of all clients, in place.
+
+    Args:
+        algorithm: what runs.
+        local: the clients' states, (K, ...).
+        new: what they have made in the round.
+        taken: slots of those whose messages the server has combined, (A,), ascending.
+        told: what it tells them, (A, ...).
+    """
+    for made in new:
+        kept = torch.isin(made.slots, taken)
+        if bool(kept.any()):
+            states = select(made.states, kept)
+            if isinstance(algorithm, SiteKeeping):
+                states = algorithm.settle(select(told, torch.isin(taken, made.slots)), states)
+            write(local, made.at[kept], states)
 
 
 class Local(Executor):
@@ -53,13 +73,7 @@ class Local(Executor):
 
     def settle(self, taken: Tensor, told: State) -> None:
         """As the algorithm says."""
-        for made in self.new:
-            kept = torch.isin(made.slots, taken)
-            if bool(kept.any()):
-                states = select(made.states, kept)
-                if isinstance(self.algorithm, SiteKeeping):
-                    states = self.algorithm.settle(select(told, torch.isin(taken, made.slots)), states)
-                write(self.local, made.at[kept], states)
+        keep(self.algorithm, self.local, self.new, taken, told)
         self.waiting, self.new = -1, []
 
 

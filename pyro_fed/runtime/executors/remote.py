@@ -74,9 +74,9 @@ class Remote(Executor):
         return select(reports, torch.cat(list(homes.values())).argsort())
 
     def collect(self) -> State:
-        """The states of all clients, from the workers that have changed them."""
+        """The states of all clients, asked of the workers that have changed theirs."""
         homes = self._homes(list(self.place))
-        answers = self._send({worker: None for worker in homes if worker in self._begun})
+        answers = self._send({worker: None for worker in homes if self.local and worker in self._changed})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
         for worker, state in answers.items():
             write(self.local, homes[worker], state)

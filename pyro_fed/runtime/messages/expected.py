@@ -18,8 +18,8 @@ from pyro_fed.runtime.messages.codec import Spec, spec_of_one
 
 def expected_reply(
     algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
-) -> tuple[Spec, Spec]:
-    """Shapes and dtypes of one client's message and figures, from a step on one row of the server's own.
+) -> tuple[Spec, Spec, Spec]:
+    """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own.
 
     The shapes of a message follow from the model and the settings, not from the client's rows.
 
@@ -35,7 +35,7 @@ def expected_reply(
     executor = Sequential()
     executor.start(algorithm, eager, row, _first(local))
     reply = executor.execute(Work(work.round, work.seed, [0], _first(work.shared)))
-    return spec_of_one(reply.messages), spec_of_one(reply.info)
+    return spec_of_one(reply.messages), spec_of_one(reply.info), spec_of_one(executor.new[-1].states)
 
 
 def _first(state: State) -> State:

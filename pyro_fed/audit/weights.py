@@ -1,0 +1,116 @@
+"""The check of draws by importance weights, which needs their log density alone: sums over the clients, no rows.
+
+    w_s = p_0(z_s) Π_k p_k(z_s) / q(z_s),      E_p[f] = E_q[w f] / E_q[w]
+
+Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs where q's tails cover them, and their
+shape k says whether they do. Parts of the draws give standard errors. What matters is as for the chains of `motion`.
+
+It sees less than chains do: nothing of modes far from the draws, nor of tails where q has no draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import KnownDensity
+from pyro_fed.audit.advice import cure
+from pyro_fed.audit.evidence import Evidence, measured
+from pyro_fed.audit.motion import Moments, wrong
+from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
+
+#: Fewer draws have no tail whose shape could be told, in `PARTS` parts.
+FEWEST = 400
+#: Weights worth less than this share of the draws are few heavy ones, and their k is that of a tail that matters.
+TRUSTED_SHARE = 0.95
+#: What no sum over rows tells.
+UNCHECKED = (
+    "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "
+    "whether the clients' likelihoods add up to the pooled model's, and what rounding costs"
+)
+
+
+def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[str]:
+    """Judge a result by weights; the record gets its figures and doubts.
+
+    Args:
+        evidence: the result; its rows are elsewhere.
+        points: some of its draws (S, D), or all.
+        log_density: of what it approximates, at these, (S,) float64, up to a constant.
+
+    Returns:
+        Why it was not judged, in a sentence; nothing where it was.
+    """
+    record, algorithm = evidence.record, evidence.algorithm
+    name = type(algorithm).__name__
+    if "pareto_k" in record.latest:  # it has weighed its draws by the same sums already, and says what it found
+        record.audited, record.by_sums = True, replace(record.by_sums, unchecked=UNCHECKED)
+        return []
+    log_q = algorithm.log_density(evidence.shared, points[None]) if isinstance(algorithm, KnownDensity) else None
+    if log_q is None:
+        return [
+            f"not audited: {name} draws from no density that is known, so that the clients' sums cannot weigh its "
+            f"draws, and chains would need their gradients. FedAIS, started from it, weighs draws by sums"
+        ]
+    if len(points) < FEWEST:
+        return [f"not audited: {len(points)} draws are too few for weights, which take {FEWEST} (num_draws)"]
+    log_weights = log_density - log_q[0].double()
+    found = smoothed(log_weights)
+    k = found.pareto_k
+    record.audited = True
+    record.by_sums = replace(record.by_sums, unchecked=UNCHECKED, pareto_k=k, effective=found.effective)
+    if k > LARGEST_PARETO_K and found.effective < TRUSTED_SHARE * len(points):
+        record.doubts.append(
+            f"these draws are not the posterior's, as far as weights by all clients' likelihoods can tell: their "
+            f"Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that they do not correct means and SDs, and they are "
+            f"worth {found.effective:.0f} of {len(points)} draws. {cure(evidence)}"
+        )
+        return []
+    moments = weighted_moments(evidence.quantities(points), log_weights)
+    record.measured = measured(moments, evidence.quantities.labels)
+    record.doubts += _said(evidence, moments)
+    return []
+
+
+def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
+    """The weighted draws' means and SDs against the draws' own.
+
+    Args:
+        numbers: (S, F) of the draws, float64.
+        log_weights: (S,) raw.
+    """
+    size = len(numbers) // PARTS
+    mean, log_sd = _against(numbers, log_weights)
+    parts = [_against(numbers[i : size * PARTS : PARTS], log_weights[i : size * PARTS : PARTS]) for i in range(PARTS)]
+    errors = [torch.stack(one).std(0) / PARTS**0.5 for one in zip(*parts, strict=True)]
+    return Moments(mean, errors[0], log_sd, errors[1])
+
+
+def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean less the plain one, in the weighted SD, and the logarithm of the SDs' ratio: (F,) each."""
+    weights = smoothed(log_weights).weights
+    mean = weights @ numbers
+    sd = (weights @ (numbers - mean).square()).sqrt()
+    plain = numbers.std(0, correction=0)
+    tiny = torch.finfo(sd.dtype).tiny
+    return (mean - numbers.mean(0)) / sd.clamp_min(tiny), (sd.clamp_min(tiny) / plain.clamp_min(tiny)).log()
+
+
+def _said(evidence: Evidence, found: Moments) -> list[str]:
+    """A mean or an SD that the weights take away, the worst of them."""
+    bad = wrong(found)
+    if not bool(bad.any()):
+        return []
+    what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
+    name = evidence.quantities.labels[number]
+    if what == 0:
+        said = f"move the mean of '{name}' by {float(found.mean[number].abs()):.2f}"
+        said += f" ± {float(found.mean_error[number]):.2f} SDs"
+    else:
+        ratio = math.exp(float(found.log_sd[number]))
+        said = f"take the SD of '{name}' to {ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f} times"
+        said += " what it was"
+    return [f"these draws are not the posterior's: weights by all clients' likelihoods {said}. {cure(evidence)}"]

@@ -1,0 +1,4 @@
+from .client import client_app as client_app
+from .executor import Flower as Flower
+from .server import server_app as server_app
+from .simulated import simulated_rows as simulated_rows

@@ -1,0 +1,64 @@
+"""The audit of a result whose rows are elsewhere: the server sends draws, each client answers with one number a draw.
+
+One more exchange, of S × D numbers down and S up: log p_k(z_s), summed over the client's rows. The log density of the
+draws follows, and where that of the approximation is known, importance weights (`audit.weights`). Nothing else of the
+audit is made: it follows gradients of all rows at points that depend on the last, hundreds of exchanges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.record import BySums
+from pyro_fed.algorithm.states import State
+from pyro_fed.audit import Evidence
+from pyro_fed.audit.weights import judged_by_weights
+from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.errors import StoppedError
+from pyro_fed.ops.entries import evenly
+from pyro_fed.runtime.executors import Executor, Work
+from pyro_fed.runtime.executors.base import LOG_LIK
+
+#: Draws that clients are asked about, at most.
+MOST = 4000
+
+
+def judge_by_sums(evidence: Evidence, executor: Executor) -> list[str]:
+    """Judge a result by the clients' log-likelihoods at its draws; the record gets what is found.
+
+    Args:
+        evidence: the result.
+        executor: of the run; its clients are asked.
+
+    Returns:
+        Why the result was not judged, in a sentence; nothing where it was.
+    """
+    record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
+    if problem.dim > LARGE_DIM:
+        return [_not(f"importance weights of {problem.dim:,} parameters say nothing")]
+    points = flat[evenly(len(flat), MOST)]
+    try:
+        log_lik = _asked(executor, points, evidence)
+    except StoppedError as error:
+        return [_not(str(error))]
+    if not bool(log_lik.isfinite().all()):
+        return [_not("a client's log-likelihood is not a number at one of the draws")]
+    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
+    if len(points) == len(flat):
+        record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
+    return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
+
+
+def _asked(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
+    """Σ_k log p_k at points (S, D): (S,), float64."""
+    clients = list(range(evidence.federation.num_clients))
+    draws = points.expand(len(clients), *points.shape)
+    received: State = {"draws": draws}
+    work = Work(len(evidence.record.rounds), evidence.seed, clients, received)
+    return executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
+
+
+def _not(why: str) -> str:
+    return f"not audited: {why}. Nobody has checked whether the draws are the posterior's"

@@ -1,0 +1,53 @@
+"""`pyro-fed agent` and `certificates`: what they refuse before anything is waited for."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pyro_fed.cli.main import main
+
+PEERS = 'graph = "complete"\n[agents.north]\naddress = "127.0.0.1:1"\n[agents.south]\naddress = "127.0.0.1:2"\n'
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("agent")
+    assert call("certificates", place, "north", "south").exit_code == 0
+    (place / "peers.toml").write_text(PEERS)
+    np.savez(place / "rows.npz", x=np.ones((3, 31)), y=np.ones(3))
+    np.savez(place / "other.npz", x=np.ones((3, 31)))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--name": "east"}, "the peers file has no agent 'east'; it has north, south"),
+        ({"--peers": "none.toml"}, "there is no such file"),
+        ({"--rows": "other.npz"}, "has arrays ['x'], the model takes ['x', 'y']"),
+        ({"--certificates": "nowhere"}, "expected north.key, north.crt and ca.crt"),
+        ({"--patience": "0"}, "LinkSettings: patience must be positive"),
+        ({"--seed": "-1"}, "-1 is not in the range"),
+        ({"recipe": "fedep"}, "FedEP needs a server; agents run P2PVI, P2PEP or P2PFedAvg"),
+        ({"recipe": "auto"}, "Auto tries several algorithms; agents run one"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(folder, monkeypatch, changed, said):
+    monkeypatch.chdir(folder)
+    options = {"--name": "north", "--rows": "rows.npz", "--peers": "peers.toml", "--certificates": "."} | changed
+    recipe = options.pop("recipe", "p2p_vi")
+    result = call(
+        "agent", "logistic_regression", recipe, "--quiet", *(word for pair in options.items() for word in pair)
+    )
+    assert result.exit_code == 2
+    assert said in result.stderr.splitlines()[-1]
+
+
+def test_certificates_are_not_written_twice(folder):
+    result = call("certificates", folder, "north")
+    assert result.exit_code == 2
+    assert "north.key is there already" in result.stderr
