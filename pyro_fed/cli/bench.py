@@ -17,7 +17,7 @@ def _parts(text: str | None) -> list[str]:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Six small cases, one split each; ends within five minutes.")
+@click.option("--quick", is_flag=True, help="Five small cases, one split each; ends within five minutes.")
 @click.option("--cases", metavar="NAMES", help="Cases or patterns, separated by commas, e.g. 'linear*,kidiq'.")
 @click.option("--partitions", metavar="TEXTS", help="Splits, e.g. iid/10,sorted/100,dirichlet:0.3/10,group/10.")
 @click.option("--algorithms", metavar="NAMES", help="Recipes and adapters, names or paths, separated by commas.")

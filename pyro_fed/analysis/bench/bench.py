@@ -76,7 +76,7 @@ def run_benchmark(
         recipes: names of recipes and shipped adapters, or paths; `RECIPES` and `ADAPTERS` by default.
         adapters: files with `run(model, clients)`, besides.
         posteriordb: folder of posteriordb, a clone or extracts; `$PYRO_FED_DATA/posteriordb` by default.
-        quick: six small cases, one split each, with little time a cell; ends within five minutes.
+        quick: five small cases, one split each, with little time a cell; ends within five minutes.
         jobs: processes at a time, one thread each.
         seed: of the splits and of the runs.
         limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.

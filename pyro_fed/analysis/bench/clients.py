@@ -75,7 +75,7 @@ class Clients(Sequence[tuple[Any, ...]]):
         """Draws as a result.
 
         Args:
-            draws: (chain, draw, *shape of the site) by site, arrays or tensors.
+            draws: `(chain, draw, *shape)` by site, arrays or tensors.
             draws_are: "chains", "independent" draws of a density, "particles", a "point".
             rounds: of communication; None where the data were pooled.
             bytes_sent: in both directions, all clients together; None where the data were pooled.
@@ -98,7 +98,7 @@ class Clients(Sequence[tuple[Any, ...]]):
 
 
 def dataset(draws: Mapping[str, Any]) -> xr.Dataset:
-    """Draws (chain, draw, *shape) by site as a dataset."""
+    """Draws `(chain, draw, *shape)` by site as a dataset."""
     arrays = {name: np.asarray(value.detach() if isinstance(value, Tensor) else value) for name, value in draws.items()}
     dims = {
         name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 2))) for name, value in arrays.items()

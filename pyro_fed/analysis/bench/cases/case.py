@@ -29,7 +29,7 @@ class Reference:
     """What is known of a posterior.
 
     Args:
-        values: by site, (chain, draw, *shape of the site).
+        values: by site, `(chain, draw, *shape)`.
         exact: whether its moments are those of the posterior, to many digits, and not those of a random sample.
         source: where it comes from, in a few words.
     """

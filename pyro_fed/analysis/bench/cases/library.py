@@ -22,7 +22,6 @@ QUICK: Mapping[str, str] = {
     "beta_bernoulli": "sorted/10",
     "normal_gamma": "iid/2",
     "gaussian_mixture_1d": "iid/2",
-    "hierarchical_logistic": "iid/2",
 }
 
 
