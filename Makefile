@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test quick lint docs clean test-pythons readme
+.PHONY: demo test quick lint docs clean test-pythons readme rehearsal-peers
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -32,6 +32,9 @@ quick: lint  ## before a commit, within a minute: lint, types and the tests that
 
 test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the newest and the oldest dependencies
 	$(BIN)/python tests/helpers/pythons.py $(PYTHONS)
+
+rehearsal-peers: $(STAMP)  ## five agents without a server over TLS, killed and restarted, against the simulation
+	$(BIN)/python tests/rehearsal/peers.py out/rehearsal-peers
 
 readme: demo  ## README's table and picture, from what the demo has left
 	$(BIN)/python docs/comparison.py out/comparison

@@ -53,6 +53,7 @@ ROOMS = {
         criticism
         plots
         report
+        bench
         door
     """,
 }

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import Tensor
 
+from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -79,6 +80,26 @@ class OnGraph(ABC):
         Raises:
             GraphError: the algorithm is not exact on this graph.
         """
+
+    def witness(self, before: State, after: State) -> State:
+        """What each agent tells all others of its round, so that all can judge it alike, (A, ...).
+
+        By default both states, whole; an algorithm whose `monitor` needs less says less.
+
+        Args:
+            before: the agents' states before the round, (A, ...).
+            after: their states after it.
+        """
+        return prefixed("before", before) | prefixed("after", after)
+
+    def judged(self, told: State) -> dict[str, float]:
+        """`Algorithm.monitor`, from what the agents tell each other.
+
+        Args:
+            told: their `witness`, (A, ...).
+        """
+        figures: dict[str, float] = self.monitor(within(told, "before"), within(told, "after"))  # type: ignore[attr-defined]
+        return figures
 
 
 class Indicators(ABC):

@@ -161,7 +161,7 @@ class Algorithm(SettingsRepr, ABC):
             messages: (C, ...). Where a graph takes several steps a round, the agents' new states are the next
                 step's messages.
             weights: (C,) the clients' shares of the rows; of a serverless algorithm the mixing weights W of the
-                awake agents, (C, C), SciPy sparse rows.
+                awake agents, (C, C), SciPy sparse rows; or the row of one agent, (1, C), whose state alone is wanted.
         """
 
     def monitor(self, before: State, after: State) -> dict[str, float]:

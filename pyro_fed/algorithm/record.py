@@ -127,6 +127,11 @@ class Record:
         """Figures `name` of the clients in the last round that has them; empty where none has."""
         return next((r.info[name] for r in reversed(self.rounds) if name in r.info), np.empty(0))
 
+    def workers(self, name: str) -> list[str]:
+        """Names of the clients that `last` has figures of, in their order."""
+        clients: list[int] = next((r.clients for r in reversed(self.rounds) if name in r.info), [])
+        return [self.client_names[client] for client in clients]
+
     def to_plain(self) -> dict[str, Any]:
         """What JSON can hold of it; `restore` reads it again, to the last bit."""
         return {

@@ -20,6 +20,7 @@ NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "m
 #: Extras: what is imported, and what is missed without it.
 EXTRAS = {
     "compare": (("jinja2", "ot"), "the page of pyro-fed compare, and sliced Wasserstein distances"),
+    "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),
     "privacy": (("opacus",), "privacy accounting, pf.Private"),

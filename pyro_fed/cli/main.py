@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``compare``, ``doctor``, ``flower``, ``list`` and ``show``.
+"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``list`` and ``show``.
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from pyro_fed.cli import options
+from pyro_fed.cli.agent import agent, certificates
+from pyro_fed.cli.bench import bench
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
@@ -183,9 +185,12 @@ def _run_block(
     return "\n".join([terminal.heading("Run"), *lines])
 
 
+main.add_command(bench)
 main.add_command(compare)
 main.add_command(doctor)
 main.add_command(flower)
+main.add_command(agent)
+main.add_command(certificates)
 
 
 @main.command(name="list")

@@ -109,6 +109,36 @@ checkpoint = click.option(
     help="Keep the state after every round in DIR; not with auto.",
 )
 
+#: A file of one agent's rows.
+rows_file = click.option(
+    "--rows",
+    "rows_path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
+)
+
+#: The file that all agents share.
+peers = click.option(
+    "--peers",
+    "peers_path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="All agents, their addresses and the graph (TOML); the same file at every agent.",
+)
+
+#: Where an agent's key and certificate are.
+certificates = click.option(
+    "--certificates",
+    "folder",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder with NAME.key, NAME.crt and the authority's ca.crt.",
+)
+
 #: Going on from there.
 resume = click.option("--resume", is_flag=True, help="Go on from the state in --checkpoint.")
 

@@ -167,18 +167,19 @@ def _apart(before: Values, now: Values, rounding: float) -> str:
     return ""
 
 
-def traced(problem: Problem) -> str:
+def traced(problem: Problem, rows: int = TRACED_ROWS) -> str:
     """A hash of the operations that the densities of a few rows consist of, and of all constants in them.
 
     Args:
         problem: the model's densities.
+        rows: how many.
 
     Returns:
         "not traced" for a model that defeats tracing: its values are all that is known of it.
     """
     if problem.looped:
         return "not traced"
-    leaves, spec = pytree.tree_flatten(tuple(leaf[:TRACED_ROWS] for leaf in problem.rows))
+    leaves, spec = pytree.tree_flatten(tuple(leaf[:rows] for leaf in problem.rows))
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=leaves[0].device)
 
     def densities(z: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:

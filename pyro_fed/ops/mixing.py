@@ -17,19 +17,19 @@ def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
     """W times the agents' values: memory and work grow with the links, not with the pairs.
 
     Args:
-        weights: W, (C, C), rows summing to one.
+        weights: W, (C, C), rows summing to one; or those rows of it that are wanted, (R, C).
         values: (C, ...) one entry an agent.
 
     Returns:
-        (C, ...), of the values' dtype and device.
+        (C, ...), or (R, ...), of the values' dtype and device.
     """
+    shape = (weights.shape[0], *values.shape[1:])
     flat = values.reshape(len(values), -1)
     if flat.device.type == "cpu":
         mixed = torch.from_numpy(weights.astype(flat.numpy().dtype, copy=False) @ flat.numpy())
-        return mixed.reshape(values.shape)
+        return mixed.reshape(shape)
     entries = weights.tocoo()
     where = torch.from_numpy(np.stack([entries.row, entries.col])).to(flat.device)
     data = torch.from_numpy(entries.data).to(flat)
-    size = (len(values), len(values))
-    received: Tensor = torch.sparse.mm(torch.sparse_coo_tensor(where, data, size), flat)
-    return received.reshape(values.shape)
+    received: Tensor = torch.sparse.mm(torch.sparse_coo_tensor(where, data, weights.shape), flat)
+    return received.reshape(shape)

@@ -17,6 +17,7 @@ from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.interruption.sigint import Interruption
+from pyro_fed.runtime.network import Connect, connect
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Context:
     evaluation: Evaluation | None = None
     budget: Budget = field(default_factory=Budget)
     interruption: Interruption = field(default_factory=Interruption)
+    connect: Connect = connect
 
 
 @dataclass

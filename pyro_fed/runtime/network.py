@@ -8,6 +8,7 @@ fail for that round, both ways, so that a reversible W keeps its centrality.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,41 @@ class Traffic:
     up: int | np.ndarray
 
 
+class PhaseEnded(Exception):
+    """The others have ended a phase that this process is in, since all had converged.
+
+    Attributes:
+        round: the last round that it had.
+    """
+
+    def __init__(self, round: int) -> None:
+        super().__init__(f"the phase ended with round {round}")
+        self.round = round
+
+
 class Network(ABC):
     """Who exchanges messages with whom."""
+
+    def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
+        """A phase begins, or is taken up again.
+
+        Args:
+            phase: its number.
+            round: the next one, over all phases.
+            algorithm: what runs.
+            shared: the state it begins with.
+            local: the clients' states.
+            kept: what `kept` said when the state was saved; empty where the phase begins.
+        """
+        return
+
+    def kept(self) -> State:
+        """What must be saved with the states."""
+        return {}
+
+    def between(self, round: int, shared: State) -> State:
+        """The state before a round, with what has become of earlier exchanges since."""
+        return shared
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
         """The scheduled clients that work in this round."""
@@ -67,6 +101,14 @@ class Network(ABC):
     def announced(self, clients: int) -> int:
         """Bytes that as many clients are about to receive, as far as they are known before the round."""
         return 0
+
+    def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
+        """The algorithm's figures of the round."""
+        return algorithm.monitor(before, after)
+
+    def complete(self) -> bool:
+        """Whether these were of all clients, so that they may end the phase."""
+        return True
 
     def figures(self) -> dict[str, float]:
         """More figures of the round."""
@@ -194,6 +236,10 @@ class Peers(Network):
             f"{list_components(components(self._links))}; each part ended at a posterior of its "
             "own data since then"
         ]
+
+
+#: How a run finds its network: from the algorithm, the graph, the schedule, the number of clients and the seed.
+Connect = Callable[[Algorithm, Any, Schedule | None, int, int], Network]
 
 
 def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_clients: int, seed: int) -> Network:

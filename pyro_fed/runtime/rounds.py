@@ -11,7 +11,7 @@ from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled, run_as
 from pyro_fed.algorithm.combination import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
-from pyro_fed.algorithm.record import Asked, Record
+from pyro_fed.algorithm.record import Asked, Record, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
@@ -26,7 +26,7 @@ from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.network import Network, connect
+from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
 
 #: Algorithms that have been run to their end, each with its final states.
@@ -56,7 +56,9 @@ def run_phases(
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
     check_combination(context.combination, chain, context.federation.num_clients)
     networks = [  # the run's own algorithm first: it is the one that the user named
-        connect(part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed)
+        context.connect(
+            part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
+        )
         for part in reversed(chain)
     ][::-1]
     first, start = _taken_over(chain, finished)
@@ -73,6 +75,8 @@ def run_phases(
             phase = _begin(part, number, context, length, given if last else None, start)
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
+        kept = saved.network if saved is not None and number == saved.phase else {}
+        networks[number].begin(number, len(context.record.rounds), part, phase.shared, phase.local, kept)
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
@@ -155,7 +159,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     if record.converged:
         return
     if not phase.done:
-        _save(phase, context)  # who is killed in the first round has something to resume from
+        _save(phase, context, network)  # who is killed in the first round has something to resume from
     before = len(record.rounds) - phase.done
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
@@ -170,6 +174,11 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
         interrupted(phase, context, stop)
     except BudgetEnded:
         pass  # the budget remembers it
+    except PhaseEnded as end:
+        missed = [Round(type(algorithm).__name__, [], 0, 0, 0.0, {}) for _ in range(len(record.rounds), end.round + 1)]
+        record.rounds += missed
+        record.figures += [{} for _ in missed]
+        record.converged = True
     finally:
         bar.close()
     record.notes += network.notes()
@@ -178,14 +187,15 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
     """A round of the phase: who works, the work, what the record keeps of it, and the state on disk."""
     record = context.record
+    phase.shared = network.between(len(record.rounds), phase.shared)
     clients, asked = _select(phase, context, index)
     clients = network.awake(len(record.rounds), clients)
     after = one_round(phase, context, network, data, clients)
     record.rounds[-1].asked = asked
     record.figures.append(_figures(phase, context, network, after))
     phase.shared, phase.done = after, index + 1
-    record.converged = _state_of(phase, record)
-    _save(phase, context)
+    record.converged = _state_of(phase, record, network)
+    _save(phase, context, network)
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
@@ -193,7 +203,7 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
     rounds = context.record.rounds
     if not rounds[-1].clients:
         return {}
-    figures = phase.algorithm.monitor(phase.shared, after) | network.figures()
+    figures = network.monitor(phase.algorithm, phase.shared, after) | network.figures()
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
     if context.evaluation is not None and phase.last:
@@ -217,19 +227,19 @@ def _evaluated(
     return found
 
 
-def _state_of(phase: Phase, record: Record) -> bool | None:
+def _state_of(phase: Phase, record: Record, network: Network) -> bool | None:
     """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
     measured = [figures for figures in record.figures if figures]
     verdict = phase.algorithm.converged(measured) if measured else None
-    if verdict and record.figures[-1]:
+    if verdict and record.figures[-1] and network.complete():
         return True
     return None if verdict is None or phase.done < phase.rounds else False
 
 
-def _save(phase: Phase, context: Context) -> None:
+def _save(phase: Phase, context: Context, network: Network) -> None:
     if context.checkpoint is not None:
-        record = context.record.to_plain()
-        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, context.executor.collect(), record))
+        local, record = context.executor.collect(), context.record.to_plain()
+        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.kept()))
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:

@@ -152,7 +152,7 @@ def run(
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad(), showing(progress):
-        problem = _compiled(federation.problem, compile, rounds, progress is not False)
+        problem = compiled(federation.problem, compile, rounds, progress is not False)
         record = Record(federation.client_names)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
@@ -235,7 +235,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
     )
 
 
-def _compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
+def compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
     common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None

@@ -97,8 +97,8 @@ ALGORITHMS = [
         "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
         "P2PEP": lambda: pf.P2PEP(),
         "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
-        "ConsensusMC": lambda: pf.ConsensusMC(num_samples=20, warmup_steps=10, max_tree_depth=3),
-        "NUTS": lambda: pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2),
+        "ConsensusMC": lambda: pf.ConsensusMC(num_samples=8, warmup_steps=4, max_tree_depth=2),
+        "NUTS": lambda: pf.NUTS(num_samples=8, warmup_steps=4, num_chains=2, max_tree_depth=3),
     }.items()
 ]
 

@@ -27,7 +27,7 @@ PARTICLES = {**SMALL, "num_particles": 30}
 
 #: Settings with which each algorithm takes a second on a small line; those not named run with their defaults.
 CHEAP = {
-    "ConsensusMC": {"num_samples": 40, "warmup_steps": 10, "max_tree_depth": 3},
+    "ConsensusMC": {"num_samples": 20, "warmup_steps": 4, "max_tree_depth": 2},
     "DSGLD": VISITS,
     "DSVGD": PARTICLES,
     "FALD": VISITS | {"thin": 4},

@@ -98,7 +98,7 @@ def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
 
 
 def test_killed_without_warning_in_any_round_goes_on(tmp_path):
-    """kill -9 from within, in each of ten rounds; a fork each, since starting Python takes seconds.
+    """kill -9 from within, in each of six rounds; a fork each, since starting Python takes seconds.
 
     What is forked has run already, so that the children find the steps traced; no GPU, for its threads forbid forks.
     """
@@ -111,20 +111,20 @@ def test_killed_without_warning_in_any_round_goes_on(tmp_path):
                 if round == self.at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return [round % num_clients]
-        t.run(schedule=t.KilledAt(t.NEVER), num_rounds=10)
-        for at in range(10):
+        t.run(schedule=t.KilledAt(t.NEVER), num_rounds=6)
+        for at in range(6):
             child = os.fork()
             if child == 0:
-                t.run(schedule=Killed(at), num_rounds=10, checkpoint={str(tmp_path)!r} + f"/{{at}}")
+                t.run(schedule=Killed(at), num_rounds=6, checkpoint={str(tmp_path)!r} + f"/{{at}}")
                 os._exit(0)
             assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     """)
     without = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=without)
     assert done.returncode == 0, done.stderr
-    options = {"schedule": KilledAt(NEVER), "num_rounds": 10}
+    options = {"schedule": KilledAt(NEVER), "num_rounds": 6}
     whole = run(**options)
-    for at in range(10):
+    for at in range(6):
         rest = run(**options, checkpoint=tmp_path / str(at), resume=True)
         assert torch.equal(torch.tensor(whole.posterior["w"].values), torch.tensor(rest.posterior["w"].values)), at
 

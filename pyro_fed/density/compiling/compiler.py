@@ -33,6 +33,10 @@ from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
 from pyro_fed.errors import SettingError
 
+# An operation without a batching rule is computed one by one: slower, and as right. Said of each operation in each pass
+# (a hidden Markov model's in-place clamp, say), that makes thousands of lines, about torch and not about the model.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
 MODES = tuple(LEVELS)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from pyro.poutine import runtime
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.digest import PLAIN, TORCH_PLAIN, digest
 from pyro_fed.density.compiling.mapping import trial
@@ -147,7 +148,8 @@ def mark_of(problem: Problem, level: str) -> bytes | None:
 
 def _probe(problem: Problem) -> Probe:
     vectors, clients = trial(problem)
-    rows = tuple(leaf[0].clone() for leaf in clients)
+    # A nested plate's entry is several tensors.
+    rows = pytree.tree_map(torch.clone, tuple(leaf[0] for leaf in clients))
     return Probe(vectors, rows, _densities(problem, vectors, rows))
 
 

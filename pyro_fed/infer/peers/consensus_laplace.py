@@ -114,7 +114,15 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the Newton step, in posterior SDs."""
-        return {"change": float(after["decrement"].max())}
+        return self.judged(self.witness(before, after))
+
+    def witness(self, before: State, after: State) -> State:
+        """The length that each agent knows."""
+        return {"decrement": after["decrement"]}
+
+    def judged(self, told: State) -> dict[str, float]:
+        """The largest of them."""
+        return {"change": float(told["decrement"].max())}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """As Newton's method at a server."""

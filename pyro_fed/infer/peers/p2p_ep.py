@@ -155,7 +155,7 @@ class P2PEP(PeerGaussian):
         effective = record.last("effective_points")
         if len(effective) == 0 or effective.min() >= self.min_effective:
             return super().warnings(record, problem)
-        worst = record.client_names[record.rounds[-1].clients[int(effective.argmin())]]
+        worst = record.workers("effective_points")[int(effective.argmin())]
         return [
             *super().warnings(record, problem),
             f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "

@@ -47,8 +47,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     as_state,
     flat_site,
     gaussian,
-    largest_move,
     moments_of,
+    moves,
 )
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -198,10 +198,18 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
+        return self.judged(self.witness(before, after))
+
+    def witness(self, before: State, after: State) -> State:
+        """Each agent's own move, and its means and SDs."""
         old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
-        change = largest_move(old, (mean, sd))
+        return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
+
+    def judged(self, told: State) -> dict[str, float]:
+        """The largest of the moves, and how far the beliefs are apart."""
+        mean, sd = told["mean"], told["sd"]
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
-        return {"change": or_infinity(change), "disagreement": or_infinity(apart)}
+        return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all agents have stopped moving, and agree."""
@@ -224,6 +232,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             )
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:
-            names = listed(record.client_names[record.rounds[-1].clients[i]] for i in stalled)
+            workers = record.workers("fraction")
+            names = listed(workers[i] for i in stalled)
             notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
         return notes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Saved:
         shared: the server's state.
         local: the clients' states.
         record: what happened so far, as plain text can hold it.
+        network: what the network keeps.
     """
 
     phase: int
@@ -47,6 +48,7 @@ class Saved:
     shared: State
     local: State
     record: dict[str, Any]
+    network: State = field(default_factory=dict)
 
 
 class Checkpoint:
@@ -89,7 +91,10 @@ class Checkpoint:
         Raises:
             CheckpointError: the state could not be written; the previous one is untouched.
         """
-        tensors = contiguous(prefixed("shared", saved.shared) | prefixed("local", saved.local))
+        parts = {"shared": saved.shared, "local": saved.local, "network": saved.network}
+        tensors: State = {}
+        for name, part in parts.items():
+            tensors |= contiguous(prefixed(name, part))
         text = {
             "marks": json.dumps(self.marks),
             "phase": str(saved.phase),
@@ -171,10 +176,11 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
         marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
     except (ValueError, KeyError, RecursionError) as error:
         raise ProtocolError(f"its text is not that of a state: {error!r}") from error
-    odd = [name for name in tensors if not name.startswith(("shared.", "local."))]
+    odd = [name for name in tensors if not name.startswith(("shared.", "local.", "network."))]
     if odd:
-        raise ProtocolError(f"it holds a tensor {odd[0][:80]!r}, expected shared.* and local.*")
-    return marks, Saved(phase, done, within(tensors, "shared"), within(tensors, "local"), record)
+        raise ProtocolError(f"it holds a tensor {odd[0][:80]!r}, expected shared.*, local.* and network.*")
+    shared, local, network = (within(tensors, part) for part in ("shared", "local", "network"))
+    return marks, Saved(phase, done, shared, local, record, network)
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], State]:

@@ -1,0 +1,1 @@
+"""What messages tell of rows."""

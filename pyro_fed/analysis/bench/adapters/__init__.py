@@ -1,0 +1,1 @@
+"""Other people's methods, one a file with `run(model, clients)`: examples for adapters of your own."""

@@ -1,0 +1,196 @@
+"""What is compared: recipes of this package, and other people's methods by a file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyro
+import torch
+
+from pyro_fed.analysis.bench.cases.case import Case
+from pyro_fed.analysis.bench.clients import Clients, startable
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import DataError, PyroFedError, SettingError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.recipes import recipe
+from pyro_fed.recipes.library import first_line, list_recipes
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.run import run
+
+#: The recipes that are compared where none is named.
+RECIPES = ("fedep", "fedais", "p2p_vi", "dsvgd", "fsgld", "consensus_mc", "auto", "fedlaplace")
+#: The adapters that are.
+ADAPTERS = ("pyro_nuts", "pyro_consensus_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace")
+#: Where they are.
+FOLDER = Path(__file__).parent / "adapters"
+#: What an adapter builds on: where one of these changes, its cells are run anew.
+FOUNDATIONS = ("torch", "pyro-ppl", "arviz")
+#: Draws where the answer is a density: an SD is known to 1.1 %.
+NUM_DRAWS = 4000
+#: Characters of a digest: enough to tell versions apart.
+DIGEST = 12
+
+
+class AdapterError(PyroFedError):
+    """An adapter that cannot be loaded, or did not return draws."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One column of the table.
+
+    Args:
+        name: unique: a recipe's or an adapter's file's stem.
+        path: the file.
+        adapter: whether it is one of other people's.
+    """
+
+    name: str
+    path: Path
+    adapter: bool
+
+    @property
+    def about(self) -> str:
+        """What it is, in a line."""
+        if self.adapter:
+            return first_line(load_adapter(self.path).__doc__)
+        return recipe.load(self.path).description
+
+    def version(self, code: str) -> str:
+        """Changes with all that its answers depend on.
+
+        Args:
+            code: digest of this package's own code.
+        """
+        parts = [self.path.read_text(encoding="utf-8"), code, *map(version, FOUNDATIONS)]
+        if self.adapter:
+            parts.pop(1)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST]
+
+    def run(self, case: Case, federation: Federation, seed: int) -> InferenceData:
+        """Its answer.
+
+        Args:
+            case: the posterior.
+            federation: its rows over clients.
+            seed: of all randomness.
+
+        Raises:
+            AdapterError: an adapter that failed, or returned something else.
+            PyroFedError: of a run.
+        """
+        return self._adapted(case, federation, seed) if self.adapter else self._own(federation, seed)
+
+    def _own(self, federation: Federation, seed: int) -> InferenceData:
+        chosen = recipe.load(self.path)
+        options = {"num_draws": NUM_DRAWS, **chosen.run_options(federation.num_clients)}
+        return run(chosen.build(), federation, seed=seed, progress=False, log_likelihood=False, **options)
+
+    def _adapted(self, case: Case, federation: Federation, seed: int) -> InferenceData:
+        function = load_adapter(self.path).run
+        clients = Clients(federation, case.data(), seed, NUM_DRAWS)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            pyro.clear_param_store()
+            pyro.set_rng_seed(seed)
+            found = function(startable(case.model), clients)
+        finally:
+            torch.set_default_dtype(before)
+            pyro.clear_param_store()
+        return as_result(found, clients, self.path)
+
+
+def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
+    """What an adapter returned as a result.
+
+    Args:
+        found: a result, or draws by site.
+        clients: that it was given.
+        path: of the adapter, for messages.
+
+    Raises:
+        AdapterError: something else.
+    """
+    try:
+        if isinstance(found, Mapping) and "posterior" not in found:
+            found = clients.result(found)
+        found["posterior"].sizes["draw"]
+    except Exception as error:  # whatever an adapter may return
+        raise AdapterError(
+            f"{path}: run(model, clients) must return an InferenceData with the group posterior, or draws "
+            f"(chain, draw, *shape) by site; received {type(found).__name__} ({error})"
+        ) from error
+    result: InferenceData = found
+    return result
+
+
+def load_adapter(path: Path) -> ModuleType:
+    """Import an adapter's file. It is executed: it is code, load only what you trust.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        AdapterError: it cannot be imported, or has no function `run`.
+    """
+    name = f"pyro_fed_adapter_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise AdapterError(f"{path} is no Python file that can be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the file is the user's code, which may raise anything
+        del sys.modules[name]
+        raise AdapterError(f"adapter {path} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(getattr(module, "run", None)):
+        del sys.modules[name]
+        raise AdapterError(f"adapter {path} does not define run(model, clients) -> InferenceData")
+    return module
+
+
+def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
+    """The algorithms that were asked for.
+
+    Args:
+        names: of recipes and shipped adapters, or paths of `.toml` and `.py` files; empty for all by default.
+        adapters: more files of adapters.
+
+    Raises:
+        SettingError: an unknown name.
+        AdapterError: an adapter that cannot be imported.
+    """
+    found = [_named(name) for name in names or (*RECIPES, *ADAPTERS)]
+    found += [Algorithm(path.stem, path, True) for path in adapters]
+    for one in found:
+        if one.adapter:
+            load_adapter(one.path)
+    names = [one.name for one in found]
+    twice = sorted(
+        {name for name in names if names.count(name) > 1 and len({o.path for o in found if o.name == name}) > 1}
+    )
+    if twice:
+        raise DataError(f"algorithms must differ by name, two files are called {twice}: rename one")
+    return list({one.name: one for one in found}.values())
+
+
+def _named(name: str) -> Algorithm:
+    shipped = {file.stem: file for file in sorted(FOLDER.glob("*.py")) if not file.name.startswith("_")}
+    path = Path(name).expanduser()
+    if name in shipped or path.suffix == ".py":
+        return Algorithm(path.stem, shipped.get(name, path), True)
+    if name in list_recipes() or path.suffix == ".toml":
+        return Algorithm(path.stem, recipe.load(name).path, False)
+    raise SettingError(f"no recipe or adapter '{name}'; {closest(name, [*list_recipes(), *shipped])}")

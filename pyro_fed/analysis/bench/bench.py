@@ -1,0 +1,150 @@
+"""The benchmark: cases × splits × algorithms, and what is there is not run again."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyro_fed.analysis.bench import algorithms
+from pyro_fed.analysis.bench.algorithms import Algorithm
+from pyro_fed.analysis.bench.cases.case import NotApplicable, Split
+from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
+from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version
+from pyro_fed.analysis.bench.one import entry
+from pyro_fed.analysis.bench.store import Store
+from pyro_fed.analysis.bench.work import Task, work
+from pyro_fed.analysis.judging.distances import check_extra
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import SettingError
+
+#: Seconds of CPU that a cell has.
+LIMIT = 300.0
+#: The same where a quick look was asked for, and seconds until it takes no more cells.
+QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the benchmark found.
+
+    Attributes:
+        outcomes: of all cells that have been run, in the order of cases, splits and algorithms.
+        algorithms: what they are, by name.
+        adapters: which of them are other people's.
+        cases: what they are, by name.
+        left_out: splits that a case does not have, and cases whose data are not here, a sentence each.
+        waiting: cells that have not been run.
+    """
+
+    outcomes: list[Outcome]
+    algorithms: dict[str, str]
+    adapters: list[str]
+    cases: dict[str, str]
+    left_out: list[str]
+    waiting: int
+
+
+@checked
+def run_benchmark(
+    folder: Path,
+    *,
+    cases: Sequence[str] = (),
+    partitions: Sequence[str] = (),
+    recipes: Sequence[str] = (),
+    adapters: Sequence[Path] = (),
+    posteriordb: Path | None = None,
+    quick: bool = False,
+    jobs: int = 1,
+    seed: int = 0,
+    limit: float | None = None,
+    minutes: float | None = None,
+    any_version: bool = False,
+    said: Callable[[Outcome], None] | None = None,
+) -> Results:
+    """Run federated posteriors with known answers by any algorithm.
+
+    Each cell is a file in `folder`, named by case, split, algorithm, seed and the version of the code; one that is
+    there is read and not run, so that a run that was stopped goes on.
+
+    Args:
+        folder: of the cells.
+        cases: patterns of their names, such as "linear*"; all by default.
+        partitions: such as "sorted/10"; `SPLITS` by default.
+        recipes: names of recipes and shipped adapters, or paths; `RECIPES` and `ADAPTERS` by default.
+        adapters: files with `run(model, clients)`, besides.
+        posteriordb: folder of posteriordb, a clone or extracts; `$PYRO_FED_DATA/posteriordb` by default.
+        quick: six small cases, one split each, with little time a cell; ends within five minutes.
+        jobs: processes at a time, one thread each.
+        seed: of the splits and of the runs.
+        limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.
+        minutes: take no more cells after so many.
+        any_version: read cells of other versions of the code, too.
+        said: called with each cell that has been run.
+
+    Returns:
+        All cells that have been run, now or before.
+
+    Raises:
+        SettingError: an unknown case, partition or algorithm; POT is not installed.
+        AdapterError: an adapter that cannot be imported.
+
+    Example:
+        >>> run_benchmark(Path("out/benchmark"), quick=True, jobs=2).outcomes[0].scores["mean_error"]
+    """
+    check_extra()
+    known = all_cases(posteriordb)
+    chosen = _matching(cases or (tuple(QUICK) if quick else ()), list(known), missing_cases(posteriordb))
+    entries = algorithms.find(list(recipes), list(adapters))
+    splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
+    limit = limit or (QUICK_LIMIT if quick else LIMIT)
+    store, code = Store(folder, any_version), code_version()
+    left_out = [f"{name}: its data are not here" for name in missing_cases(posteriordb)] if not quick else []
+    cells: list[tuple[Cell, Algorithm]] = []
+    for name in chosen:
+        args = known[name].data()
+        for split in splits[name]:
+            try:
+                split.partition(known[name], args)
+            except NotApplicable as error:
+                left_out.append(f"{split}: {error}")
+                continue
+            cells += [(Cell(name, str(split), one.name, seed, one.version(code)), one) for one in entries]
+    new = [(cell, one) for cell, one in cells if store.read(cell, limit) is None]
+    tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
+    seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else None
+    deadline = time.monotonic() + seconds if seconds is not None else None
+    for task, died in work(tasks, entry, jobs, deadline):
+        if died is not None:
+            store.write(died)
+        found = store.read(task.cell, None if died is None else task.limit)
+        if said is not None and found is not None:
+            said(found)
+    outcomes = [found for cell, _ in cells if (found := store.read(cell, limit)) is not None]
+    return Results(
+        outcomes,
+        {one.name: one.about for one in entries},
+        [one.name for one in entries if one.adapter],
+        {name: known[name].about for name in chosen},
+        left_out,
+        len(cells) - len(outcomes),
+    )
+
+
+def _splits(name: str, quick: bool) -> Sequence[str]:
+    return (QUICK[name],) if quick and name in QUICK else SPLITS
+
+
+def _matching(patterns: Sequence[str], known: list[str], missing: list[str]) -> list[str]:
+    """Cases that match a pattern."""
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            if fnmatch.filter(missing, pattern):
+                raise SettingError(
+                    f"case '{pattern}' needs posteriordb: --posteriordb DIR, or $PYRO_FED_DATA/posteriordb"
+                )
+            raise SettingError(f"no case '{pattern}'; {closest(pattern, known)}")
+    return [name for name in known if not patterns or any(fnmatch.fnmatch(name, one) for one in patterns)]

@@ -1,0 +1,1 @@
+"""Posteriors with known answers: closed forms, the gallery's models with long references, those of posteriordb."""

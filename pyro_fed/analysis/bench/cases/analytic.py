@@ -1,0 +1,247 @@
+"""Posteriors in closed form: conjugate models, and one bounded parameter whose density a grid has.
+
+Their references are quasi-random: Sobol points through quantile functions, and of Gaussians moved and scaled until
+their means and covariances are those of the formula.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from scipy import stats
+from torch import Tensor
+
+from pyro_fed.analysis.bench.cases.case import Case, Reference
+from pyro_fed.recipes.library import load_model
+
+#: Sobol points of a reference: two to this power.
+POINTS_LOG2 = 12
+#: Points of the grid of a one-dimensional density.
+GRID = 200_001
+
+
+def uniforms(dim: int) -> np.ndarray:
+    """Sobol points (n, dim) strictly inside the unit cube."""
+    points: np.ndarray = stats.qmc.Sobol(dim, seed=0).random_base2(POINTS_LOG2)
+    inside: np.ndarray = np.clip(points, 1e-12, 1 - 1e-12)
+    return inside
+
+
+def gaussian(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Points (n, D) whose mean and covariance are these."""
+    z = stats.norm.ppf(uniforms(len(mean)))
+    z = z - z.mean(0)
+    whitened = np.linalg.solve(np.linalg.cholesky(z.T @ z / len(z)), z.T).T
+    placed: np.ndarray = mean + whitened @ np.linalg.cholesky(covariance).T
+    return placed
+
+
+def exact(**values: np.ndarray) -> Reference:
+    """A reference of points (n, *shape) by site."""
+    return Reference({name: value[None] for name, value in values.items()}, True, "closed form")
+
+
+def doubled(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments in double precision."""
+    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+
+
+# -- the gallery's conjugate models --------------------------------------------------------------------------
+def gaussian_mean() -> Case:
+    """One mean of known precisions."""
+    module: Any = load_model("gaussian_mean")
+
+    def reference(args: tuple[Any, ...]) -> Reference:
+        mean, sd = (float(value) for value in module.exact_posterior(args))
+        return exact(theta=gaussian(np.array([mean]), np.array([[sd**2]]))[:, 0])
+
+    return Case(
+        "gaussian_mean",
+        "analytic",
+        "one mean, measurements of known precision",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        reference,
+        sort_by=lambda args: args[1],
+        labels=lambda args: args[1],
+    )
+
+
+def linear_regression() -> Case:
+    """Eleven correlated coefficients of the diabetes data, known noise."""
+    module: Any = load_model("linear_regression")
+
+    def reference(args: tuple[Any, ...]) -> Reference:
+        mean, covariance = (value.numpy() for value in module.exact_posterior(args))
+        return exact(w=gaussian(mean, covariance))
+
+    return Case(
+        "linear_regression",
+        "analytic",
+        "11 coefficients, some strongly correlated (diabetes data), known noise",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        reference,
+        sort_by=lambda args: args[0][:, 2],
+        labels=lambda args: args[1],
+        groups=lambda args: quantile_groups(args[0][:, 0]),
+    )
+
+
+def quantile_groups(column: Tensor, count: int = 12) -> np.ndarray:
+    """Groups of equal size along a column, such as age bands."""
+    values = column.numpy()
+    found: np.ndarray = np.argsort(np.argsort(values, kind="stable"), kind="stable") * count // len(values)
+    return found
+
+
+# -- a Gaussian of known covariance --------------------------------------------------------------------------
+#: Prior SD of the mean, and the rows' covariance: correlated, its condition number about 1e4.
+COVARIANCE_PRIOR_SD = 10.0
+COVARIANCE_SDS = (1.0, 3.0, 0.3, 0.1, 10.0)
+CORRELATION = 0.9
+
+
+def _row_covariance() -> Tensor:
+    sds = torch.tensor(COVARIANCE_SDS, dtype=torch.float64)
+    correlation = torch.full((len(sds), len(sds)), CORRELATION, dtype=torch.float64).fill_diagonal_(1.0)
+    return sds[:, None] * correlation * sds
+
+
+def _covariance_model(y: Tensor) -> None:
+    """The mean of rows of a known covariance."""
+    theta = pyro.sample("theta", dist.Normal(y.new_zeros(y.shape[1]), COVARIANCE_PRIOR_SD).to_event(1))
+    root = torch.linalg.cholesky(_row_covariance()).to(y.dtype)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.MultivariateNormal(theta, scale_tril=root), obs=y)
+
+
+def _covariance_data() -> tuple[Any, ...]:
+    rng = np.random.default_rng(20)
+    root = np.linalg.cholesky(_row_covariance().numpy())
+    return (torch.as_tensor(2.0 + rng.normal(size=(200, len(root))) @ root.T),)
+
+
+def _covariance_reference(args: tuple[Any, ...]) -> Reference:
+    rows = args[0].numpy()
+    precision = np.linalg.inv(_row_covariance().numpy())
+    covariance = np.linalg.inv(len(rows) * precision + np.eye(rows.shape[1]) / COVARIANCE_PRIOR_SD**2)
+    return exact(theta=gaussian(covariance @ precision @ rows.sum(0), covariance))
+
+
+# -- a share of few successes --------------------------------------------------------------------------------
+SHARE_PRIOR = (1.0, 2.0)
+
+
+def _share_model(y: Tensor) -> None:
+    """A share with few successes: skewed, at its bound."""
+    share = pyro.sample("share", dist.Beta(y.new_tensor(SHARE_PRIOR[0]), y.new_tensor(SHARE_PRIOR[1])))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(share), obs=y)
+
+
+def _share_data() -> tuple[Any, ...]:
+    y = torch.zeros(200, dtype=torch.float64)
+    y[[3, 77, 150]] = 1.0
+    return (y,)
+
+
+def _share_reference(args: tuple[Any, ...]) -> Reference:
+    wins = float(args[0].sum())
+    posterior = stats.beta(SHARE_PRIOR[0] + wins, SHARE_PRIOR[1] + len(args[0]) - wins)
+    return exact(share=posterior.ppf(uniforms(1)[:, 0]))
+
+
+# -- a mean and a precision ----------------------------------------------------------------------------------
+#: Prior: mean, rows it is worth, shape and rate of the precision.
+NORMAL_GAMMA = (0.0, 0.1, 1.0, 1.0)
+
+
+def _normal_gamma_model(y: Tensor) -> None:
+    """A mean and a precision, whose prior they share."""
+    centre, worth, shape, rate = y.new_tensor(NORMAL_GAMMA)
+    tau = pyro.sample("tau", dist.Gamma(shape, rate))
+    mu = pyro.sample("mu", dist.Normal(centre, (worth * tau).rsqrt()))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, tau.rsqrt()), obs=y)
+
+
+def _normal_gamma_data() -> tuple[Any, ...]:
+    return (torch.as_tensor(3.0 + 2.0 * np.random.default_rng(21).normal(size=20)),)
+
+
+def _normal_gamma_reference(args: tuple[Any, ...]) -> Reference:
+    y = args[0].numpy()
+    centre, worth, shape, rate = NORMAL_GAMMA
+    n, mean = len(y), y.mean()
+    rate = rate + np.square(y - mean).sum() / 2 + worth * n * (mean - centre) ** 2 / (2 * (worth + n))
+    u = uniforms(2)
+    tau = stats.gamma(shape + n / 2, scale=1 / rate).ppf(u[:, 0])
+    mu = (worth * centre + n * mean) / (worth + n) + stats.norm.ppf(u[:, 1]) / np.sqrt((worth + n) * tau)
+    return exact(mu=mu, tau=tau)
+
+
+# -- two modes -----------------------------------------------------------------------------------------------
+def gaussian_mixture_1d() -> Case:
+    """The one-dimensional target of DSVGD: two modes, two clients."""
+    module: Any = load_model("gaussian_mixture_1d")
+
+    def reference(args: tuple[Any, ...]) -> Reference:
+        grid = torch.linspace(-module.BOUND, module.BOUND, GRID, dtype=torch.float64)
+        density = module.log_density(grid).exp().numpy()
+        mass = np.cumsum(density) / density.sum()
+        return exact(theta=np.interp(uniforms(1)[:, 0], mass, grid.numpy()))
+
+    return Case(
+        "gaussian_mixture_1d",
+        "analytic",
+        "two modes in one dimension; two rows, so two clients at most",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        reference,
+        sort_by=lambda args: args[0],
+        labels=lambda args: args[0],
+    )
+
+
+def analytic_cases() -> list[Case]:
+    """All of them."""
+    return [
+        gaussian_mean(),
+        Case(
+            "gaussian_covariance",
+            "analytic",
+            "5 means, SDs from 0.1 to 10, correlated by 0.9, known covariance",
+            _covariance_model,
+            _covariance_data,
+            _covariance_reference,
+            sort_by=lambda args: args[0][:, 0],
+            labels=lambda args: args[0][:, 0],
+        ),
+        linear_regression(),
+        Case(
+            "beta_bernoulli",
+            "analytic",
+            "a share with 3 successes in 200: skewed, near its bound",
+            _share_model,
+            _share_data,
+            _share_reference,
+            sort_by=lambda args: args[0],
+            labels=lambda args: args[0],
+        ),
+        Case(
+            "normal_gamma",
+            "analytic",
+            "a mean and a precision from 20 rows: Student's tails, a skewed precision",
+            _normal_gamma_model,
+            _normal_gamma_data,
+            _normal_gamma_reference,
+            sort_by=lambda args: args[0],
+            labels=lambda args: args[0],
+        ),
+        gaussian_mixture_1d(),
+    ]

@@ -1,0 +1,108 @@
+"""The gallery's models without a closed form, with long runs of NUTS as their references.
+
+A reference is kept in `references/NAME.npz` with a fingerprint of its data: four chains of 2,000 draws in double
+precision, of which every fourth is kept. One of other data is refused;
+`python -m benchmarks.accuracy.bench_references` makes them anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pyro_fed.analysis.bench.cases.analytic import doubled, quantile_groups
+from pyro_fed.analysis.bench.cases.case import Case, Reference
+from pyro_fed.errors import DataError
+from pyro_fed.recipes.library import load_model
+
+REFERENCES = Path(__file__).parent / "references"
+#: Digits behind the point of the data that a fingerprint looks at: a library may draw the last ones otherwise.
+DIGITS = 4
+
+
+def fingerprint(args: tuple[Any, ...]) -> str:
+    """A text that changes with the data."""
+    digest = hashlib.sha256()
+    for leaf in args:
+        array = leaf.detach().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
+        digest.update(np.round(array.astype(np.float64), DIGITS).tobytes() + str(array.shape).encode())
+    return digest.hexdigest()[:16]
+
+
+def kept(name: str, args: tuple[Any, ...]) -> Reference:
+    """The reference that is kept of a model.
+
+    Args:
+        name: of the model.
+        args: its data.
+
+    Raises:
+        DataError: there is none, or it is one of other data.
+    """
+    path = REFERENCES / f"{name}.npz"
+    if not path.is_file():
+        raise DataError(f"{path} is not there: python -m benchmarks.accuracy.bench_references {name}")
+    with np.load(path) as stored:
+        values = {key: stored[key].astype(float) for key in stored.files if key != "data"}
+        of = str(stored["data"])
+    if of != fingerprint(args):
+        raise DataError(
+            f"the reference of '{name}' is one of other data ({of}, here {fingerprint(args)}): "
+            f"python -m benchmarks.accuracy.bench_references {name}"
+        )
+    return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
+
+
+def gallery_cases() -> list[Case]:
+    """Those that have references."""
+    return [_logistic_regression(), _hierarchical_logistic(), _gaussian_mixture()]
+
+
+def _logistic_regression() -> Case:
+    module: Any = load_model("logistic_regression")
+    return Case(
+        "logistic_regression",
+        "gallery",
+        "31 weights and their prior's precision, which is skewed (breast cancer data)",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        lambda args: kept("logistic_regression", args),
+        sort_by=lambda args: args[0][:, 0],
+        labels=lambda args: args[1],
+        groups=lambda args: quantile_groups(args[0][:, 3]),
+    )
+
+
+def _hierarchical_logistic() -> Case:
+    module: Any = load_model("hierarchical_logistic")
+    return Case(
+        "hierarchical_logistic",
+        "gallery",
+        "12 hospitals, whose levels stay where they are: rows are hospitals",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        lambda args: kept("hierarchical_logistic", args),
+        sort_by=lambda args: np.bincount(args[1].numpy()),
+        labels=lambda args: np.bincount(args[1].numpy()),
+        groups=lambda args: np.arange(args[2]),
+        plate=module.PLATE,
+        rows=module.ROWS,
+    )
+
+
+def _gaussian_mixture() -> Case:
+    module: Any = load_model("gaussian_mixture")
+    return Case(
+        "gaussian_mixture",
+        "gallery",
+        "two components in one dimension; each row's component is summed out",
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        lambda args: kept("gaussian_mixture", args),
+        sort_by=lambda args: args[0],
+        labels=lambda args: args[0],
+    )

@@ -1,0 +1,318 @@
+"""The benchmark as one page that needs no other file: heat maps, scatters, and a diagnosis behind every cell."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyro_fed.analysis.bench.algorithms import ADAPTERS
+from pyro_fed.analysis.bench.bench import Results
+from pyro_fed.analysis.bench.cell import Outcome
+from pyro_fed.analysis.bench.table import MEDIANS, by_algorithm, confusion, heading, medians, summary, written
+from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
+from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
+from pyro_fed.analysis.report import page
+from pyro_fed.conventions.version import VERSION
+
+TEMPLATES = Path(__file__).parent / "templates"
+#: How much of the warning colour each of the heat map's classes has, in per cent: the fourth begins at the limit.
+SHARES = (0, 8, 16, 28, 40, 52, 64)
+#: Upper ends of the classes, in multiples of the limit.
+ENDS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
+#: Colours that the colour-blind tell apart (Okabe and Ito 2008).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c00", "#7f7f7f")
+#: Parameters that a diagnosis shows.
+SHOWN = 12
+#: Size of a scatter and its margins: left, right, top, bottom.
+WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
+#: What cannot be drawn on a logarithmic axis is drawn here.
+SMALLEST = 1e-3
+
+OUTCOMES = """
+An answer is wrong where a mean is off by more than 0.25 SDs of the reference or an SD is outside 0.8 to 1.25 times the
+reference's, of any parameter, on the model's own or the unconstrained scale. It is doubted, or said to be wrong, where
+the run itself names something that speaks against it. An error in place of an answer is "refused" where it is a
+sentence of this package, "failed" otherwise; "late" is the time limit.
+"""
+MEDIANS_NOTE = """
+Figures are medians over the cells with an answer. Coverage: share of the reference in the answer's 90 % intervals, 0.90
+is right. Sliced Wasserstein: in SDs of the reference; chance alone gives 0.03 to 0.1 with 1,000 draws. Rounds and bytes
+are those of all clients in both directions; methods on pooled data have none.
+"""
+ERROR_NOTE = """
+Largest error of a posterior mean, in SDs of the reference. Darker is worse; the colour of an error begins at the limit,
+0.25. Bold with a wavy line: wrong, and the answer does not say so. "!": wrong, and said. "?": right, but doubted.
+Every cell opens its diagnosis.
+"""
+RATIO_NOTE = """
+Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an answer is too sure of itself.
+"""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A scatter's axis across.
+
+    Args:
+        title: of the figure.
+        key: of the score.
+        axis: what stands below it.
+        write: how a tick is written.
+        note: how to read it.
+    """
+
+    title: str
+    key: str
+    axis: str
+    write: Callable[[float], str]
+    note: str
+
+
+SCATTERS = (
+    Scatter(
+        "By bytes",
+        "bytes",
+        "bytes of all clients, both directions",
+        readable_bytes,
+        "Cells with an answer of methods that leave the data where they are.",
+    ),
+    Scatter(
+        "By CPU time",
+        "cpu_seconds",
+        "seconds of CPU, all clients simulated in one process",
+        readable_seconds,
+        "All cells with an answer. Squares are other people's methods; those on pooled data are among them.",
+    ),
+)
+
+
+def write_page(
+    path: Path, results: Results, *, title: str = "Federated posteriors with known answers", command: str = ""
+) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        results: of `run_benchmark`.
+        title: of the page.
+        command: that made the results.
+
+    Raises:
+        SettingError: jinja2 is not installed, or the file cannot be written.
+
+    Example:
+        >>> write_page(Path("benchmark.html"), run_benchmark(Path("cells"), quick=True))
+    """
+    page.check_report(path)
+    import jinja2
+
+    loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    ids = {_key(one): f"c{number}" for number, one in enumerate(results.outcomes)}
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(results.algorithms)}
+    others = set(results.adapters)
+    text = environment.get_template("bench.html").render(
+        title=title,
+        lead=_lead(results),
+        verdict=_verdict(results.outcomes),
+        notes={"outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
+        summary={"heading": heading(), "rows": _summary(results)},
+        shares=SHARES,
+        maps=[
+            {"title": "Error of the mean", "note": ERROR_NOTE, **_map(results, ids, _mean_error)},
+            {"title": "SDs", "note": RATIO_NOTE, **_map(results, ids, _sd_ratio)},
+        ],
+        legend=[{"name": name, "colour": colours[name], "square": name in others} for name in results.algorithms],
+        plots=[_scatter(results, ids, colours, others, one) for one in SCATTERS],
+        algorithms=results.algorithms,
+        cases=results.cases,
+        left_out=results.left_out,
+        cells=[_diagnosis(one, ids[_key(one)], one.algorithm in others) for one in results.outcomes],
+        colophon=_colophon(results, command),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n", encoding="utf-8")
+
+
+def _key(one: Outcome) -> tuple[str, str, str]:
+    return one.case, one.split, one.algorithm
+
+
+def _lead(results: Results) -> str:
+    cases = len({one.case for one in results.outcomes})
+    splits = len({one.split for one in results.outcomes})
+    waiting = f"; {results.waiting} more have not been run yet" if results.waiting else ""
+    seeds = ", ".join(map(str, sorted({one.seed for one in results.outcomes})))
+    return (
+        f"{len(results.outcomes)} cells: {cases} posteriors, {splits} splits of their rows, "
+        f"{len(results.algorithms)} algorithms, seed {seeds or '–'}{waiting}"
+    )
+
+
+def _verdict(outcomes: Sequence[Outcome]) -> str:
+    found = confusion(outcomes)
+    right = found["right"] + found["right, doubted"]
+    rest = sum(found[name] for name in ("refused", "failed", "late"))
+    return (
+        f"Of {len(outcomes)} answers {right} are right ({found['right, doubted']} of them doubted), "
+        f"{found['wrong, said']} are wrong and say so, {found['wrong, silent']} are wrong and silent; "
+        f"{rest} cells have no answer ({found['late']} of them for want of time)."
+    )
+
+
+def _summary(results: Results) -> list[list[dict[str, Any]]]:
+    parts = {name: part for name, part in by_algorithm(results).items() if part}
+    rows = []
+    for texts, part in zip(summary(results), parts.values(), strict=True):
+        figures = [len(part), *confusion(part).values(), *medians(part).values()]
+        values = ["", *("" if value is None else value for value in figures)]
+        rows.append([{"text": text, "value": value} for text, value in zip(texts, values, strict=True)])
+    return rows
+
+
+# -- heat maps -----------------------------------------------------------------------------------------------
+def _mean_error(one: Outcome) -> tuple[str, float]:
+    error = one.scores["mean_error"] or 0.0
+    return digits(2)(error), error / LARGEST_MEAN_ERROR
+
+
+def _sd_ratio(one: Outcome) -> tuple[str, float]:
+    low, high = (max(one.scores[name] or 0.0, 1e-12) for name in ("sd_low", "sd_high"))
+    least, most = SD_RANGE
+    return f"{digits(2)(low)}–{digits(2)(high)}", max(math.log(low) / math.log(least), math.log(high) / math.log(most))
+
+
+def _map(results: Results, ids: dict[Any, str], figure: Callable[[Outcome], tuple[str, float]]) -> dict[str, Any]:
+    cells = {_key(one): one for one in results.outcomes}
+    columns = [name for name, part in by_algorithm(results).items() if part]
+    rows = []
+    for case in results.cases:
+        splits = list(dict.fromkeys(one.split for one in results.outcomes if one.case == case))
+        for number, split in enumerate(splits):
+            row = [_map_cell(cells.get((case, split, name)), ids, figure) for name in columns]
+            span = len(splits) if number == 0 else 0
+            rows.append({"case": case, "about": results.cases[case], "split": split, "span": span, "cells": row})
+    return {"columns": columns, "rows": rows}
+
+
+def _map_cell(
+    one: Outcome | None, ids: dict[Any, str], figure: Callable[[Outcome], tuple[str, float]]
+) -> dict[str, str]:
+    if one is None:
+        return {"css": "none", "id": ""}
+    shown = {"id": ids[_key(one)], "title": f"{one.case}, {one.split}, {one.algorithm}: {one.outcome}"}
+    if not one.answered:
+        return {**shown, "css": "none", "text": one.outcome}
+    text, badness = figure(one)
+    level = sum(badness > end for end in ENDS)
+    mark = {"wrong, said": " !", "right, doubted": " ?"}.get(one.outcome, "")
+    silent = " silent" if one.outcome == "wrong, silent" else ""
+    return {**shown, "css": f"h{level}{silent}", "text": text + mark}
+
+
+# -- scatters ------------------------------------------------------------------------------------------------
+def _scatter(
+    results: Results, ids: dict[Any, str], colours: dict[str, str], others: set[str], plot: Scatter
+) -> dict[str, Any]:
+    points = [one for one in results.outcomes if one.answered and one.scores.get(plot.key)]
+    left, right, top, bottom = MARGINS[0], WIDTH - MARGINS[1], MARGINS[2], HEIGHT - MARGINS[3]
+    across = _decades([max(one.scores[plot.key] or 0.0, SMALLEST) for one in points])
+    up = _decades([*(max(one.scores["mean_error"] or 0.0, SMALLEST) for one in points), LARGEST_MEAN_ERROR])
+
+    def x(value: float) -> float:
+        return round(left + (right - left) * _place(value, across), 1)
+
+    def y(value: float) -> float:
+        return round(bottom - (bottom - top) * _place(value, up), 1)
+
+    names = dict.fromkeys(one.algorithm for one in points)
+    return {
+        "title": plot.title,
+        "axis": plot.axis,
+        "note": plot.note,
+        "alt": f"{len(points)} points of {', '.join(names)}: mean error against {plot.axis}, both logarithmic",
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": left,
+        "right": right,
+        "top": top,
+        "bottom": bottom,
+        "limit": y(LARGEST_MEAN_ERROR),
+        "across": [{"at": x(10.0**power), "text": plot.write(10.0**power)} for power in across],
+        "up": [{"at": y(10.0**power), "text": f"{10.0**power:g}"} for power in up],
+        "points": [
+            {
+                "id": ids[_key(one)],
+                "x": x(one.scores[plot.key] or 0.0),
+                "y": y(one.scores["mean_error"] or 0.0),
+                "colour": colours[one.algorithm],
+                "square": one.algorithm in others,
+                "title": f"{one.algorithm} on {one.case}, {one.split}: {one.scores['mean_error']:.3g} SD, "
+                f"{plot.write(one.scores[plot.key] or 0.0)}",
+            }
+            for one in points
+        ],
+    }
+
+
+def _decades(values: Sequence[float]) -> range:
+    """Powers of ten around values."""
+    low, high = (math.log10(end) for end in (min(values, default=1.0), max(values, default=1.0)))
+    return range(math.floor(low), max(math.ceil(high), math.floor(low) + 1) + 1)
+
+
+def _place(value: float, decades: range) -> float:
+    """Where a value is between the first power of ten and the last, in [0, 1]."""
+    return (math.log10(max(value, SMALLEST)) - decades[0]) / (decades[-1] - decades[0])
+
+
+# -- diagnoses -----------------------------------------------------------------------------------------------
+SENTENCES = {
+    "right": "Right, and nothing speaks against it.",
+    "right, doubted": "Right, but the run doubts it.",
+    "wrong, said": "Wrong, and the run says so.",
+    "wrong, silent": "Wrong, and the run does not say so.",
+    "refused": "There is no answer: it was refused.",
+    "failed": "There is no answer: the method failed.",
+    "late": "There is no answer within the time limit.",
+}
+
+
+def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
+    titles = {"mean_error": "mean error", **{name: title for name, (title, _) in MEDIANS.items()}}
+    shown = {titles[name]: written(one.scores.get(name), write) for name, (_, write) in MEDIANS.items()}
+    command = ["pyro-fed", "bench", "--cases", one.case, "--partitions", one.split]
+    own = adapted and one.algorithm not in ADAPTERS  # where its file is, only its owner knows
+    command += ["--algorithms", f"{one.algorithm}.py" if own else one.algorithm, "--seed", str(one.seed)]
+    return {
+        "id": number,
+        "title": f"{one.algorithm} on {one.case}, {one.split}",
+        "sentence": SENTENCES[one.outcome] + (f" The worst parameter is {one.where}." if one.where else ""),
+        "tone": "good" if one.outcome.startswith("right") else "bad",
+        "doubts": one.doubts,
+        "warned": one.warned,
+        "error": one.error,
+        "scores": {name: text for name, text in shown.items() if text != "–"},
+        "parameters": [_parameter(row) for row in one.parameters[:SHOWN]],
+        "more": len(one.parameters) if len(one.parameters) > SHOWN else 0,
+        "settings": one.settings,
+        "command": shlex.join(command),
+    }
+
+
+def _parameter(row: dict[str, Any]) -> list[str]:
+    sd = row["reference_sd"]
+    figures = [f"{row[name]:.4g}" for name in ("reference_mean", "reference_sd", "mean", "sd")]
+    error = digits(3)(abs(row["mean"] - row["reference_mean"]) / sd)
+    label = row["label"] + ("" if row["judged"] else " (heavy tails: not judged)")
+    return [label, *figures, error, digits(3)(row["sd"] / sd), digits(3)(row["coverage"])]
+
+
+def _colophon(results: Results, command: str) -> list[str]:
+    versions = sorted({one.version for one in results.outcomes})
+    many = f", cells of {len(versions)} versions of code and algorithms" if len(versions) > 1 else ""
+    return [f"Made by pyro_fed {VERSION}{many}.", *([command] if command else [])]

@@ -1,0 +1,121 @@
+"""The benchmark as tables: how often each algorithm is right, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pyro_fed.analysis.bench.bench import Results
+from pyro_fed.analysis.bench.cell import OUTCOMES, Outcome
+from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
+
+#: Figures of an algorithm that are medians over its cells, how they are headed and written.
+MEDIANS = {
+    "mean_error": ("mean error", digits(2)),
+    "sd_low": ("SD ratio, least", digits(2)),
+    "sd_high": ("SD ratio, largest", digits(2)),
+    "coverage": ("coverage", digits(2)),
+    "sliced_wasserstein": ("sliced Wasserstein", digits(2)),
+    "rounds": ("rounds", digits(0)),
+    "bytes": ("bytes", readable_bytes),
+    "cpu_seconds": ("CPU", readable_seconds),
+}
+
+
+def confusion(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many cells of each outcome.
+
+    Args:
+        outcomes: cells.
+    """
+    kinds = [one.outcome for one in outcomes]
+    return {name: kinds.count(name) for name in OUTCOMES}
+
+
+def medians(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """Medians of the figures over the cells that have them.
+
+    Args:
+        outcomes: cells of one algorithm.
+    """
+    found: dict[str, float | None] = {}
+    for name in MEDIANS:
+        values = [value for one in outcomes if (value := one.scores.get(name)) is not None and one.answered]
+        found[name] = float(np.median(values)) if values else None
+    return found
+
+
+def by_algorithm(results: Results) -> dict[str, list[Outcome]]:
+    """Cells by algorithm, in their order.
+
+    Args:
+        results: of `run_benchmark`.
+    """
+    return {name: [one for one in results.outcomes if one.algorithm == name] for name in results.algorithms}
+
+
+def heading() -> list[str]:
+    """Of the summary's columns."""
+    return ["algorithm", "cells", *OUTCOMES, *(title for title, _ in MEDIANS.values())]
+
+
+def summary(results: Results) -> list[list[str]]:
+    """A row an algorithm, as texts: outcomes, then medians.
+
+    Args:
+        results: of `run_benchmark`.
+    """
+    rows = []
+    for name, part in by_algorithm(results).items():
+        if part:
+            values = medians(part)
+            cells = [written(values[key], write) for key, (_, write) in MEDIANS.items()]
+            rows.append([name, str(len(part)), *map(str, confusion(part).values()), *cells])
+    return rows
+
+
+def written(value: float | None, write: Any) -> str:
+    """A number as it is shown; a dash where there is none."""
+    return "–" if value is None else str(write(value))
+
+
+def in_short(outcome: Outcome) -> str:
+    """A cell in one line."""
+    values = outcome.scores
+    where = f"{outcome.case} {outcome.split} {outcome.algorithm}"
+    spent = written(values.get("cpu_seconds"), readable_seconds)
+    if not outcome.answered:
+        return f"{where:60s} {outcome.outcome:14s} {spent}  {outcome.error.splitlines()[0][:90]}"
+    figures = (
+        f"mean error {digits(2)(values['mean_error'] or 0.0)}, SD {values['sd_low']:.2f} to {values['sd_high']:.2f}"
+    )
+    return f"{where:60s} {outcome.outcome:14s} {spent}  {figures} ({outcome.where})"
+
+
+def as_values(results: Results) -> dict[str, Any]:
+    """All of it as plain values, for JSON: what `from_values` takes.
+
+    Args:
+        results: of `run_benchmark`.
+    """
+    return {
+        "algorithms": results.algorithms,
+        "adapters": results.adapters,
+        "cases": results.cases,
+        "left_out": results.left_out,
+        "waiting": results.waiting,
+        "cells": [asdict(one) for one in results.outcomes],
+    }
+
+
+def from_values(values: dict[str, Any]) -> Results:
+    """The results that `as_values` made plain.
+
+    Args:
+        values: of `as_values`.
+    """
+    cells = [Outcome(**one) for one in values["cells"]]
+    return Results(**{**{name: value for name, value in values.items() if name != "cells"}, "outcomes": cells})

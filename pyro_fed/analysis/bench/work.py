@@ -1,0 +1,124 @@
+"""Cells side by side: a process each, one thread, with a limit on its CPU time.
+
+Processes are forked from a server that has imported everything (`forkserver`), so that a cell begins at once, and its
+answer depends on no other cell. A process writes its own cell: what is done stays done, whoever is killed. One that
+dies without (the limit, a crash, no memory) is a cell that says so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from pyro_fed.analysis.bench.cell import Cell, Outcome
+
+#: A process that uses no CPU, waiting for what never comes, is ended after so many times its limit.
+WALL_FACTOR = 5.0
+#: Seconds from the end of its CPU time to its end by force.
+GRACE = 2
+#: What the server imports besides.
+WARM = "pyro_fed.analysis.bench.warm"
+#: How many threads a library starts.
+THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell, and where its parts are found by another process.
+
+    Args:
+        cell: its names.
+        path: of the algorithm's file.
+        adapter: whether that is an adapter.
+        posteriordb: folder of posteriordb.
+        folder: of the cells.
+        limit: seconds of CPU; None for none.
+    """
+
+    cell: Cell
+    path: Path
+    adapter: bool
+    posteriordb: Path | None
+    folder: Path
+    limit: float | None
+
+
+def work(
+    tasks: Iterable[Task], entry: Callable[[Task], None], jobs: int, deadline: float | None
+) -> Iterator[tuple[Task, Outcome | None]]:
+    """Run tasks, as many at a time as there are jobs.
+
+    Args:
+        tasks: in the order in which they are begun.
+        entry: what a process runs, a function of a module, which the server imports; it writes the cell.
+        jobs: processes at a time.
+        deadline: by `time.monotonic`; then none is begun any more, and those that run are ended and not kept.
+
+    Yields:
+        Each task at its end, with a cell where its process died without having written one.
+    """
+    context = _server(entry.__module__)
+    waiting = iter(tasks)
+    running: dict[int, tuple[Any, Task, float]] = {}
+    try:
+        while True:
+            late = deadline is not None and time.monotonic() >= deadline
+            while not late and len(running) < jobs and (task := next(waiting, None)) is not None:
+                process = context.Process(target=entry, args=(task,), daemon=True)
+                process.start()
+                running[process.sentinel] = (process, task, time.monotonic())
+            if late or not running:
+                return
+            wait(list(running), timeout=_patience(running.values(), deadline))
+            for sentinel, (process, task, began) in list(running.items()):
+                hung = task.limit is not None and time.monotonic() - began > WALL_FACTOR * task.limit
+                if process.is_alive() and not hung:
+                    continue
+                if hung:
+                    process.kill()
+                process.join()
+                del running[sentinel]
+                yield task, None if process.exitcode == 0 else _dead(task, process.exitcode, hung)
+    finally:
+        for process, _, _ in running.values():
+            process.kill()
+            process.join()
+
+
+def _server(module: str) -> Any:
+    """The context of a server whose processes have one thread each; libraries read the variable as they are loaded."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module, WARM])
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop(THREADS)
+        os.environ.update({} if before is None else {THREADS: before})
+    return context
+
+
+def _patience(running: Iterable[tuple[Any, Task, float]], deadline: float | None) -> float | None:
+    """Seconds until something has to be looked at."""
+    ends = [began + WALL_FACTOR * task.limit for _, task, began in running if task.limit is not None]
+    ends += [deadline] if deadline is not None else []
+    return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+
+def _dead(task: Task, code: int, hung: bool) -> Outcome:
+    """The cell of a process that died without a word."""
+    late = hung or (code in (-signal.SIGXCPU, -signal.SIGKILL) and task.limit is not None)
+    if late:
+        said = f"no answer within {task.limit:g} s of CPU time" + (", nor of waiting" if hung else "")
+    else:
+        said = f"the process died: signal {-code}" if code < 0 else f"the process died with exit code {code}"
+    return Outcome(**asdict(task.cell), outcome="late" if late else "failed", error=said, limit=task.limit)

@@ -1,0 +1,107 @@
+"""``pyro-fed agent``: one of several peers without a server; ``pyro-fed certificates``: theirs, for a rehearsal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from pyro_fed.cli import options
+from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.errors import SettingError
+
+#: What is missing where gRPC or cryptography are.
+EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
+
+
+@click.command()
+@options.model
+@click.argument("recipe_name", metavar="[RECIPE]", default="p2p_vi")
+@click.option("--name", required=True, help="This agent's name in the peers file.")
+@options.rows_file
+@options.peers
+@options.certificates
+@options.rounds
+@options.assignments("KEY=VALUE", "gossip_tolerance=0.001")
+@options.seed
+@options.out("Write this agent's result (NetCDF, ArviZ).")
+@options.checkpoint
+@options.resume
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen; default: the agent's address in the peers file.")
+@click.option("--patience", type=float, help="Seconds to wait for a neighbour in a round; default: 60.")
+@click.option("--patience-all", type=float, help="Seconds to wait where nothing can go on without it; default: 600.")
+@options.verbose
+@options.quiet
+def agent(
+    model: str, recipe_name: str, name: str, rows_path: Path, peers_path: Path, folder: Path, rounds: int | None,
+    assignments: tuple[str, ...], seed: int, out: Path | None, checkpoint: Path | None, resume: bool,
+    listen: str | None, patience: float | None, patience_all: float | None, verbose: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run one agent of a RECIPE without a server on a MODEL, with rows of its own.
+
+    It talks to its neighbours alone, over TLS with certificates on both sides. MODEL, RECIPE, --seed, --rounds and the
+    peers file are the same at every agent; where they differ, the agents say in what.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else connections that end are told on the screen
+    try:
+        from pyro_fed.runtime.agents.agent import Agent, run_agent
+        from pyro_fed.runtime.agents.certificates import Identity
+    except ImportError as error:
+        raise SettingError(EXTRA) from error
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes.values import parse_assignment
+    from pyro_fed.runtime.agents.peers import load_peers
+    from pyro_fed.runtime.agents.rows import load_rows
+    from pyro_fed.runtime.agents.settings import LinkSettings
+
+    peers = load_peers(peers_path)
+    peers.number(name)
+    chosen = recipe.load(recipe_name)
+    module = library.load_model(model)
+    waits = {key: value for key, value in (("patience", patience), ("patience_all", patience_all)) if value is not None}
+    own = chosen.run.get("num_rounds")
+    idata = run_agent(
+        Agent(
+            model=module.model,
+            plate=module.PLATE,
+            rows=load_rows(rows_path, module.model),
+            identity=Identity.load(folder, name),
+            peers=peers,
+            algorithm=chosen.build(dict(parse_assignment(text) for text in assignments), where="--set"),
+            num_rounds=rounds if rounds is not None else own,
+            seed=seed,
+            settings=LinkSettings(**waits),
+            listen=listen,
+            checkpoint=checkpoint,
+            resume=resume,
+            progress=not quiet,
+        )
+    )
+    if out is not None:
+        with kept_elsewhere(out) as place:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            idata.to_netcdf(str(place))
+    click.echo(terminal.posterior_table(idata, 20))
+    click.echo(terminal.doubts_block(idata))
+    if out is not None:
+        click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--days", type=click.IntRange(min=1), default=30, show_default=True, help="Days that they are good for.")
+def certificates(folder: Path, names: tuple[str, ...], days: int) -> None:
+    """Write an authority and a certificate for each agent NAME to DIR, for a rehearsal of `pyro-fed agent`.
+
+    A deployment takes those of its own institution. Keep ca.key away from the agents' machines.
+    """
+    try:
+        from pyro_fed.runtime.agents.certificates import write_certificates
+    except ImportError as error:
+        raise SettingError(EXTRA) from error
+
+    for path in write_certificates(folder, names, days):
+        click.echo(str(path))

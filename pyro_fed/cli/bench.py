@@ -1,0 +1,107 @@
+"""The command ``pyro-fed bench``: federated posteriors with known answers by any algorithm, one table, one page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from pyro_fed.cli import options
+from pyro_fed.conventions.output import check_writable
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Six small cases, one split each; ends within five minutes.")
+@click.option("--cases", metavar="NAMES", help="Cases or patterns, separated by commas, e.g. 'linear*,kidiq'.")
+@click.option("--partitions", metavar="TEXTS", help="Splits, e.g. iid/10,sorted/100,dirichlet:0.3/10,group/10.")
+@click.option("--algorithms", metavar="NAMES", help="Recipes and adapters, names or paths, separated by commas.")
+@click.option(
+    "--adapter",
+    "adapters",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="A method of your own besides: a file with run(model, clients). May be repeated.",
+)
+@click.option(
+    "--posteriordb",
+    metavar="DIR",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="A clone of posteriordb; default: $PYRO_FED_DATA/posteriordb.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out/benchmark"),
+    show_default=True,
+    help="Cells, the page benchmark.html and its figures, benchmark.json; cells that are there are not run again.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes, one thread each.")
+@options.seed
+@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 30.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Begin no cell after so many; 0 writes the page alone.")
+@click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code in place of running them.")
+@options.as_json
+@options.quiet
+def bench(
+    quick: bool, cases: str | None, partitions: str | None, algorithms: str | None, adapters: tuple[Path, ...],
+    posteriordb: Path | None, out: Path, jobs: int, seed: int, limit: float | None, minutes: float | None,
+    any_version: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run posteriors with known answers, split over clients, by any algorithm.
+
+    Each answer is measured against what is known, and against what it says of itself: right, right but doubted,
+    wrong and said, wrong and silent. A cell is a file in --out: a run that was stopped goes on where it was.
+    """
+    from pyro_fed.analysis.bench.bench import run_benchmark
+    from pyro_fed.analysis.bench.page import write_page
+    from pyro_fed.analysis.bench.store import Store
+    from pyro_fed.analysis.bench.table import as_values, heading, in_short, summary
+    from pyro_fed.analysis.report import page, plain
+
+    out.mkdir(parents=True, exist_ok=True)
+    page.check_report(out / "benchmark.html")
+    table = check_writable(out / "benchmark.json", "--out")
+    folder = out / "cells"
+    Store(folder).take(table)
+    results = run_benchmark(
+        folder,
+        cases=_parts(cases),
+        partitions=_parts(partitions),
+        recipes=_parts(algorithms),
+        adapters=adapters,
+        posteriordb=posteriordb,
+        quick=quick,
+        jobs=jobs,
+        seed=seed,
+        limit=limit,
+        minutes=minutes,
+        any_version=any_version,
+        said=None if quiet else lambda outcome: click.echo(in_short(outcome), err=True),
+    )
+    text = plain.as_json(as_values(results))
+    table.write_text(text + "\n", encoding="utf-8")
+    write_page(out / "benchmark.html", results, command=shlex.join(["pyro-fed", *sys.argv[1:]]))
+    click.echo(text if as_json else _block(heading(), summary(results)))
+    waiting = f"; {results.waiting} cells are left: the same command goes on" if results.waiting else ""
+    click.echo(f"\nWritten to {out / 'benchmark.html'}: open it in a browser{waiting}.", err=as_json)
+
+
+def _block(heads: list[str], rows: list[list[str]]) -> str:
+    """The summary as aligned text, a line a figure and a column an algorithm."""
+    turned = [[head, *(row[number] for row in rows)] for number, head in enumerate(heads)]
+    widths = [max(map(len, column)) for column in zip(*turned, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if not place else text.rjust(width)
+            for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in turned
+    )

@@ -1,0 +1,269 @@
+"""One agent's run: from its own rows to its own InferenceData."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan, stages_of
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.fingerprint import shared_arguments, traced
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
+from pyro_fed.federation.apart import check_apart
+from pyro_fed.federation.federation import Federation
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.neighbours import END, Links, neighbours_of
+from pyro_fed.runtime.agents.outbox import At, Refused
+from pyro_fed.runtime.agents.peers import Peers
+from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.agents.together import Together
+from pyro_fed.runtime.agents.wire import Unwelcome, Wire, with_step
+from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.executors.local import Sequential
+from pyro_fed.runtime.finish import Finish, say
+from pyro_fed.runtime.network import Network, connect
+from pyro_fed.runtime.rounds import run_phases
+from pyro_fed.runtime.run import NUM_DRAWS, compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """One of the agents of a peers file.
+
+    Args:
+        model: the Pyro model, the same at every agent.
+        plate: its plate over rows.
+        rows: its positional arguments with this agent's rows.
+        identity: the agent's name, key and certificate.
+        peers: all agents and their graph.
+        algorithm: one without a server, such as `pf.P2PVI()`; the same at every agent.
+        num_rounds: rounds; the algorithm's own number by default.
+        seed: the same at every agent.
+        num_draws: draws of the agent's belief.
+        compile: as `pyro_fed.run` takes it.
+        settings: waits and sizes.
+        listen: where to listen; the address in the peers file by default.
+        checkpoint: folder that gets the state after every round.
+        resume: go on from there.
+        progress: whether to show how far it is.
+    """
+
+    model: Callable[..., Any]
+    plate: str
+    rows: tuple[Any, ...]
+    identity: Identity
+    peers: Peers
+    algorithm: Algorithm
+    num_rounds: int | None = None
+    seed: int = 0
+    num_draws: int = NUM_DRAWS
+    compile: str = "auto"
+    settings: LinkSettings = field(default_factory=LinkSettings)
+    listen: str | None = None
+    checkpoint: Path | None = None
+    resume: bool = False
+    progress: bool = True
+
+
+def run_agent(agent: Agent) -> InferenceData:
+    """Work with the neighbours until all have converged, or for so many rounds.
+
+    The draws are the agent's chain of `pyro_fed.run(..., graph=peers.graph, executor="sequential")` on all agents' rows
+    with the same seed: the same noise, the same sums in the same order.
+
+    Args:
+        agent: who it is, what it has, and what is run.
+
+    Returns:
+        The groups `posterior`, of this agent's draws, and `federation`, of what it saw: its own rounds and figures, the
+        largest move and the disagreement over all agents, the agents heard in each round.
+
+    Raises:
+        SettingError: an algorithm that needs a server, or settings out of their ranges.
+        ProtocolError: a neighbour that runs something else, or sends what is not a message.
+        Unwelcome: a neighbour that is not who its certificate should say.
+        QuorumError: nobody answers; its `result` holds the belief so far, where there is one.
+        CheckpointError: a checkpoint of another run.
+
+    Example:
+        >>> peers = load_peers(Path("peers.toml"))
+        >>> me = Identity.load(Path("certificates"), "north")
+        >>> idata = run_agent(Agent(model=model, plate="data", rows=(x, y), identity=me, peers=peers,
+        ...                         algorithm=pf.P2PVI()))
+    """
+    name = agent.identity.name
+    me = agent.peers.number(name)
+    with threads(1), torch.no_grad():
+        own = _own(agent)
+        algorithm = _algorithm(agent, own)
+        rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
+        if rounds < 1:
+            raise SettingError(f"num_rounds must be at least 1, received {rounds}")
+        links = Links(me, agent.peers, agent.settings, _agreement(agent, algorithm, own, rounds))
+        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
+        try:
+            _agree(links)
+            federation = _together(own, links)
+            return _worked(agent, algorithm, federation, links, rounds)
+        finally:
+            links.outbox.close()
+            links.wire.close()
+
+
+def _own(agent: Agent) -> Federation:
+    """The agent's rows as a federation of one, in a dtype that does not depend on their values."""
+    dtype = flatten(agent.model, agent.rows, None).floating_dtype()
+    own = Federation.from_clients(agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, dtype=dtype)
+    check_apart(own.problem, "by agents")
+    return own
+
+
+def _algorithm(agent: Agent, own: Federation) -> Algorithm:
+    """The algorithm with what the graph asks for.
+
+    Raises:
+        SettingError: it is none for agents.
+    """
+    if isinstance(agent.algorithm, Plan):
+        raise SettingError(
+            f"{type(agent.algorithm).__name__} tries several algorithms; agents run one, such as P2PVI()"
+        )
+    algorithm: Algorithm = stages_of(agent.algorithm, own.problem, agent.peers.graph)[0].algorithm
+    if not isinstance(algorithm, OnGraph):
+        raise SettingError(f"{type(algorithm).__name__} needs a server; agents run P2PVI, P2PEP or P2PFedAvg")
+    return algorithm
+
+
+def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int) -> dict[str, str]:
+    """What all agents must have in common."""
+    problem = own.problem
+    arguments = problem.arguments
+    rows = [
+        [label, list(leaf.shape[1:]), str(leaf.dtype)]
+        for label, leaf in zip(arguments.row_names, arguments.rows, strict=True)
+    ]
+    return {
+        "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
+        "agents and graph": agent.peers.described(),
+        "algorithm": described(algorithm),
+        "rounds": str(rounds),
+        "seed": str(agent.seed),
+        "plate": problem.plate,
+        "model (the operations of its density, and constants in them)": traced(problem, rows=1),
+        "shared arguments": json.dumps(shared_arguments(problem)),
+        "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
+        "rows": json.dumps(rows),
+        "dtype": str(problem.dtype),
+    }
+
+
+def _agree(links: Links) -> None:
+    """See that all neighbours, and so all agents, run the same.
+
+    Raises:
+        ProtocolError: names what differs.
+        QuorumError: a neighbour does not answer.
+    """
+    mine = links.said
+    for j in links.wire.neighbours:
+        name = links.names[j]
+        try:
+            theirs = links.wire.hello(j, links.settings.patience_all)
+        except Refused as error:
+            said = links.wire.said.get(j, "no answer")
+            raise QuorumError(
+                f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
+                f"({said})"
+            ) from error
+        for key in {**mine, **theirs}:
+            if mine.get(key) != theirs.get(key):
+                raise ProtocolError(
+                    f"agents {links.names[links.me]} and {name} differ in {key}: {mine.get(key)!s:.300} and "
+                    f"{theirs.get(key)!s:.300}"
+                )
+
+
+def _together(own: Federation, links: Links) -> Together:
+    """The federation of all, once every agent has said how many rows it has."""
+    counts, _ = links.spread(
+        At(-1, -1, 0), {"rows": torch.tensor([own.num_rows])}, links.settings.patience_all, whole=True
+    )
+    return Together(own, links.names, links.me, counts["rows"])
+
+
+def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
+    """The agent's rounds, and its result."""
+    record = Record(federation.client_names)
+    problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
+
+    def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
+        connect(part, graph, schedule, num_clients, seed)  # its checks
+        assert isinstance(part, OnGraph)
+        return neighbours_of(links, part)
+
+    context = Context(
+        federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network
+    )
+    if agent.checkpoint is not None:
+        marks = fingerprint(algorithm, federation, rounds, None, agent.peers.graph, agent.seed, None, None)
+        context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume)
+    elif agent.resume:
+        raise SettingError("resume needs a checkpoint, the folder that holds the state")
+    finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)
+    try:
+        with context.interruption:
+            shared = run_phases(algorithm, context, rounds, None)
+        found = _result(finish, shared, links.me)
+        with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
+            _leave(links, len(record.rounds))
+        return found
+    except StoppedError as error:
+        if error.state is not None and error.algorithm == algorithm:
+            with suppress(DivergenceError):  # a state that was never a distribution has no draws
+                error.result = _result(finish, error.state, links.me)
+                error.result.attrs["stopped"] = str(error)
+        raise
+    finally:
+        if context.checkpoint is not None:
+            context.checkpoint.close()
+
+
+def _result(finish: Finish, shared: State, me: int) -> InferenceData:
+    """The agent's own chain."""
+    alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
+    draws = finish.drawn(alone)[me : me + 1]
+    finish.judge(alone, draws)
+    record = finish.context.record
+    record.notes += record.failed()
+    say(record.said())
+    return finish.result(alone, draws)
+
+
+def _leave(links: Links, rounds: int) -> None:
+    """Stay until the neighbours have what they need of this agent, and know that it has ended."""
+    last = max(links.at.phase, 0)
+    if links.outbox.ended(last) is None:
+        links.outbox.end(last, rounds - 1)
+    at = At(END, -1, 0)
+    there = links.up(at)
+    done = {"done": torch.ones(1, dtype=torch.bool)}
+    links.outbox.put(at, done)
+    found = links.wire.ask({j: with_step("Take", at, done) for j in there}, links.settings.patience)
+    left = {j for j, answer in found.items() if not isinstance(answer, Refused)}
+    links.outbox.wait_until_taken(at, left, links.settings.patience)

@@ -1,0 +1,194 @@
+"""An authority and the agents' certificates: for a rehearsal, or where no other authority is at hand.
+
+Every agent has a key of its own and a certificate for its name, signed by one authority. A deployment has these made by
+whoever runs the institutions' certificates; what an agent asks of them is the name of the peers file as a DNS name
+among the subject's alternative names, and both uses, of a server and of a client.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pyro_fed.errors import SettingError
+
+#: Files of the authority; those of an agent are NAME.crt and NAME.key.
+AUTHORITY = "ca"
+#: Days that certificates are good for.
+DAYS = 30
+#: Clocks of two machines may differ by so many minutes.
+CLOCKS = 10
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What an agent shows, and whom it believes.
+
+    Args:
+        name: the agent's.
+        key: its private key, PEM.
+        certificate: for its name, PEM.
+        authority: the certificate of the authority that has signed all agents', PEM.
+    """
+
+    name: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Identity:
+        """From NAME.key, NAME.crt and ca.crt in a folder.
+
+        Raises:
+            SettingError: a file is missing, or the certificate is not for that name, or not good now.
+        """
+        try:
+            parts = [(folder / file).read_bytes() for file in (f"{name}.key", f"{name}.crt", f"{AUTHORITY}.crt")]
+        except OSError as error:
+            raise SettingError(
+                f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
+            ) from error
+        _check(parts[1], name, folder)
+        return cls(name, *parts)
+
+
+def _check(pem: bytes, name: str, folder: Path) -> None:
+    where = f"--certificates {folder}: {name}.crt"
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
+    if name not in names.get_values_for_type(x509.DNSName):
+        raise SettingError(f"{where} is for {names.get_values_for_type(x509.DNSName)}, expected {name!r}")
+    now = datetime.datetime.now(datetime.UTC)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        raise SettingError(
+            f"{where} is good from {found.not_valid_before_utc} until {found.not_valid_after_utc}, not at {now}"
+        )
+
+
+def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
+    """Make an authority and a certificate for each agent.
+
+    The authority's key is written too, so that agents can be added; keep it away from the agents' machines.
+
+    Args:
+        folder: gets ca.key, ca.crt, and NAME.key, NAME.crt of each; an authority that is there signs again.
+        names: the agents'.
+        days: that the certificates are good for.
+
+    Returns:
+        The files, keys readable by their owner alone.
+
+    Raises:
+        SettingError: a file of an agent is there already, or the folder cannot be written.
+
+    Example:
+        >>> write_certificates(Path("certificates"), ["north", "south"])[0].name
+        'ca.key'
+    """
+    taken = [folder / f"{name}.key" for name in names if (folder / f"{name}.key").exists()]
+    if taken:
+        raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        key, authority, written = _authority(folder, days)
+        for name in names:
+            own = ec.generate_private_key(ec.SECP256R1())
+            written += _write(folder, name, own, _signed(name, own, key, authority, days))
+    except OSError as error:
+        raise SettingError(f"{folder} cannot be written: {error}") from error
+    return written
+
+
+def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, list[Path]]:
+    """The authority's key and certificate, and the files if they were made just now."""
+    if (folder / f"{AUTHORITY}.key").exists():
+        key = serialization.load_pem_private_key((folder / f"{AUTHORITY}.key").read_bytes(), password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SettingError(f"{folder / AUTHORITY}.key is not a key that was written here")
+        return key, x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes()), []
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject("pyro_fed agents' authority")
+    public = key.public_key()
+    certificate = (
+        _builder(name, name, public, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return key, certificate, _write(folder, AUTHORITY, key, certificate)
+
+
+def _signed(
+    name: str,
+    own: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    days: int,
+) -> x509.Certificate:
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return (
+        _builder(_subject(name), authority.subject, own.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=CLOCKS))
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _write(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> list[Path]:
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    files = [folder / f"{name}.key", folder / f"{name}.crt"]
+    with os.fdopen(os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text)
+    files[1].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return files

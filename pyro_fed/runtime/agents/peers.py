@@ -1,0 +1,147 @@
+"""The file that all agents share: who they are, where they listen, and who talks to whom.
+
+    graph = "ring"                       # a builder of pyro_fed.graph over the agents in this order; or
+    links = [["north", "south"], ...]    # the links themselves, with Metropolis weights
+
+    [agents.north]
+    address = "north.example.org:7443"
+
+The graph is common knowledge: from it every agent has W, its spectral gap, hence the consensus steps of a round, and
+the centralities, without asking anybody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from scipy.sparse import csgraph
+
+from pyro_fed.errors import SettingError, listed
+from pyro_fed.graph import FixedGraph, from_networkx
+from pyro_fed.recipes.components import resolve_component
+from pyro_fed.recipes.recipe import read_toml
+
+#: Names that can stand in a certificate as a DNS name.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?")
+#: host:port, or [IPv6]:port.
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The agents of a run.
+
+    Args:
+        names: theirs, in the order of the graph.
+        addresses: where each listens, "host:port".
+        graph: who talks to whom; every agent's W.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    graph: FixedGraph
+
+    def number(self, name: str) -> int:
+        """The agent's number in the graph.
+
+        Raises:
+            SettingError: there is no such agent.
+        """
+        if name not in self.names:
+            raise SettingError(f"the peers file has no agent {name!r}; it has {listed(self.names)}")
+        return self.names.index(name)
+
+    def links(self, agent: int) -> dict[int, float]:
+        """The agents that one hears, and the weight that it gives to each; without itself."""
+        row = self.graph.matrix[[agent], :]
+        return {int(j): float(w) for j, w in zip(row.indices, row.data, strict=True) if int(j) != agent}
+
+    @property
+    def diameter(self) -> int:
+        """Steps in which what one agent knows reaches every other."""
+        return int(np.max(csgraph.shortest_path(self.graph.matrix, unweighted=True)))
+
+    def described(self) -> str:
+        """What two agents must have in common, as text: names, and W to the last bit."""
+        matrix = self.graph.matrix.tocoo()
+        entries = zip(matrix.row.tolist(), matrix.col.tolist(), (w.hex() for w in matrix.data.tolist()), strict=True)
+        return json.dumps([list(self.names), sorted(entries)])
+
+
+def load_peers(path: Path) -> Peers:
+    """Read and check a peers file.
+
+    Args:
+        path: of the TOML file.
+
+    Returns:
+        The agents and their graph.
+
+    Raises:
+        SettingError: no such file, unknown keys, names or addresses that are none, a graph that is not connected, or
+            one whose links cannot fail without changing what each datum counts.
+
+    Example:
+        >>> load_peers(Path("peers.toml")).names
+        ('north', 'east', 'south')
+    """
+    if not path.is_file():
+        raise SettingError(f"--peers {path}: there is no such file")
+    content = read_toml(path)
+    odd = sorted(set(content) - {"graph", "links", "agents"})
+    if odd:
+        raise SettingError(f"{path}: unknown keys {odd}; expected graph or links, and a table [agents.NAME] each")
+    names, addresses = _agents(content.get("agents"), path)
+    return Peers(names, addresses, _graph(content, names, path))
+
+
+def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(table, dict) or len(table) < 2:
+        raise SettingError(f"{path}: expected at least two tables [agents.NAME], each with an address")
+    for name, entry in table.items():
+        if not _NAME.fullmatch(name):
+            raise SettingError(f"{path}: an agent's name has letters, digits and '-' within, received {name!r:.80}")
+        if not isinstance(entry, dict) or set(entry) != {"address"} or not isinstance(entry["address"], str):
+            raise SettingError(f'{path}: [agents.{name}] has one key, address = "host:port"; received {entry!r:.200}')
+        if not _ADDRESS.fullmatch(entry["address"]):
+            raise SettingError(f"{path}: [agents.{name}]: address {entry['address']!r:.200} is not host:port")
+    addresses = tuple(entry["address"] for entry in table.values())
+    if len(set(addresses)) < len(addresses):
+        raise SettingError(f"{path}: two agents have one address, {listed(addresses)}")
+    if len({name.lower() for name in table}) < len(table):
+        raise SettingError(f"{path}: agents' names must differ by more than case, received {listed(table)}")
+    return tuple(table), addresses
+
+
+def _graph(content: dict[str, Any], names: tuple[str, ...], path: Path) -> FixedGraph:
+    if ("graph" in content) == ("links" in content):
+        raise SettingError(f'{path}: give either graph, such as graph = "ring", or links, pairs of names')
+    if "graph" in content:
+        graph = resolve_component("pyro_fed.graph", content["graph"], path, len(names))
+    else:
+        graph = _from_links(content["links"], names, path)
+    if not isinstance(graph, FixedGraph):
+        raise SettingError(f'{path}: agents talk over a fixed graph, such as "ring" or links; received {graph!r:.200}')
+    if not graph.keeps_centrality:
+        raise SettingError(
+            f"{path}: the graph's W is not reversible: where an agent fails, data would no longer count once. Take an "
+            "undirected graph with Metropolis weights, which links = [...] has"
+        )
+    graph.check()
+    return graph
+
+
+def _from_links(links: Any, names: tuple[str, ...], path: Path) -> FixedGraph:
+    found = nx.Graph()
+    found.add_nodes_from(range(len(names)))
+    for pair in links if isinstance(links, list) else [links]:
+        if not isinstance(pair, list) or len(pair) != 2 or not set(pair) <= set(names) or pair[0] == pair[1]:
+            raise SettingError(f"{path}: a link is a pair of agents' names, received {pair!r:.200}; {listed(names)}")
+        found.add_edge(names.index(pair[0]), names.index(pair[1]))
+    return from_networkx(found)

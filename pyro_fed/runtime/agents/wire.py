@@ -1,0 +1,335 @@
+"""gRPC with mutual TLS: what an agent serves to its neighbours, and how it asks them.
+
+Both ends show a certificate of the run's authority. A caller is who its certificate says, and must be a neighbour in
+the peers file; a server must have the certificate of the agent that is called, wherever it answers. Requests are small,
+a few numbers, and answers have the shapes of this agent's own message; they are the encoded messages of
+`runtime.messages` and nothing is unpickled. There are generic handlers in the place of generated code.
+
+    Hello    what the agent is to agree on with the others, as JSON
+    Take     its message of a step, as soon as it has one
+    Rejoin   for a link that was down: from which round it is up, and what has passed over it
+    Flow     what has passed over the link
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import torch
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.fingerprint import hashed
+from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
+from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.outbox import At, Refused, Why
+from pyro_fed.runtime.agents.peers import Peers
+from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
+from pyro_fed.runtime.messages.header import Entry
+
+#: The service.
+SERVICE = "pyro_fed.Agent"
+#: Longest request: a header and a few numbers; and longest agreement.
+MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
+#: Requests of one neighbour that may wait at a time: of its own thread, and a last one that has not been given up yet.
+WAITING = 3
+#: A request of the longest wait, in seconds, so that one whose caller is gone ends.
+LONGEST_WAIT = 30.0
+#: How gRPC says why a message is not to be had.
+CODES = {
+    Why.DOWN: grpc.StatusCode.ABORTED,
+    Why.ENDED: grpc.StatusCode.OUT_OF_RANGE,
+    Why.GONE: grpc.StatusCode.NOT_FOUND,
+    Why.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_WHYS = {code: why for why, code in CODES.items()}
+#: One step, as it travels.
+_AT = Entry((3,), torch.int64)
+#: The tensors of each request.
+REQUESTS: dict[str, Spec] = {"Take": {"at": _AT}, "Rejoin": {"at": _AT, "last": _AT}, "Flow": {"at": _AT}}
+
+
+class Unwelcome(PyroFedError):
+    """A neighbour that does not take this agent for who it is, or is not who it should be."""
+
+
+class Answers(ABC):
+    """What an agent says to its neighbours; called in the server's threads."""
+
+    @abstractmethod
+    def agreement(self) -> dict[str, str]:
+        """What all agents must have in common, name → text."""
+
+    @abstractmethod
+    def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
+        """The answer to a request.
+
+        Args:
+            method: "Take", "Rejoin" or "Flow".
+            neighbour: who asks.
+            request: its tensors, see `REQUESTS`.
+            seconds: that it will wait.
+
+        Raises:
+            Refused: it is not to be had.
+        """
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question to a neighbour: the method, the request's tensors, and the shapes of its answer."""
+
+    method: str
+    request: State
+    expected: Spec
+
+
+class Wire:
+    """An agent's server, and its channels to its neighbours.
+
+    Attributes:
+        run: the run's id, a digest of what all agents have in common: messages of another run are refused.
+        said: by neighbour, the last reason why there was no answer.
+
+    Args:
+        me: the agent's number.
+        peers: all agents.
+        identity: the agent's key and certificate.
+        settings: waits and sizes.
+        answers: what it says.
+        listen: where it listens; the address in the peers file by default.
+
+    Raises:
+        SettingError: nothing can be bound there.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        peers: Peers,
+        identity: Identity,
+        settings: LinkSettings,
+        answers: Answers,
+        listen: str | None = None,
+    ) -> None:
+        self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
+        self.neighbours = sorted(peers.links(me))
+        self.run = hashed([], json.dumps(answers.agreement()))[:16]
+        self.said: dict[int, str] = {}
+        self._numbers = {peers.names[j]: j for j in self.neighbours}
+        self._server = self._serve(identity, listen or peers.addresses[me])
+        self._channels = {j: self._channel(identity, j) for j in self.neighbours}
+
+    def _serve(self, identity: Identity, address: str) -> Any:
+        waiting = WAITING * len(self.neighbours)
+        server = grpc.server(
+            futures.ThreadPoolExecutor(waiting, thread_name_prefix="agent"),
+            maximum_concurrent_rpcs=waiting,
+            options=[
+                ("grpc.max_receive_message_length", MAX_REQUEST),
+                ("grpc.max_send_message_length", self.settings.max_bytes),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        handlers = {"Hello": self._hello, **{name: self._handler(name) for name in REQUESTS}}
+        unary = {name: grpc.unary_unary_rpc_method_handler(handler) for name, handler in handlers.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, unary),))
+        credentials = grpc.ssl_server_credentials(
+            [(identity.key, identity.certificate)], root_certificates=identity.authority, require_client_auth=True
+        )
+        try:
+            bound = server.add_secure_port(address, credentials)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise SettingError(f"agent {identity.name} cannot listen at {address}: is another one running there?")
+        server.start()
+        return server
+
+    def _channel(self, identity: Identity, neighbour: int) -> Any:
+        credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
+        again = int(1000 * self.settings.retry_every)
+        options = [
+            ("grpc.ssl_target_name_override", self.peers.names[neighbour]),
+            ("grpc.max_receive_message_length", self.settings.max_bytes),
+            ("grpc.max_send_message_length", MAX_REQUEST),
+            ("grpc.initial_reconnect_backoff_ms", again),
+            ("grpc.min_reconnect_backoff_ms", again),
+            ("grpc.max_reconnect_backoff_ms", 10 * again),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+        ]
+        return grpc.secure_channel(self.peers.addresses[neighbour], credentials, options)
+
+    def close(self) -> None:
+        """End the server and the channels."""
+        for channel in self._channels.values():
+            channel.close()
+        self._server.stop(grace=None).wait()
+
+    # -- the server ------------------------------------------------------------------------------------------
+    def _hello(self, data: bytes, context: Any) -> bytes:
+        self._caller(context)
+        return json.dumps(self.answers.agreement()).encode()
+
+    def _handler(self, method: str) -> Callable[[bytes, Any], bytes]:
+        def handle(data: bytes, context: Any) -> bytes:
+            caller = self._caller(context)
+            try:
+                asked = decode(data, REQUESTS[method])
+                self._check(asked.header, self.peers.names[caller])
+                wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
+                found = self.answers.answer(method, caller, asked.tensors, wait)
+            except Refused as refused:
+                context.abort(CODES[refused.why], str(refused.round))
+            except ProtocolError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return encode(Message(answer(asked.header), found))
+
+        return handle
+
+    def _caller(self, context: Any) -> int:
+        """The neighbour that a caller's certificate names."""
+        shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(
+            "x509_subject_alternative_name", ()
+        )]  # fmt: skip
+        for name in shown:
+            if name in self._numbers:
+                return self._numbers[name]
+        context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"the certificate is for {listed(shown)}, who is no neighbour of {self.peers.names[self.me]}",
+        )
+        raise AssertionError  # abort raises
+
+    def _check(self, header: Header, caller: str) -> None:
+        if header.kind != "ask" or header.client != caller:
+            raise ProtocolError(f"the request is that of {header.client!r}, its certificate that of {caller!r}")
+        if header.run != self.run:
+            raise ProtocolError(f"it is of run {header.run}, this is run {self.run}")
+
+    # -- the channels ----------------------------------------------------------------------------------------
+    def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
+        """What a neighbour is to agree on, as soon as it is there.
+
+        Raises:
+            Unwelcome: one of both is not who it should be.
+            Refused: it does not answer in time.
+            ProtocolError: it answers something else.
+        """
+        call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
+        data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
+        try:
+            if len(data) > MAX_AGREEMENT:
+                raise ValueError(f"{len(data)} bytes")
+            found = json.loads(data)
+            if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+                raise ValueError("no table of texts")
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"agent {self.peers.names[neighbour]} sent no agreement: {error!s:.200}") from error
+        return found
+
+    def _until(self, call: Callable[[float], bytes], neighbour: int, seconds: float) -> bytes:
+        """A call, again and again until it is answered."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return call(max(0.01, end - time.monotonic()))
+            except grpc.RpcError as error:
+                self._judge(error, neighbour)
+                if time.monotonic() + self.settings.retry_every > end:
+                    raise Refused(Why.LATE) from error
+            time.sleep(self.settings.retry_every)
+
+    def once(self, asks: Mapping[int, Ask]) -> dict[int, State | Refused]:
+        """Questions to neighbours that may not be there, each asked once, for as long as a knock takes.
+
+        Args:
+            asks: by neighbour.
+        """
+        return self.ask(asks, self.settings.knock, again=False)
+
+    def ask(self, asks: Mapping[int, Ask], seconds: float, again: bool = True) -> dict[int, State | Refused]:
+        """Questions to neighbours, all at once, each asked again until it is answered or the time is over.
+
+        Args:
+            asks: by neighbour.
+            seconds: to wait.
+            again: whether to ask again.
+
+        Returns:
+            The answers, or why there is none.
+
+        Raises:
+            Unwelcome: a neighbour is not who it should be, or does not know this agent.
+        """
+        end = time.monotonic() + seconds
+        found: dict[int, State | Refused] = {}
+        waiting = dict(asks)
+        while waiting:
+            calls = {j: self._call(j, one, end - time.monotonic()) for j, one in waiting.items()}
+            for j, (header, call) in calls.items():
+                answered = self._answered(j, waiting[j], header, call, over=not again or time.monotonic() >= end)
+                if answered is not None:
+                    found[j] = answered
+                    del waiting[j]
+            if waiting:
+                time.sleep(self.settings.retry_every)
+        return found
+
+    def _call(self, neighbour: int, one: Ask, seconds: float) -> tuple[Header, Any]:
+        header = Header("ask", self.run, 0, self.peers.names[self.me], token())
+        stub = self._channels[neighbour].unary_unary(f"/{SERVICE}/{one.method}")
+        return header, stub.future(encode(Message(header, one.request)), timeout=min(LONGEST_WAIT, max(0.01, seconds)))
+
+    def _answered(self, neighbour: int, one: Ask, header: Header, call: Any, over: bool) -> State | Refused | None:
+        """An answer, a refusal, or None where it is to be asked again."""
+        try:
+            data = call.result()
+        except grpc.RpcError as error:
+            why = self._judge(error, neighbour)
+            if why in (None, Why.LATE):
+                return Refused(Why.LATE) if over else None
+            ended = error.details() or ""
+            return Refused(why, int(ended) if ended.isdecimal() and len(ended) < 11 else 0)
+        message = decode(data, one.expected, finite=False)
+        if message.header != answer(header):
+            raise Unwelcome(f"agent {self.peers.names[neighbour]} answered another question than it was asked")
+        return message.tensors
+
+    def _judge(self, error: Any, neighbour: int) -> Why | None:
+        """Why there is no answer; None where the neighbour cannot be reached.
+
+        Raises:
+            Unwelcome: asking again will not help.
+        """
+        code, name = error.code(), self.peers.names[neighbour]
+        self.said[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
+        hopeless = (
+            grpc.StatusCode.PERMISSION_DENIED,
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.UNIMPLEMENTED,
+        )
+        if code in hopeless:
+            raise Unwelcome(f"agent {name} refuses this one: {error.details()!s:.300}") from error
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
+            raise Unwelcome(
+                f"agent {name} sent a message above max_bytes={self.settings.max_bytes}: {error.details()!s:.200}"
+            ) from error
+        return _WHYS.get(code)
+
+
+def with_step(method: str, at: At, expected: State | Spec, **more: At) -> Ask:
+    """A question about a step, whose answer has the shapes of a state, or those that a spec says."""
+    spec = {
+        name: value if isinstance(value, Entry) else spec_of({name: value})[name] for name, value in expected.items()
+    }
+    return Ask(method, {"at": at.tensor(), **{name: value.tensor() for name, value in more.items()}}, spec)

@@ -1,0 +1,139 @@
+"""The cases: closed forms against the models' own densities, splits, posteriordb's files."""
+
+import itertools
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad, hessian
+
+from pyro_fed.analysis.bench.cases import posteriordb
+from pyro_fed.analysis.bench.cases.case import NotApplicable, Split, classes
+from pyro_fed.analysis.bench.cases.gallery import gallery_cases, kept
+from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
+from pyro_fed.errors import DataError, SettingError
+
+GAUSSIAN = ("gaussian_mean", "gaussian_covariance", "linear_regression")
+
+
+def log_density(problem):
+    """Log joint density of an unconstrained vector (D,)."""
+
+    def density(z):
+        prior, rows = problem.log_parts(z, problem.rows)
+        return prior + rows.sum()
+
+    return density
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_gaussian_references_are_the_models(name):
+    case = all_cases()[name]
+    args = case.data()
+    density = log_density(Split.parse("iid/2").federation(case, 0).problem)
+    (values,) = case.reference(args).values.values()
+    flat = torch.as_tensor(values).reshape(values.shape[1], -1)
+    curvature = -hessian(density)(flat.mean(0))
+    covariance = torch.cov(flat.T, correction=0).reshape(curvature.shape)
+    torch.testing.assert_close(covariance, torch.linalg.inv(curvature), rtol=1e-6, atol=1e-12)
+    step = covariance @ grad(density)(flat.mean(0)) / covariance.diagonal().sqrt()
+    assert step.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("beta_bernoulli", [(-9, 0)]), ("normal_gamma", [(-4, 2), (-2, 8)]), ("gaussian_mixture_1d", [(-9, 9)])],
+)
+def test_other_references_are_the_models(name, ends):
+    """Moments by a grid over the unconstrained space."""
+    case = all_cases()[name]
+    problem = Split.parse("iid/2").federation(case, 0).problem
+    count = {1: 20_001, 2: 301}[len(ends)]
+    axes = [torch.linspace(*end, count, dtype=torch.float64) for end in ends]
+    z = torch.cartesian_prod(*axes).reshape(-1, len(ends))
+    weights = torch.softmax(torch.func.vmap(log_density(problem))(z), 0).numpy()
+    values = {site: np.asarray(value).reshape(len(z)) for site, value in problem.constrain(z).items()}
+    for site, known in case.reference(case.data()).values.items():
+        mean = weights @ values[site]
+        sd = np.sqrt(weights @ (values[site] - mean) ** 2)
+        assert known.mean() == pytest.approx(mean, abs=2e-3 * sd)
+        assert known.std() == pytest.approx(sd, rel=1e-2)
+
+
+def test_references_that_are_kept_are_of_the_data_that_are_here():
+    for case in gallery_cases():
+        reference = case.reference(case.data())
+        assert not reference.exact
+        assert all(np.isfinite(value).all() and value.shape[:2] == (4, 500) for value in reference.values.values())
+    with pytest.raises(DataError, match="one of other data"):
+        kept("logistic_regression", (torch.zeros(3),))
+    with pytest.raises(DataError, match="is not there"):
+        kept("none", ())
+
+
+def test_splits():
+    cases = all_cases()
+    case = cases["linear_regression"]
+    args = case.data()
+    assert [str(Split.parse(text)) for text in SPLITS] == list(SPLITS)
+    for text in ("iid", "sorted/0", "dirichlet/3", "dirichlet:x/3", "rows/4", "iid/two"):
+        with pytest.raises(SettingError, match="expected iid, sorted, group or dirichlet"):
+            Split.parse(text)
+    fed = Split.parse("sorted/10").federation(case, 0)
+    column = args[0][:, 2]
+    ends = [(column[rows].min(), column[rows].max()) for rows in fed.client_rows]
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends))
+    again = [Split.parse("dirichlet:0.3/10").federation(case, 7).row_counts.tolist() for _ in range(2)]
+    assert again[0] == again[1]
+    with pytest.raises(NotApplicable, match="normal_gamma has 20 rows, too few for 100 clients"):
+        Split.parse("iid/100").partition(cases["normal_gamma"], cases["normal_gamma"].data())
+    with pytest.raises(NotApplicable, match="has 0 groups"):
+        Split.parse("group/10").partition(cases["normal_gamma"], cases["normal_gamma"].data())
+    assert set(QUICK) <= set(cases)
+    for name, text in QUICK.items():
+        Split.parse(text).partition(cases[name], cases[name].data())
+
+
+def test_classes_are_labels_or_quarters():
+    assert classes(np.array([5.0, 2.0, 5.0])).tolist() == [1, 0, 1]
+    assert np.bincount(classes(np.arange(40.0))).tolist() == [10, 10, 10, 10]
+
+
+def test_posteriordb_is_read_from_a_clone_and_from_extracts(tmp_path, monkeypatch):
+    """Both layouts, of made-up draws of `mesquite`'s parameters."""
+    rng = np.random.default_rng(0)
+    names = ["beta[1]", "beta[2]", "beta[3]", "beta[4]", "sigma"]
+    draws = {name: rng.normal(size=(10, 7)) for name in names}
+    full = posteriordb.POSTERIORS["mesquite"].full_name
+    raw = {name: [1.0, 2.0, 3.0] for name in ("diam1", "diam2", "canopy_height", "group", "weight")}
+
+    inside = tmp_path / "clone" / "posterior_database"
+    for folder in ("posteriors", "data/data", "reference_posteriors/draws/draws"):
+        (inside / folder).mkdir(parents=True)
+    (inside / "posteriors" / f"{full}.json").write_text(json.dumps({"data_name": "mesquite"}))
+    chains = [{name: value[chain].tolist() for name, value in draws.items()} for chain in range(10)]
+    for path, content in (
+        (inside / "data" / "data" / "mesquite.json.zip", raw),
+        (inside / "reference_posteriors" / "draws" / "draws" / f"{full}.json.zip", chains),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(path.stem, json.dumps(content))
+    extract = tmp_path / "extracts" / full
+    extract.mkdir(parents=True)
+    (extract / "data.json").write_text(json.dumps(raw))
+    np.savez(extract / "reference.npz", **draws)
+
+    for folder in (tmp_path / "clone", tmp_path / "extracts"):
+        cases = all_cases(folder)
+        assert "mesquite" in cases and "kidiq" in missing_cases(folder)
+        found = cases["mesquite"].reference(cases["mesquite"].data())
+        np.testing.assert_array_equal(found.values["beta"], np.stack([draws[name] for name in names[:4]], -1))
+        np.testing.assert_array_equal(found.values["sigma"], draws["sigma"])
+        assert cases["mesquite"].data()[0].shape == (3, 4)
+    monkeypatch.delenv(posteriordb.VARIABLE, raising=False)
+    assert "mesquite" not in all_cases() and "mesquite" in missing_cases()
+    (extract / "data.json").write_text("[1]")
+    with pytest.raises(DataError, match="expected a JSON object"):
+        all_cases(tmp_path / "extracts")["mesquite"].data()

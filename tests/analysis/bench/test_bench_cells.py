@@ -1,0 +1,215 @@
+"""Cells: three that guard accuracy, adapters that fail, what is on disk, processes that die."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyro_fed.analysis.bench import algorithms
+from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
+from pyro_fed.analysis.bench.bench import run_benchmark
+from pyro_fed.analysis.bench.cases.library import all_cases
+from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version, run_cell
+from pyro_fed.analysis.bench.store import Store
+from pyro_fed.analysis.bench.work import Task, work
+from pyro_fed.errors import DataError, SettingError
+
+CASES = all_cases()
+
+
+def ran(case, split, algorithm, seed=0):
+    return run_cell(Cell(case, split, algorithm.name, seed, "x"), CASES[case], algorithm)
+
+
+def recipe(name):
+    (found,) = find([name], [])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "split", "name", "error", "low", "high"),
+    [
+        ("gaussian_covariance", "sorted/10", "fedep", 0.10, 0.95, 1.06),
+        ("gaussian_mean", "iid/2", "p2p_vi", 0.10, 0.95, 1.06),
+        ("normal_gamma", "iid/2", "fedep", 0.10, 0.85, 1.06),
+    ],
+)
+def test_accuracy_is_guarded(case, split, name, error, low, high):
+    """4,000 draws of a density: a mean's standard error is 0.016 SD, an SD's 1.1 %; a Gaussian loses skewed tails."""
+    found = ran(case, split, recipe(name))
+    assert found.outcome == "right", found
+    assert found.scores["mean_error"] < error
+    assert low < found.scores["sd_low"] and found.scores["sd_high"] < high
+    assert 0.85 < found.scores["coverage"] < 0.93
+    assert found.scores["rounds"] >= 1 and found.scores["bytes"] > 0 and found.scores["cpu_seconds"] > 0
+
+
+def test_same_seed_same_numbers_and_a_wrong_answer_that_says_nothing(tmp_path):
+    """An adapter that draws with the clock's help would not; this one is a Gaussian somewhere else."""
+    path = tmp_path / "elsewhere.py"
+    path.write_text(
+        '"""A Gaussian somewhere else."""\nimport torch\n\n\ndef run(model, clients):\n'
+        "    rows = sum(len(y) for _, y in clients)\n    assert rows == len(clients.pooled[1]) == 200\n"
+        "    assert clients.plate == 'data' and clients.pooled[0].dtype == torch.float64\n"
+        "    return {'theta': 10 + torch.randn(1, clients.num_draws)}\n"
+    )
+    one = Algorithm("elsewhere", path, True)
+    first, again, other = (ran("gaussian_mean", "sorted/2", one, seed) for seed in (0, 0, 1))
+    assert first.outcome == "wrong, silent"
+    assert first.scores["mean_error"] > 10
+    assert first.scores["coverage"] == 0.0
+    assert first.scores["rounds"] is None and first.scores["bytes"] is None
+    drop = ("cpu_seconds", "seconds")
+    figures = [{name: value for name, value in one.scores.items() if name not in drop} for one in (first, again, other)]
+    assert figures[0] == figures[1] != figures[2]
+    assert first.parameters == again.parameters
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        ("raise RuntimeError('no luck')", "failed", "no luck"),
+        ("return 3", "refused", "must return an InferenceData"),
+        ("return {'mu': torch.zeros(1, 10)}", "refused", "no site 'theta'"),
+        ("return {'theta': torch.zeros(1, 10, 2)}", "refused", "expected the shape"),
+        ("return clients.result({'theta': torch.zeros(1, 10)}, draws_are='notes')", "refused", "draws_are must be"),
+        ("return {'theta': torch.full((1, 10), torch.nan)}", "refused", "not finite"),
+    ],
+)
+def test_a_failing_adapter_is_a_cell_that_says_why(tmp_path, body, kind, text):
+    path = tmp_path / "one.py"
+    path.write_text(f"import torch\n\n\ndef run(model, clients):\n    {body}\n")
+    found = ran("gaussian_mean", "iid/2", Algorithm("one", path, True))
+    assert (found.outcome, found.answered) == (kind, False)
+    assert text in found.error
+    assert ("one.py" in found.error) == (kind == "failed" or "return an" in text)
+
+
+def test_adapters_that_cannot_be_loaded(tmp_path):
+    path = tmp_path / "none.py"
+    for text, said in (("x = 1", "does not define run"), ("import nothing_like_it", "cannot be imported")):
+        path.write_text(text)
+        with pytest.raises(AdapterError, match=said):
+            find(["fedep"], [path])
+    with pytest.raises(AdapterError, match="no Python file"):
+        find([str(tmp_path / "missing.py")], [])
+    with pytest.raises(SettingError, match="no recipe or adapter 'fedepp'"):
+        find(["fedepp"], [])
+    path.write_text("def run(model, clients): ...")
+    twin = tmp_path / "below" / "none.py"
+    twin.parent.mkdir()
+    twin.write_text("def run(model, clients): ...")
+    with pytest.raises(DataError, match="two files are called"):
+        find([], [path, twin])
+
+
+def test_shipped_adapters_are_there_and_say_what_they_are():
+    for one in find(list(algorithms.ADAPTERS), []):
+        assert one.adapter and one.about.startswith(("Pyro's", "Consensus"))
+    assert {file.stem for file in algorithms.FOLDER.glob("[a-z]*.py")} == set(algorithms.ADAPTERS)
+
+
+OUTCOME = Outcome("a", "iid/2", "b", 0, "v1", "right", scores={"mean_error": 0.1}, limit=10.0)
+
+
+def test_cells_on_disk(tmp_path):
+    store = Store(tmp_path / "cells")
+    cell = Cell("a", "iid/2", "b", 0, "v1")
+    assert store.read(cell, 10) is None
+    store.write(OUTCOME)
+    assert store.read(cell, 10) == OUTCOME
+    assert store.read(dataclasses.replace(cell, seed=1), 10) is None
+    newer = dataclasses.replace(cell, version="v2")
+    assert store.read(newer, 10) is None
+    assert Store(store.folder, any_version=True).read(newer, 10) == OUTCOME
+    late = dataclasses.replace(OUTCOME, outcome="late")
+    store.write(late)
+    assert [store.read(cell, limit) for limit in (5, 10, 11, None)] == [late, late, None, None]
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"cells": [dataclasses.asdict(dataclasses.replace(OUTCOME, seed=5))]}))
+    store.take(table)
+    assert store.read(dataclasses.replace(cell, seed=5), 10).seed == 5
+    (store.folder / cell.file).write_text("{")
+    with pytest.raises(DataError, match="is no cell of the benchmark"):
+        store.read(cell, 10)
+    table.write_text("[]")
+    with pytest.raises(DataError, match="is no table"):
+        store.take(table)
+
+
+def test_the_version_is_that_of_code_and_adapter(tmp_path):
+    path = tmp_path / "one.py"
+    path.write_text("def run(model, clients): ...")
+    adapter, own = Algorithm("one", path, True), recipe("fedep")
+    assert adapter.version("a") == adapter.version("b") and own.version("a") != own.version("b")
+    before = adapter.version("a")
+    path.write_text("def run(model, clients): return None")
+    assert adapter.version("a") != before
+    assert code_version() == code_version()
+
+
+def doomed(task):
+    """What a process does, by the name of its algorithm."""
+    if task.cell.algorithm == "spins":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+        while True:
+            pass
+    if task.cell.algorithm == "waits":
+        time.sleep(600)
+    if task.cell.algorithm == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if task.cell.algorithm == "writes":
+        Store(task.folder).write(dataclasses.replace(OUTCOME, algorithm="writes"))
+
+
+def test_processes_that_die_are_cells_that_say_so(tmp_path):
+    def task(name, limit):
+        return Task(Cell("a", "iid/2", name, 0, "v1"), Path("x"), False, None, tmp_path, limit)
+
+    tasks = [task("spins", 1.0), task("dies", 60.0), task("writes", 60.0), task("waits", 0.2)]
+    found = {one.cell.algorithm: died for one, died in work(tasks, doomed, 2, None)}
+    assert found["writes"] is None
+    assert Store(tmp_path).read(tasks[2].cell, 60.0).outcome == "right"
+    assert (found["spins"].outcome, found["waits"].outcome, found["dies"].outcome) == ("late", "late", "failed")
+    assert "within 1 s of CPU" in found["spins"].error
+    assert "nor of waiting" in found["waits"].error
+    assert f"signal {signal.SIGSEGV.value}" in found["dies"].error
+    assert list(work(tasks, doomed, 2, time.monotonic())) == []  # the deadline has passed
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path):
+    path = tmp_path / "exact.py"
+    path.write_text(
+        '"""The answer itself."""\nimport torch\n\n\ndef run(model, clients):\n'
+        "    s, y = clients.pooled\n    precision = 0.01 + (s**-2).sum()\n    mean = (y * s**-2).sum() / precision\n"
+        "    draws = mean + torch.randn(1, 4000) / precision.sqrt()\n"
+        "    return clients.result({'theta': draws}, draws_are='independent', doubts=['none, really'])\n"
+    )
+    asked = {"cases": ["gaussian_mean"], "recipes": [str(path)], "jobs": 2}
+    folder, said = tmp_path / "cells", []
+    nothing = run_benchmark(folder, **asked, minutes=0, said=said.append)
+    assert (nothing.outcomes, said, nothing.waiting) == ([], [], 7)
+    some = run_benchmark(folder, **asked, partitions=["iid/2", "sorted/10"], said=said.append)
+    assert (len(some.outcomes), len(said), some.waiting) == (2, 2, 0)
+    every = run_benchmark(folder, **asked, said=said.append)
+    assert (len(every.outcomes), len(said)) == (7, 7)
+    assert {one.outcome for one in every.outcomes} == {"right, doubted"}
+    assert any("group/10: gaussian_mean has 0 groups" in text for text in every.left_out)
+    again = run_benchmark(folder, **asked, said=said.append)
+    assert (again, len(said)) == (every, 7)
+    path.write_text(path.read_text().replace("mean + ", "1 + mean + "))
+    changed = run_benchmark(folder, **asked, partitions=["iid/2"], said=said.append)
+    assert [one.outcome for one in changed.outcomes] == ["wrong, said"]
+    kept = run_benchmark(folder, **asked, partitions=["iid/10"], any_version=True, said=said.append)
+    assert ([one.outcome for one in kept.outcomes], len(said)) == (["right, doubted"], 8)
+    assert np.isfinite(every.outcomes[0].scores["cpu_seconds"])
+    for wrong, text in ((["gausian_mean"], "did you mean|no case"), (["kidiq"], "needs posteriordb")):
+        with pytest.raises(SettingError, match=text):
+            run_benchmark(folder, cases=wrong, posteriordb=tmp_path, minutes=0)

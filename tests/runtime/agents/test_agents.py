@@ -1,0 +1,47 @@
+"""Five agents in processes of their own, over mutual TLS on loopback, against the simulation."""
+
+import os
+import signal
+import time
+
+import numpy as np
+from agents_case import NAMES, Rehearsal, peers_file, simulated
+from late import late
+
+import pyro_fed as pf
+from pyro_fed.runtime.agents.peers import load_peers
+
+az = late("arviz")
+
+
+def wait_for(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not written"
+        time.sleep(0.01)
+
+
+def test_five_agents_one_killed_and_restarted_draw_what_the_simulation_draws(tmp_path):
+    """Killed in the middle of Newton's method over the graph, which means nothing without it: to the last bit."""
+    graph = load_peers(peers_file(tmp_path)).graph
+    agents = Rehearsal(tmp_path, pf.P2PVI())
+    folder = tmp_path / "state"
+    for name in NAMES:
+        agents.start(name, **({"checkpoint": folder} if name == "south" else {}))
+    wait_for(folder / "round-00000001.safetensors")
+    os.kill(agents.processes["south"].pid, signal.SIGKILL)
+    agents.processes["south"].join()
+    assert not (tmp_path / "south.nc").exists()
+    agents.start("south", checkpoint=folder, resume=True)
+    assert agents.join() == dict.fromkeys(["north", "east", "south", "west", "centre"], 0)
+    expected = simulated(pf.P2PVI(), graph)
+    for number, name in enumerate(NAMES):
+        found = az.from_netcdf(str(agents.out(name)))
+        assert found.posterior.sizes["chain"] == 1
+        assert np.array_equal(found.posterior["w"].values[0], expected.posterior["w"].values[number])
+        for figure in ("change", "disagreement"):
+            np.testing.assert_array_equal(found.federation[figure].values, expected.federation[figure].values)
+        assert found.attrs["num_rounds"] == expected.attrs["num_rounds"]
+        assert found.attrs["converged"] == 1
+        assert list(found.federation["client"].values) == list(NAMES)
+        assert not {"observed_data", "constant_data", "log_likelihood"} & set(found.groups())

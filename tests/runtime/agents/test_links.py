@@ -1,0 +1,339 @@
+"""Links between agents, in one process: strangers, what fails and comes back, and what each datum counts."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from agents_case import NAMES, free_ports, peers_file
+
+import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.errors import DataError, ProtocolError, SettingError
+from pyro_fed.ops.mixing import mix
+from pyro_fed.runtime.agents.certificates import Identity, write_certificates
+from pyro_fed.runtime.agents.flows import Flows
+from pyro_fed.runtime.agents.neighbours import Links, Neighbours, neighbours_of
+from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
+from pyro_fed.runtime.agents.peers import Peers, load_peers
+from pyro_fed.runtime.agents.rows import load_rows
+from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.agents.wire import SERVICE, Unwelcome, Wire
+
+QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)
+SAID = {"seed": "0"}
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ring")
+    return load_peers(peers_file(folder)), folder / "certificates"
+
+
+def wired(peers, identity, me, settings=QUICK, said=SAID):
+    links = Links(me, peers, settings, said)
+    links.wire = Wire(me, peers, identity, settings, links)
+    return links
+
+
+# -- who is let in --------------------------------------------------------------------------------------------
+
+
+def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
+    peers, folder = ring
+    north = wired(peers, Identity.load(folder, "north"), 0)
+    other = tmp_path / "other"
+    write_certificates(folder, ["mallory"])
+    write_certificates(other, ["east", "north"])  # the same names, of another authority
+    port = f"127.0.0.1:{free_ports(1)[0]}"
+
+    def caller(identity):
+        pair = Peers((identity.name, "north"), (port, peers.addresses[0]), pf.graph.complete(2))
+        return wired(pair, identity, 0)
+
+    try:
+        known = caller(Identity.load(folder, "east"))
+        assert known.wire.hello(1, 10.0) == SAID
+        known.wire.close()
+        for name, where in (("mallory", folder), ("south", folder)):  # of the same authority, but no neighbours
+            stranger = caller(Identity.load(where, name))
+            with pytest.raises(Unwelcome, match=f"certificate is for {name}, who is no neighbour of north"):
+                stranger.wire.hello(1, 10.0)
+            stranger.wire.close()
+        foreign = caller(Identity.load(other, "east"))  # its certificate is signed by somebody else
+        with pytest.raises(Refused, match="not there yet"):
+            foreign.wire.hello(1, 0.4)
+        foreign.wire.close()
+    finally:
+        north.wire.close()
+    impostor = wired(peers, Identity.load(folder, "west"), 0)  # listens at north's address with another's certificate
+    east = wired(peers, Identity.load(folder, "east"), 1)
+    try:
+        with pytest.raises(Refused):
+            east.wire.hello(0, 0.4)
+    finally:
+        east.wire.close()
+        impostor.wire.close()
+
+
+def test_what_is_no_request_is_refused(ring):
+    peers, folder = ring
+    north, east = (wired(peers, Identity.load(folder, name), i) for i, name in enumerate(NAMES[:2]))
+    try:
+        take = east.wire._channels[0].unary_unary(f"/{SERVICE}/Take")
+        for data, code in (
+            (b"", "INVALID_ARGUMENT"),
+            (b"\xff" * 100, "INVALID_ARGUMENT"),
+            (b"\xff" * 100_000, "RESOURCE_EXHAUSTED"),
+        ):
+            with pytest.raises(grpc.RpcError) as error:
+                take(data, timeout=10.0)
+            assert error.value.code().name == code
+        north.wire.run = "f" * 16
+        with pytest.raises(Unwelcome, match="it is of run"):
+            east.fetch(At(0, 0, 0), [0], {}, 5.0)
+    finally:
+        north.wire.close()
+        east.wire.close()
+
+
+def test_a_message_of_other_shapes_or_numbers_is_refused(ring):
+    peers, folder = ring
+    north, east = (wired(peers, Identity.load(folder, name), i) for i, name in enumerate(NAMES[:2]))
+    algorithm = SimpleNamespace(needs_all=False)
+    try:
+        for message in ({"q": torch.zeros(1, 4)}, {"q": torch.zeros(1, 3).double()}, {"p": torch.zeros(1, 3)}):
+            north.outbox.put(At(0, 0, 0), message)
+            with pytest.raises(ProtocolError, match="expected"):
+                east.fetch(At(0, 0, 0), [0], _spec(torch.zeros(1, 3)), 5.0)
+        north.outbox.put(At(0, 0, 0), {"q": torch.full((1, 3), torch.nan)})
+        network = Neighbours(east, steps=1)
+        network.phase, network.needs_all, network.algorithm = 0, False, algorithm
+        east.outbox.take_down(2, At(0, 0, 0))
+        with pytest.raises(ProtocolError, match="north, round 0: its message is not finite"):
+            network._exchange(At(0, 0, 0), _spec(torch.zeros(1, 3)))
+    finally:
+        north.wire.close()
+        east.wire.close()
+
+
+def _spec(value):
+    from pyro_fed.runtime.messages import spec_of
+
+    return spec_of({"q": value})
+
+
+# -- what fails and comes back --------------------------------------------------------------------------------
+
+
+class Mean(OnGraph):
+    """Every agent puts a number into its belief in each round; consensus makes their mean of it."""
+
+    needs_all = False
+
+    def __init__(self, dies_at=None):
+        self.calls, self.dies_at = 0, dies_at
+
+    def consensus_steps(self, graph, sleepers):
+        return 5
+
+    def combine(self, mine, messages, weights):
+        self.calls += 1
+        if self.calls == self.dies_at:
+            raise InterruptedError  # it has sent its message of this step, and has those of its neighbours
+        return {name: mix(weights, value) for name, value in messages.items()}
+
+    def witness(self, before, after):
+        return {"q": after["q"]}
+
+    def judged(self, told):
+        return {"change": 0.0}
+
+
+class Node(threading.Thread):
+    """An agent of numbers: rounds, a state on disk after each, and a death."""
+
+    LAST, WAIT_AT, SETTLES_AT = 20, 10, 13
+
+    def __init__(self, peers, identity, saved, back, dies_at=None):
+        super().__init__(name=identity.name)
+        self.peers, self.identity, self.saved, self.back = peers, identity, saved, back
+        self.algorithm, self.me = Mean(dies_at), peers.number(identity.name)
+        self.error, self.heard = None, []
+
+    def run(self):
+        try:
+            links = wired(self.peers, self.identity, self.me)
+        except Exception as error:
+            self.error = error
+            return
+        try:
+            self._rounds(links)
+        except InterruptedError:
+            pass
+        except Exception as error:
+            self.error = error
+        finally:
+            links.wire.close()
+
+    def _rounds(self, links):
+        network = neighbours_of(links, self.algorithm)
+        round, shared, put_in, kept = self.saved.get(
+            self.me, (0, {"q": torch.zeros(5, 2, dtype=torch.float64)}, torch.zeros(2, dtype=torch.float64), {})
+        )
+        network.begin(0, round, self.algorithm, shared, {}, kept)
+        while round < self.LAST:
+            if round == self.WAIT_AT:
+                assert self.back.wait(30)
+            shared = network.between(round, shared)
+            if network.awake(round, [self.me]):
+                news = torch.tensor([self.me + 1.0, 10.0 * round * (self.me - 1)], dtype=torch.float64)
+                news = news if round < self.SETTLES_AT else 0 * news
+                message = {"q": shared["q"][self.me : self.me + 1] + news}
+                after, _ = network.combine(self.algorithm, shared, message, torch.tensor([self.me]), None, round)
+                self.heard.append(network.monitor(self.algorithm, shared, after)["agents_heard"])
+                shared, put_in = after, put_in + news
+            round += 1
+            self.saved[self.me] = round, shared, put_in, network.kept()
+
+
+def test_an_agent_that_dies_and_comes_back_late_counts_once(ring):
+    """Killed in round 4, after its neighbours may have taken what it loses; they go on without it for rounds."""
+    peers, folder = ring
+    saved, back = {}, threading.Event()
+    dies = {"south": 4 * 5 + 3}  # in the third step of round 4
+    nodes = [Node(peers, Identity.load(folder, name), saved, back, dies.get(name)) for name in NAMES]
+    for node in nodes:
+        node.start()
+    nodes[2].join(60)
+    end = time.monotonic() + 60
+    assert nodes[2].error is None
+    while min(saved[i][0] for i in (0, 1, 3, 4)) < 8:
+        assert time.monotonic() < end and all(node.error is None for node in nodes)
+        time.sleep(0.02)
+    again = Node(peers, Identity.load(folder, "south"), saved, back)
+    again.start()
+    time.sleep(0.5)
+    back.set()
+    for node in (*nodes, again):
+        node.join(90)
+        assert not node.is_alive()
+        assert node.error is None
+    beliefs = torch.stack([saved[i][1]["q"][i] for i in range(5)])
+    put_in = torch.stack([saved[i][2] for i in range(5)])
+    torch.testing.assert_close(beliefs.mean(0), put_in.mean(0), rtol=1e-12, atol=1e-12)
+    assert len(again.heard) < Node.LAST - 4  # it slept through the rounds that it missed
+    assert min(nodes[0].heard) < 5  # who saw that it was away
+    assert again.heard[-1] == 5
+    assert float((beliefs - beliefs.mean(0)).abs().max()) < 1e-2 * float(put_in.abs().max())
+
+
+def test_the_sums_of_a_link_are_brought_in_step():
+    """The end that has missed an exchange takes the other's sum: v_i F_ij = -v_j F_ji."""
+    generator = torch.Generator().manual_seed(0)
+    mine, theirs = ({"q": torch.randn(1, 3, generator=generator)} for _ in range(2))
+    v = {0: 0.25, 1: 0.75}
+    ends = [Flows.none([1], mine), Flows.none([0], mine)]
+    ends[0].add(1, At(0, 0, 0), 0.6, theirs, mine)
+    ends[1].add(0, At(0, 0, 0), 0.2, mine, theirs)
+    ends[0].add(1, At(0, 0, 1), 0.6, theirs, mine)  # the other end missed this one
+    more = ends[1].adopt(0, ends[0].last[1], ends[0].sums[1], v[0] / v[1])
+    torch.testing.assert_close(more["q"], 0.2 * (mine["q"] - theirs["q"]))
+    torch.testing.assert_close(v[1] * ends[1].sums[0]["q"], -v[0] * ends[0].sums[1]["q"])
+    again = Flows.restored([0], ends[1].kept())
+    assert again.last == ends[1].last
+    assert torch.equal(again.sums[0]["q"], ends[1].sums[0]["q"])
+
+
+def test_the_outbox_keeps_two_rounds_and_says_why_not():
+    box = Outbox()
+    for round in range(4):
+        box.put(At(0, round, 0), {"q": torch.tensor([round])})
+    box.put(At(0, -1, 0), {"q": torch.tensor([-1])})
+    assert box.get(At(0, 2, 0), 1, 0.0)["q"] == 2
+    assert box.get(At(0, -1, 0), 1, 0.0)["q"] == -1
+    box.take_down(1, At(0, 3, 0))
+    box.end(1, 7)
+    for at, why in (
+        (At(0, 1, 0), Why.GONE),
+        (At(0, 3, 0), Why.DOWN),
+        (At(1, 8, 0), Why.DOWN),
+    ):
+        with pytest.raises(Refused) as refused:
+            box.get(at, 1, 0.0)
+        assert refused.value.why is why
+    box.bring_up(1, At(0, 6, 0))
+    assert not box.is_lost(1)
+    for at, why in ((At(0, 5, 0), Why.DOWN), (At(0, 6, 0), Why.LATE), (At(1, 8, 0), Why.ENDED)):
+        with pytest.raises(Refused) as refused:
+            box.get(at, 1, 0.0)
+        assert refused.value.why is why
+    assert box.get(At(0, 3, 0), 2, 0.0)["q"] == 3  # the other links are as they were
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('graph = "ring"', "at least two tables"),
+        ('graph = "ring"\n[agents.a]\naddress = "h:1"', "at least two tables"),
+        ('[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:2"', "either graph"),
+        ('graph = "ring"\nseed = 1\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:2"', "unknown keys"),
+        ('graph = "complete"\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:1"', "one address"),
+        ('graph = "complete"\n[agents.a]\naddress = "h"\n[agents.b]\naddress = "h:1"', "is not host:port"),
+        ('graph = "complete"\n[agents."a/b"]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "letters, digits"),
+        ('graph = "complete"\n[agents.A]\naddress = "h:3"\n[agents.a]\naddress = "h:1"', "more than case"),
+        ('graph = "moon"\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "moon"),
+        ('links = [["a", "c"]]\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "pair of agents' names"),
+        ('links = []\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "not strongly connected"),
+    ],
+)
+def test_peers_files_that_are_none(tmp_path, text, message):
+    path = tmp_path / "peers.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=message):
+        load_peers(path)
+
+
+def test_links_have_metropolis_weights(tmp_path):
+    path = tmp_path / "peers.toml"
+    tables = "".join(f'[agents.{name}]\naddress = "h:{i}"\n' for i, name in enumerate("abc"))
+    path.write_text(f'links = [["a", "b"], ["c", "b"]]\n{tables}')
+    peers = load_peers(path)
+    assert peers.links(0) == {1: pytest.approx(1 / 3)}
+    assert peers.diameter == 2
+    np.testing.assert_allclose(peers.graph.centrality(), 1 / 3)
+
+
+def test_certificates_are_for_one_name_and_keys_for_one_owner(tmp_path):
+    write_certificates(tmp_path, ["a"])
+    assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
+    assert write_certificates(tmp_path, ["b"])[0].name == "b.key"  # the authority that is there signs again
+    with pytest.raises(SettingError, match="is there already"):
+        write_certificates(tmp_path, ["a"])
+    (tmp_path / "a.crt").write_bytes((tmp_path / "b.crt").read_bytes())
+    with pytest.raises(SettingError, match="is for \\['b'\\], expected 'a'"):
+        Identity.load(tmp_path, "a")
+    with pytest.raises(SettingError, match=r"expected c\.key"):
+        Identity.load(tmp_path, "c")
+
+
+def test_rows_from_files(tmp_path):
+    def model(x, y, scale=1.0):
+        pass
+
+    np.savez(tmp_path / "rows.npz", y=np.ones(2), x=np.zeros((2, 3)))
+    x, y = load_rows(tmp_path / "rows.npz", model)
+    assert x.shape == (2, 3) and y.shape == (2,)
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.ones(1))
+    (tmp_path / "rows.py").write_text("def load_rows():\n    return [1], [2]\n")
+    assert load_rows(tmp_path / "rows.py", model) == ([1], [2])
+    np.savez(tmp_path / "other.npz", x=np.ones(1), z=np.ones(1))
+    for name, message in (("objects.npz", "cannot be read"), ("other.npz", "the model takes"), ("none.npz", "no such")):
+        with pytest.raises(DataError, match=message):
+            load_rows(tmp_path / name, model)
