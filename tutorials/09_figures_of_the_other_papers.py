@@ -108,6 +108,7 @@ paper = {
     "precondition": False,
     "midpoint": False,
     "target_ess": None,
+    "minibatches": "anew",
     "control_variate": False,
 }
 paper |= {"step_size": 1e-4, "batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}

@@ -14,6 +14,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
     DrawStats     more columns for `sample_stats`
+    Tempered      its clients' rows count by one over its temperature
     Advice        a cure of its own for an update that left the finite numbers
     Undoing       an error of its server's state is undone by later rounds, by a known part of it in each
     Delegates     what a user names; by its settings another algorithm may be run in its place
@@ -23,6 +24,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from torch import Tensor
@@ -47,6 +49,19 @@ class Pooled:
     """
 
     joint: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tempered:
+    """Its clients' rows come with their likelihood raised to one over the temperature, as in generalised Bayes.
+
+    What works on rows otherwise than as `ClientData` gives them takes a temperature of its own.
+
+    Args:
+        temperature: α; 1 is Bayes.
+    """
+
+    temperature: float = 1.0
 
 
 class OnGraph(ABC):

@@ -218,15 +218,18 @@ def _home(place: _Place) -> str:
 
 def _places(owner: type) -> dict[str, list[_Place]]:
     """Where settings of an owner's settings stand, by their names alone and after their class's: "svi_steps"."""
-    places: dict[str, list[_Place]] = {}
+    plain: dict[str, list[_Place]] = {}
+    prefixed: dict[str, list[_Place]] = {}
     for field, hint in setting_hints(owner).items():
         family = settings_in(hint)
         if family is None:
             continue
         for within in family.kinds().values() if issubclass(family, Variant) else (family,):
             families = [c for c in within.__mro__ if issubclass(c, family)]
-            prefixes = ["", *(f"{snake_case(one.__name__)}_" for one in families)]
             for inner in dataclasses.fields(within):
-                for prefix in prefixes:
-                    places.setdefault(prefix + inner.name, []).append(_Place(field, within, inner.name))
-    return places
+                place = _Place(field, within, inner.name)
+                plain.setdefault(inner.name, []).append(place)
+                for one in families:
+                    prefixed.setdefault(f"{snake_case(one.__name__)}_{inner.name}", []).append(place)
+    # A name as it stands goes before one after its class's: `fisher_steps` is that of NGVI, not Fisher's `steps`.
+    return {name: [*plain.get(name, []), *prefixed.get(name, [])] for name in {**plain, **prefixed}}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.density.rows.arguments import rows_like
-from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
+from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows, without_event_dims
 from pyro_fed.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
 
     Returns:
         `log_prob` (m,), `value` (m, ...) the observations, and `mean` (m, ...), or `probs` (m, C) where
-        the observations are categories.
+        the observations are categories; `labels` (m, L), the probability of each, where a row has several of 0 or 1.
 
     Raises:
         DataError: there are no rows.
@@ -70,4 +70,6 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
         return out | {"probs": fn.probs}
     if isinstance(fn, Bernoulli):
         return out | {"probs": torch.stack([1 - fn.probs, fn.probs], -1)}
+    if isinstance(without_event_dims(fn), Bernoulli) and fn.mean.dim() == 2:
+        out |= {"labels": fn.mean}
     return out | {"mean": fn.mean}

@@ -86,3 +86,36 @@ def test_bad_test_data(y, part):
 def test_rmse_does_not_broadcast():
     with pytest.raises(DataError, match=r"\(3,\), observed value \(3, 1\)"):
         metrics.rmse(torch.zeros(3), torch.zeros(3, 1))
+
+
+def test_multilabel_figures_are_scikit_learn_s():
+    from sklearn.metrics import f1_score, precision_score, recall_score
+
+    rng = np.random.default_rng(0)
+    probs, value = rng.random((40, 5)), rng.integers(0, 2, (40, 5))
+    value[:, 3] = 0  # a label that is never there
+    said, options = probs > 0.5, {"zero_division": 0}
+    found = metrics.multilabel(torch.tensor(probs), torch.tensor(value))
+    assert found == pytest.approx(
+        {
+            "precision": precision_score(value, said, average="micro", **options),
+            "recall": recall_score(value, said, average="micro", **options),
+            "micro_f1": f1_score(value, said, average="micro", **options),
+            "macro_f1": f1_score(value, said, average="macro", **options),
+        }
+    )
+
+
+def labelled(y):
+    """y_il ~ Bernoulli(sigmoid(mu)), three labels a row."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=mu.expand(len(y), 3)).to_event(1), obs=y)
+
+
+def test_rows_of_several_labels_are_measured_by_label():
+    y = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
+    federation = pf.Federation(labelled, (y,), plate="data", num_clients=2)
+    found = metrics.test_metrics(result([0.5, 1.5]), federation, (y,))
+    assert found["recall"] == 1.0  # all probabilities are above one half
+    assert found["precision"] == pytest.approx(4 / 6)

@@ -24,6 +24,7 @@ PARTITIONS = [
     pt.SortedBy(),
     pt.SortedBy(by=np.sin(np.arange(NUM_ROWS))),
     pt.ByGroup(by=GROUPS),
+    pt.FeatureSkew(feature=np.cos(np.arange(NUM_ROWS))),
 ]
 
 
@@ -55,7 +56,7 @@ def test_the_same_seed_gives_the_same_split(partition):
         np.testing.assert_array_equal(first, second)
 
 
-RANDOM = [p for p in PARTITIONS if not isinstance(p, pt.SortedBy | pt.ByGroup)]
+RANDOM = [p for p in PARTITIONS if not isinstance(p, pt.SortedBy | pt.ByGroup | pt.FeatureSkew)]
 
 
 @pytest.mark.parametrize("partition", RANDOM, ids=repr)
@@ -189,3 +190,23 @@ def test_settings_are_frozen():
     assert partition.by.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
         partition.by[0] = 1
+
+
+def test_feature_skew_keeps_the_mix_of_labels_and_parts_the_feature():
+    feature = np.sin(np.arange(4000.0))
+    parts = pt.FeatureSkew(feature=feature, by=BALANCED).split(4000, 5, rng())
+    for label in range(NUM_LABELS):
+        blocks = [feature[rows[BALANCED[rows] == label]] for rows in parts]
+        assert [len(block) for block in blocks] == [200] * 5
+        assert all(a.max() <= b.min() for a, b in itertools.pairwise(blocks))
+
+
+@pytest.mark.parametrize("feature", [np.zeros((4, 2)), [1.0, np.nan], ["a", "b"]])
+def test_feature_skew_needs_a_number_a_row(feature):
+    with pytest.raises(ValueError, match=r"FeatureSkew.*feature"):
+        pt.FeatureSkew(feature=feature)
+
+
+def test_feature_skew_of_other_rows():
+    with pytest.raises(ValueError, match="feature has 3 values for 4 rows"):
+        pt.FeatureSkew(feature=[1.0, 2.0, 3.0]).split(4, 2, rng(), np.array([0, 1, 0, 1]))

@@ -65,7 +65,7 @@ def test_there_is_a_source(cls):
 def test_the_signature_is_the_settings(cls):
     shown = inspect.signature(cls).parameters
     assert list(shown) == [field.name for field in dataclasses.fields(cls) if field.init]
-    assert len(shown) <= 20
+    assert len(shown) <= 22
 
 
 def test_the_settings_within_settings_are_found():

@@ -278,4 +278,6 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
         row |= calibration_errors(predictions.probs, predictions.value)
     if predictions.mean is not None:
         row["rmse"] = metrics.rmse(predictions.mean, predictions.value)
+    if predictions.labels is not None:
+        row |= metrics.multilabel(predictions.labels, predictions.value)
     return row, []

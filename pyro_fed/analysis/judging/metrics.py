@@ -5,6 +5,7 @@ With S posterior draws z_s and test rows y_i:
     log predictive density   (1/n) sum_i log( (1/S) sum_s p(y_i | z_s) )
     accuracy                 (1/n) #{i: argmax_c (1/S) sum_s p(c | z_s) = y_i}
     RMSE                     sqrt( (1/n) sum_i ( (1/S) sum_s E[y_i | z_s] - y_i )^2 )
+    precision, recall, F1    of labels whose probability (1/S) sum_s p(y_il = 1 | z_s) is above one half
 
 Decisions are taken from the average predictive distribution (Kassab and Simeone, Section 7), never from the
 average parameter. The accuracy is given where the observation is a class, the RMSE otherwise.
@@ -38,12 +39,14 @@ class Predictions(NamedTuple):
         value: (n, ...), what was observed.
         mean: (n, ...), mean of the observation, averaged over the draws; None where it is a class.
         probs: (n, C), class probabilities, averaged over the draws; None where it is no class.
+        labels: (n, L), the probability of each of a row's labels, averaged over the draws; None where it has no such.
     """
 
     log_prob: Tensor
     value: Tensor
     mean: Tensor | None
     probs: Tensor | None
+    labels: Tensor | None = None
 
 
 @checked
@@ -58,7 +61,7 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
 
     Returns:
         ``num_rows``; ``log_predictive_density``, a mean per row; ``accuracy`` in [0, 1] for classes, else
-        ``rmse`` in the units of the observation.
+        ``rmse`` in the units of the observation; for rows with several labels of 0 or 1 those of `multilabel` too.
 
     Raises:
         DataError: the test data have no rows, or hold a NaN among the observed values.
@@ -75,6 +78,8 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
         metrics["accuracy"] = accuracy(predictions.probs, predictions.value)
     if predictions.mean is not None:
         metrics["rmse"] = rmse(predictions.mean, predictions.value)
+    if predictions.labels is not None:
+        metrics |= multilabel(predictions.labels, predictions.value)
     return metrics
 
 
@@ -106,6 +111,7 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
         value=value,
         mean=_mean_over_draws(chunks, "mean"),
         probs=_mean_over_draws(chunks, "probs"),
+        labels=_mean_over_draws(chunks, "labels"),
     )
 
 
@@ -154,6 +160,47 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
         0.5
     """
     return (probs.argmax(-1) == value.long()).double().mean().item()
+
+
+@checked
+def multilabel(probs: Tensor, value: Tensor, threshold: float = 0.5) -> dict[str, float]:
+    """Precision, recall and F1 where a row has several labels, each there or not.
+
+    With TP_l, FP_l, FN_l of label l: micro figures are of their sums over the labels, the macro F1 is the mean over the
+    labels of 2 TP_l / (2 TP_l + FP_l + FN_l). What has no denominator is zero.
+
+    Args:
+        probs: (n, L), averaged over the draws.
+        value: (n, L), 0 or 1.
+        threshold: a label is predicted where its probability is above.
+
+    Returns:
+        ``precision``, ``recall`` and ``micro_f1`` over all labels, and ``macro_f1``.
+
+    Raises:
+        DataError: the shapes differ.
+
+    References:
+        Guo et al. (2023), Table 3.
+
+    Example:
+        >>> multilabel(torch.tensor([[0.9, 0.2], [0.8, 0.6]]), torch.tensor([[1, 0], [0, 1]]))["precision"]
+        0.6666666666666666
+    """
+    if probs.shape != value.shape or probs.dim() != 2:
+        raise DataError(f"probabilities of labels have shape {tuple(probs.shape)}, labels {tuple(value.shape)}.")
+    said, true = probs > threshold, value > 0
+    hit, wrong, missed = ((a & b).sum(0).double() for a, b in ((said, true), (said, ~true), (~said, true)))
+
+    def f1(hit: Tensor, wrong: Tensor, missed: Tensor) -> Tensor:
+        return 2 * hit / (2 * hit + wrong + missed).clamp_min(1)
+
+    return {
+        "precision": float(hit.sum() / (hit + wrong).sum().clamp_min(1)),
+        "recall": float(hit.sum() / (hit + missed).sum().clamp_min(1)),
+        "micro_f1": float(f1(hit.sum(), wrong.sum(), missed.sum())),
+        "macro_f1": float(f1(hit, wrong, missed).mean()),
+    }
 
 
 @checked

@@ -20,6 +20,10 @@ from pyro_fed.density.rows.nested import NestedRows
 CHUNK = 500_000
 
 
+#: The power of a likelihood that is not tempered.
+UNIT = torch.ones(())
+
+
 class Batch(NamedTuple):
     """Rows with weights.
 
@@ -39,11 +43,13 @@ class ClientData(NamedTuple):
         rows: tuple of tensors (R, ...) shared by all clients of this process.
         row_index: (n,) positions of this client's rows in `rows`, padded with a valid position.
         num_rows: () number of valid entries of `row_index`.
+        power: () to which every row's likelihood is raised, the same for all clients: one over a temperature.
     """
 
     rows: tuple[Tensor, ...]
     row_index: Tensor
     num_rows: Tensor
+    power: Tensor = UNIT
 
     def full_batch(self) -> Batch:
         """All rows of the client, padding at weight zero."""
@@ -53,7 +59,7 @@ class ClientData(NamedTuple):
             leaf.packed(self.row_index, weight) if isinstance(leaf, NestedRows) else leaf[self.row_index]
             for leaf in self.rows
         )
-        return Batch(tuple(rows), weight.to(row_dtype(self.rows)))
+        return Batch(tuple(rows), weight.to(row_dtype(self.rows)) * self.power)
 
     def take(self, picks: Minibatch) -> Batch:
         """The rows at the picked positions, weighted so that the sum is unbiased for all rows.
@@ -62,7 +68,7 @@ class ClientData(NamedTuple):
             picks: positions and weights, each (m,).
         """
         index = self.row_index[picks.position]
-        return Batch(tuple(leaf[index] for leaf in self.rows), picks.weight)
+        return Batch(tuple(leaf[index] for leaf in self.rows), picks.weight * self.power)
 
 
 class Minibatch(NamedTuple):
@@ -73,7 +79,7 @@ class Minibatch(NamedTuple):
 
 
 #: `in_dims` that map a function over clients: the rows are shared, index and count are not.
-CLIENTS: Any = ClientData._make((None, 0, 0))
+CLIENTS: Any = ClientData._make((None, 0, 0, None))
 #: `in_dims` that map a function over the batches of several clients.
 BATCHES: Any = Batch._make((0, 0))
 
@@ -147,6 +153,70 @@ def draw_minibatches(
     position = order[: num_steps * batch_size].reshape(num_steps, batch_size)
     weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
     return Minibatch(position, weight)
+
+
+def draw_anew(
+    num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
+) -> Minibatch:
+    """Positions of `num_steps` minibatches, each drawn without regard to the others, no row twice in one.
+
+    Args:
+        num_rows: rows the client has, N_k.
+        batch_size: m.
+        num_steps: number of minibatches.
+        generator: the client's generator for this round.
+        dtype: dtype of the weights.
+
+    Returns:
+        Minibatch with position (num_steps, m) and weight (num_steps, m).
+    """
+    if num_rows <= batch_size:
+        return draw_minibatches(num_rows, batch_size, num_steps, generator, dtype)
+    # Floyd's sampling, all steps at once: memory and time are those of what is drawn, not of the rows.
+    position = torch.empty(num_steps, 0, dtype=torch.int64)
+    for last in range(num_rows - batch_size, num_rows):
+        candidate = torch.randint(last + 1, (num_steps, 1), generator=generator)
+        taken = (position == candidate).any(1, keepdim=True)
+        position = torch.cat([position, torch.where(taken, last, candidate)], 1)
+    weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
+    return Minibatch(position, weight)
+
+
+def draw_epochs(
+    num_rows: int, batch_size: int, epochs: int, generator: torch.Generator, dtype: torch.dtype
+) -> Minibatch:
+    """Positions of the minibatches of some epochs: in each every row once, the last minibatch what is left.
+
+    A client has `epoch_length` of them an epoch. Beside clients with more rows what it lacks is padded with weight
+    zero, where it has to stand still (`at_work`).
+
+    Args:
+        num_rows: rows the client has, N_k.
+        batch_size: m.
+        epochs: E.
+        generator: the client's generator for this round.
+        dtype: dtype of the weights.
+
+    Returns:
+        Minibatch with position (E ⌈N_k/m⌉, m) and weight (E ⌈N_k/m⌉, m).
+    """
+    length = max(1, -(-num_rows // batch_size))
+    order = torch.rand(epochs, num_rows, generator=generator).argsort(-1)
+    position = torch.zeros(epochs, length * batch_size, dtype=torch.int64)
+    position[:, :num_rows] = order
+    real = (torch.arange(length * batch_size) < num_rows).to(dtype).reshape(length, batch_size)
+    weight = real * num_rows / real.sum(-1, keepdim=True).clamp_min(1)
+    return Minibatch(position.reshape(epochs * length, batch_size), weight.repeat(epochs, 1))
+
+
+def epoch_length(num_rows: Tensor, batch_size: int) -> Tensor:
+    """Steps of an epoch of clients with so many rows, ⌈N_k/m⌉ and at least one, of the shape of `num_rows`."""
+    return ((num_rows + batch_size - 1) // batch_size).clamp_min(1)
+
+
+def at_work(picks: Minibatch) -> Tensor:
+    """Whether there is a row in a step's minibatch, (): what is padded has none."""
+    return (picks.weight > 0).any()
 
 
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:

@@ -14,13 +14,14 @@ None means the labels handed to `split`, which a Federation takes from its last 
 | `QuantitySkew(alpha)` | a random part of Dirichlet-distributed size | `quantity:0.5` |
 | `LabelShards(c)` | rows of c labels alone | `shards:2` |
 | `MajorityShare(share)` | mostly rows of its home label | `majority:0.8` |
+| `FeatureSkew(feature)` | the pooled mix of labels, and its own range of a feature | |
 | `ByGroup(by)` | the rows of one value, or of several whole ones | `group`, `group:COLUMN` |
 | `SortedBy(by)` | a contiguous block of the sorted rows | `sorted`, `sorted:COLUMN` |
 | `Explicit(indices)` | the rows listed | |
 """
 
 from pyro_fed.federation.partition.base import Partition
-from pyro_fed.federation.partition.by_label import Dirichlet, LabelShards, MajorityShare
+from pyro_fed.federation.partition.by_label import Dirichlet, FeatureSkew, LabelShards, MajorityShare
 from pyro_fed.federation.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
 from pyro_fed.federation.partition.parse import parse
 
@@ -29,6 +30,7 @@ __all__ = [
     "ByGroup",
     "Dirichlet",
     "Explicit",
+    "FeatureSkew",
     "LabelShards",
     "MajorityShare",
     "Partition",

@@ -1,4 +1,4 @@
-"""Partitions that skew the mix of labels: `Dirichlet`, `LabelShards`, `MajorityShare`."""
+"""Partitions by labels: `Dirichlet`, `LabelShards`, `MajorityShare` skew their mix, `FeatureSkew` what is in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.federation.partition.base import ByValue
+from pyro_fed.federation.partition.base import ByValue, as_values
 from pyro_fed.federation.partition.dealing import check_alpha, deal, dirichlet
 
 
@@ -137,3 +137,44 @@ class MajorityShare(ByValue):
             return np.full(len(home), 1 / len(home))
         weights: np.ndarray = np.where(home, self.share / home.sum(), (1 - self.share) / (~home).sum())
         return weights
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSkew(ByValue):
+    """Same labels, different features: within each label the rows sorted by a feature are cut into equal blocks.
+
+    Every client has the pooled mix of labels, up to a row a label, and its own range of the feature: writers whose
+    digits look different, hospitals whose patients differ in age. Ties are in row order.
+
+    Args:
+        feature: value that differs between clients, one a row.
+        by: labels, one a row; None takes those handed to `split`.
+
+    Source: the third kind of non-IID data of Wang et al., Peer-to-peer variational federated learning over arbitrary
+    graphs, Definition 2; "concept drift (same label, different features)" of Kairouz et al. (2021), Section 3.1.
+
+    Example:
+        >>> skewed = pf.partition.FeatureSkew(feature=x[:, 0], by=y)
+        >>> pf.Federation(model, (x, y), plate="data", num_clients=5, partition=skewed)
+    """
+
+    feature: Any = field(repr=False)
+    by: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._freeze_by()
+        values = as_values(self.feature, f"{type(self).__name__}: feature").copy()
+        if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(float)).all():
+            raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
+        values.setflags(write=False)
+        object.__setattr__(self, "feature", values)
+
+    def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
+        if len(self.feature) != num_rows:
+            raise self.error(f"feature has {len(self.feature)} values for {num_rows} rows")
+        parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+        for rows in self.rows_by_label(num_rows, labels):
+            ordered = rows[np.argsort(self.feature[rows], kind="stable")]
+            for mine, block in zip(parts, np.array_split(ordered, num_clients), strict=True):
+                mine.append(block)
+        return [np.concatenate(mine) for mine in parts]

@@ -9,7 +9,7 @@ import torch
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
@@ -32,6 +32,7 @@ class BurnIn(FedAvg):
         second_moment: Adam's β_2.
         eps: what is added to the root of the mean square.
         batch_size: rows a step; None takes all.
+        unit: refused: its steps are counted.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
         server_optimiser: of the averaged step, as of `FedAvg`.
@@ -50,6 +51,7 @@ class BurnIn(FedAvg):
         check_at_least(self, 1, "rounds")
         check_between(self, "second_moment", 0, 1, "[)")
         check_positive(self, "eps")
+        refuse_unused(self, "its steps are counted", "unit")
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -24,9 +24,18 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import (
+    Batch,
+    ClientData,
+    at_work,
+    batch_of,
+    draw_epochs,
+    draw_minibatches,
+    with_batches,
+)
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.ops.bounding import within_cohort
@@ -38,10 +47,12 @@ class FedAvg(Algorithm, Bounding):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
-        chain_steps: L, SGD steps a round.
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
+        unit: what `chain_steps` counts: "steps", or "epochs", in each of which a client takes every row once, in
+            minibatches of `batch_size`: clients of any size then do equal work.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
         server_optimiser: of the averaged step: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad",
@@ -68,6 +79,7 @@ class FedAvg(Algorithm, Bounding):
     step_size: float = 0.01
     momentum: float = 0.9
     batch_size: int | None = None
+    unit: Literal["steps", "epochs"] = "steps"
     prior: bool = False
     damping: float = 1.0
     server_optimiser: Optimiser | optim.Name | None = None
@@ -77,6 +89,11 @@ class FedAvg(Algorithm, Bounding):
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "damping")
         check_between(self, "momentum", 0, 1, "[)")
+        check_choice(self, "unit", ("steps", "epochs"))
+        if self.unit == "epochs" and self.batch_size is None:
+            raise SettingError(
+                f"{type(self).__name__}: unit='epochs' needs the batch_size of the minibatches that make an epoch"
+            )
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
 
     @property
@@ -105,6 +122,8 @@ class FedAvg(Algorithm, Bounding):
         """Minibatches of a round."""
         if self.batch_size is None:
             return ()
+        if self.unit == "epochs":
+            return draw_epochs(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
         return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
 
     def local_step(
@@ -114,14 +133,16 @@ class FedAvg(Algorithm, Bounding):
         batch, dims = with_batches(data, self.batch_size)
         carry = (shared["point"], torch.zeros_like(shared["point"]))
         const = ((data.num_rows, shared["num_rows"]), batch)
-        (point, _), _ = problem.scan(self._step, carry, const, noise, self.chain_steps, ((0, 0), dims))
+        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
+        (point, _), _ = problem.scan(self._step, carry, const, noise, count, ((0, 0), dims))
         return {"delta": point - shared["point"]}, {}, {}
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
         (rows, total), data = const
         velocity = self.momentum * velocity + self.score(problem, point, batch_of(data, picks), rows, total)
-        return (point + self.step_size * velocity, velocity), ()
+        moving = at_work(picks).to(point) if self.unit == "epochs" else 1.0
+        return (point + moving * self.step_size * velocity, velocity), ()
 
     def score(self, problem: Problem, point: Tensor, batch: Batch, rows: Tensor, total: Tensor) -> Tensor:
         """The gradient of a client's objective, (D,).

@@ -3,5 +3,7 @@ from .fedep import FedEP as FedEP
 from .fedpa import BCM as BCM
 from .fedpa import FedPA as FedPA
 from .fedsep import FedSEP as FedSEP
+from .point_sites import Averaging as Averaging
 from .pvi import PVI as PVI
 from .step_control import StepControl as StepControl
+from .streaming_vb import StreamingVB as StreamingVB

@@ -20,6 +20,10 @@ reached like Newton's method does, undamped, and it starts at the federated Lapl
 Deviations: a prior that is not Gaussian gets a site of its own at the server. Fractions are backtracked, never a
 precision repaired. With all clients at work single Newton steps are accelerated (`ops.anderson`): where the precision
 of one parameter follows the mean of another they alternate for ever, and a diagonal curvature oversteps.
+
+The authors' code differs from their text in what Algorithm 3 sums: each Δ_k has a share of one over the clients of the
+round, `changes="mean"`, as the published recipes do: the sum with a learning rate of 0.5 and momentum 0.9 overshoots.
+It clips Δ_k too, at a norm chosen by hand for each task and inference; this does not.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import fitted, large_objections, mean_growth, network_warnings
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
-from pyro_fed.infer.ep.point_sites import PointSites
+from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.site_updates import (
     Limits,
     at_rest,
@@ -60,7 +64,7 @@ from pyro_fed.infer.ep.site_updates import (
     without_value,
 )
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.ep.tilted import IVON, Newton, Numerics, Received, TiltedInference
+from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
@@ -80,17 +84,20 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings that only a Gaussian q has, and no hand-written guide.
 GAUSSIAN_ALONE = (
+    "temperature",
     "covariance",
     "full_dim",
     "curvature",
     "client",
     "start",
+    "averaging",
     "warm_tolerance",
     "margin",
     "min_curvature",
     "step_control",
     "server_optimiser",
     "client_optimiser",
+    "changes",
 )
 #: A hand-written guide takes its expectations at so many times `num_points` draws: they are no polynomials.
 DRAWS_A_POINT = 8
@@ -114,11 +121,13 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
             from them in turn.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi", "ivon".
-            On models of more than 1000 parameters "ivon" is taken where none is set.
+            its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+            measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
@@ -131,6 +140,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
+        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -153,6 +165,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
     num_guide_draws: int = GuidedFedEP.num_guide_draws
     client: TiltedInference | tilted.Name = Newton()
     start: Literal["auto", "laplace", "prior", "fedavg"] = "auto"
+    averaging: Averaging | None = None
     warm_tolerance: float = 0.5
     damping: float | None = None
     min_fraction: float = 1e-6
@@ -161,6 +174,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
     step_control: StepControl = StepControl()
     server_optimiser: Optimiser | optim.Name | None = None
     client_optimiser: Optimiser | optim.Name | None = None
+    changes: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,6 +182,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
         resolve(self, "client_optimiser", Optimiser, allow_none=True)
         check_choice(self, "start", ("auto", "laplace", "prior", "fedavg"))
+        check_choice(self, "changes", ("sum", "mean"))
         check_between(self, "margin", 0, 1, "[)")
         check_positive(self, "damping", allow_none=True)
         check_positive(self, "warm_tolerance", "min_fraction", "min_curvature")
@@ -185,6 +200,12 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
             check_between(self, "damping", 0, 1)
         if self.start in ("prior", "fedavg"):
             refuse_unused(self, f"start={self.start!r} has no Laplace approximation", "warm_tolerance")
+        if self.averaging is not None and not isinstance(self.averaging, Averaging):
+            raise SettingError(f"{name}: averaging must be a pf.Averaging, received {self.averaging!r}")
+        if self.start != "fedavg":
+            refuse_unused(self, "it is that of start='fedavg'", "averaging")
+        if self.server_optimiser is None:
+            refuse_unused(self, "it is what the server's optimiser is given; set server_optimiser", "changes")
         if not isinstance(self.client, Newton):
             refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
         if self.server_optimiser is not None:
@@ -276,12 +297,16 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
             covariance=self.structure(problem),
             full_dim=self.full_dim,
             curvature=self.curvature,
+            temperature=self.temperature,
             tolerance=min(tolerance, self.warm_tolerance),
         )
 
     def point_sites(self) -> Algorithm:
         """What gives the clients their sites at the point of an averaging."""
-        return PointSites()
+        if self.averaging is None:
+            return PointSites(temperature=self.temperature)
+        averaging, scale = self.averaging.algorithm(), self.averaging.scale
+        return PointSites(temperature=self.temperature, averaging=averaging, scale=scale)
 
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
@@ -410,20 +435,37 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         message = {**as_state(delta), "usable": usable}
+        if self.isotropic:
+            message["precision"] = delta.precision[:, :1]
         if self.climbs:
             message["value"] = torch.where(usable, found.info["expected_log_lik"], 0.0).nan_to_num()
         return message, {**local, **as_state(delta, "delta_")}, info
 
+    @property
+    def isotropic(self) -> bool:
+        """Whether every site's precision is a multiple of the identity, of which one number is sent (Section 2.2.2)."""
+        scaled = isinstance(self.client, Identity) and self.client.scale is not None
+        starts_so = self.start == "prior" or (self.start == "fedavg" and self.averaging is not None)
+        return scaled and starts_so and self.covariance == "diag" and not self.additive
+
+    def changes_of(self, messages: State) -> Gaussian:
+        """The clients' changes of their sites, (C,), from what they sent."""
+        precision, eta = messages["precision"], messages["eta"]
+        return gaussian({"precision": precision.expand_as(eta) if self.isotropic else precision, "eta": eta})
+
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes beyond what q and the other clients' changes allow."""
         if isinstance(self.client, IVON):
-            return large_objections(gaussian(received), gaussian(messages))
+            return large_objections(gaussian(received), self.changes_of(messages))
         alike = {name: received[name][:1] for name in ("precision", "eta")}
-        return message_limits.natural(gaussian(alike), gaussian(messages))
+        return message_limits.natural(gaussian(alike), self.changes_of(messages))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""
-        q, deltas = gaussian(shared), joined(gaussian(shared, "prior_delta_"), gaussian(messages))
+        q, sent = gaussian(shared), self.changes_of(messages)
+        if self.changes == "mean":
+            sent = sent.power(1.0 / len(weights))
+        deltas = joined(gaussian(shared, "prior_delta_"), sent)
         damping, move = self.fraction_for(len(weights)), deltas.product_over(0)
         everyone = len(weights) == int(shared["num_clients"])
         known: State = {}
@@ -499,6 +541,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         fractions, share = after["fractions"], gaussian(after, "added_").power(1.0 / len(clients))
         shares = {name: part.expand(len(clients), *part.shape) for name, part in as_state(share, "share_").items()}
         told = {"fraction": fractions, "reset": after["reset"].expand(len(clients)), **shares}
+        if self.changes == "mean":
+            told["weight"] = torch.full_like(fractions, 1.0 / len(clients))
         return told, {"fraction": fractions}
 
     def settle(self, told: State, local: State) -> State:
@@ -506,6 +550,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
         delta = gaussian(local, "delta_")
         if "correction_eta" in told:
             delta = delta.product(gaussian(told, "correction_"))
+        if self.changes == "mean":
+            delta = delta.power(told["weight"])
         state: State = {}
         if self.client_optimiser is None:
             steps = delta.power(told["fraction"])
@@ -523,7 +569,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
     def followed(self, sites: State, messages: State, told: State) -> State | None:
         """As the clients themselves settle them, by the messages that came."""
         told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
-        return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
+        return self.settle(told, {**sites, **as_state(self.changes_of(messages), "delta_")})
 
     def alone(self, messages: State) -> State:
         """Without the clients' log-likelihoods, by which steps are taken back."""
@@ -543,10 +589,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
                 "others': take covariance='diag', or FedAvg with combination.Median()"
             )
         base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
-        held, cut = held_changes(
-            limits, base, gaussian(kept), sent.clients, gaussian(sent.messages), gaussian(shared).mean()
-        )
-        told = as_state(held.quotient(gaussian(sent.messages)), "correction_")
+        changes = self.changes_of(sent.messages)
+        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, gaussian(shared).mean())
+        told = as_state(held.quotient(changes), "correction_")
         return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
 
     def cannot_bound(self) -> str:

@@ -50,6 +50,8 @@ class FedPA(FedEP):
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
             "auto": the prior where it is proper and there are more than `full_dim` parameters.
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+            measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
@@ -61,6 +63,9 @@ class FedPA(FedEP):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
+        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -110,6 +115,7 @@ class BCM(FedEP):
         num_guide_draws: refused, as guides that are functions are.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
         start: "prior" alone.
+        averaging: refused, as a warm start is.
         warm_tolerance: refused, as a warm start is.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. 1 is the committee machine.
         min_fraction: a change of q is skipped where less than this share of it can be taken.
@@ -119,6 +125,9 @@ class BCM(FedEP):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
+        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -139,7 +148,13 @@ class BCM(FedEP):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unused(
-            self, "one round from the prior is all; use FedEP", "start", "warm_tolerance", "tolerance", "step_control"
+            self,
+            "one round from the prior is all; use FedEP",
+            "start",
+            "averaging",
+            "warm_tolerance",
+            "tolerance",
+            "step_control",
         )
 
     def default_rounds(self, num_clients: int) -> int:

@@ -46,11 +46,13 @@ class FedSEP(FedEP, Undoing):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
         num_guide_draws: refused, as guides that are functions are.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
-            its name for their defaults: "newton", "laplace" (L), "mcmc" (M), "identity" (I), "ngvi" (V), "svi", "ivon".
-            On models of more than 1000 parameters "ivon" is taken where none is set.
+            its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+            measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
@@ -63,6 +65,9 @@ class FedSEP(FedEP, Undoing):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: refused: there is no local state for it.
+        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+            "mean", as the authors' code.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -7,11 +7,14 @@ by the steps of `sites.online_newton` with the mean held still, at each client b
 that they have its own curvature. The sites are such that q = t_0 Π t_k has its mean at the point: where averaging has
 stopped is not where the prior and the likelihoods balance, and a single diagonal Newton step from there is longer than
 it may be. What is not true of the sites the rounds that follow replace.
+
+As published (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in before switching to
+FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins; nothing is measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import torch
@@ -19,16 +22,84 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import Settings, explains_unknown, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: The steps by which the curvature at the point is measured.
 MEASURED = OnlineNewton(steps=20)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Settings):
+    """How `start="fedavg"` averages as published, and the sites that it leaves: FedAvg by SGD, then α_cov a row.
+
+    Args:
+        rounds: of averaging.
+        chain_steps: SGD steps of a client a round, or epochs, see `unit`.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        unit: "epochs" or "steps".
+        prior: add the client's share of the log prior, where the authors' code has a weight decay.
+        damping: the server's learning rate.
+        server_optimiser: of the averaged step, as of `FedAvg`.
+        scale: α_cov, the precision that a row gives its client's first site.
+
+    References:
+        Guo et al. (2023), Section 3.2 and Table 7.
+
+    Example:
+        >>> pf.run(pf.FedEP(start="fedavg", averaging=pf.Averaging(rounds=400)), fed)
+    """
+
+    rounds: int = 400
+    chain_steps: int = 10
+    step_size: float = 0.01
+    momentum: float = 0.9
+    batch_size: int | None = 20
+    unit: Literal["steps", "epochs"] = "epochs"
+    prior: bool = True
+    damping: float = 0.5
+    server_optimiser: Optimiser | optim.Name | None = "sgd"
+    scale: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "rounds")
+        check_positive(self, "scale")
+        resolve(self, "server_optimiser", Optimiser, allow_none=True)
+        self.algorithm()
+
+    def algorithm(self) -> FedAvg:
+        """What averages."""
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "scale"}
+        return RoundsOfAveraging(**shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsOfAveraging(FedAvg):
+    """`FedAvg` for so many rounds.
+
+    Args:
+        rounds: of averaging.
+
+    The others are those of `FedAvg`.
+    """
+
+    rounds: int = 400
+
+    def default_rounds(self, num_clients: int) -> int:
+        """As set."""
+        return self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +109,7 @@ class PointSites(GaussianAlgorithm):
     Args:
         averaging: what finds the point.
         measured: the steps by which the curvature is measured.
+        scale: in place of measuring, the curvature of a row.
 
     Example:
         >>> pf.run(pf.FedEP(start="fedavg"), fed)
@@ -48,6 +120,7 @@ class PointSites(GaussianAlgorithm):
     covariance: Literal["auto", "full", "diag"] = "diag"
     averaging: FedAvg = field(default_factory=BurnIn)
     measured: OnlineNewton = MEASURED
+    scale: float | None = None
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""
@@ -66,7 +139,8 @@ class PointSites(GaussianAlgorithm):
     ) -> tuple[State, State]:
         """The point, the prior's site about it, and sites of the curvature that rows are taken to have."""
         point = started(start, self).shared["point"].double()
-        share = torch.full_like(point, FIRST_CURVATURE * problem.num_rows / num_clients)
+        first = FIRST_CURVATURE if self.scale is None else self.scale
+        share = torch.full_like(point, first * problem.num_rows / num_clients)
         narrow = DiagGaussian.from_moments(point, 1 / (num_clients * share))
         prior = self.prior_site(problem, narrow)
         # A prior with tails is not log-concave everywhere; q's mean is at the point whatever the site's precision.
@@ -91,7 +165,9 @@ class PointSites(GaussianAlgorithm):
         return super().download({name: shared[name] for name in names}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Draws and minibatches."""
+        """Draws and minibatches, where the curvature is measured."""
+        if self.scale is not None:
+            return ()
         return self.measured.draw_noise(problem, num_rows, generator)
 
     def local_step(
@@ -99,7 +175,10 @@ class PointSites(GaussianAlgorithm):
     ) -> tuple[State, State, State]:
         """Curvatures at the point."""
         point, prior, clients = (shared[name] for name in ("point", "prior_precision", "num_clients"))
-        site = self.measured.curvature(problem, point, prior, clients, data, noise)
+        if self.scale is None:
+            site = self.measured.curvature(problem, point, prior, clients, data, noise)
+        else:
+            site = torch.ones_like(point) * (self.scale * data.num_rows.double()).unsqueeze(-1)
         return {"precision": site}, {"precision": site, "eta": site * shared["point"] + shared["pull"]}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

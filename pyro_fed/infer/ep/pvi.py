@@ -86,6 +86,8 @@ class PVI(FedEP):
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+            measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
@@ -97,7 +99,10 @@ class PVI(FedEP):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
+        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -59,7 +59,15 @@ class GuideFit:
             return z, count, ()
         return z, count, draw_minibatches(num_rows, self.batch_size, self.steps, generator, problem.dtype)
 
-    def fit(self, problem: Problem, start: Gaussian, cavity: Gaussian, data: ClientData, noise: Noise) -> Gaussian:
+    def fit(
+        self,
+        problem: Problem,
+        start: Gaussian,
+        cavity: Gaussian,
+        data: ClientData,
+        noise: Noise,
+        pace: Tensor | None = None,
+    ) -> Gaussian:
         """The guides of C clients.
 
         Args:
@@ -68,6 +76,7 @@ class GuideFit:
             cavity: c, (C,), proper or not.
             data: the clients' rows.
             noise: of `draw_noise`, (steps, C, ...).
+            pace: factors of Adam's rate, (C,); None is one.
 
         Returns:
             (C,) Gaussians of the structure of `start`.
@@ -75,8 +84,9 @@ class GuideFit:
         mean, factor = start.mean(), start.root()
         rows, dims = with_batches(data, self.batch_size)
         zero = (torch.zeros_like(mean), torch.zeros_like(factor))
-        const = ((cavity.precision, cavity.eta, factor, mean), rows)
-        axes = ((0, 0, 0, 0), dims)
+        pace = torch.ones_like(mean[:, 0]) if pace is None else pace
+        const = ((cavity.precision, cavity.eta, factor, mean), rows, pace)
+        axes = ((0, 0, 0, 0), dims, 0)
         ((loc, raw), _, _), _ = problem.scan(self._step, (zero, zero, zero), const, noise, self.steps, axes)
         middle = mean + times(factor, loc)
         if raw.dim() == 2:
@@ -87,7 +97,7 @@ class GuideFit:
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
         """One step of Adam on the negative ELBO of one client."""
         guide, first, second = carry
-        frame, rows = const
+        frame, rows, pace = const
         draws, count, picks = x
         batch = batch_of(rows, picks)
 
@@ -96,7 +106,7 @@ class GuideFit:
 
         slope = grad(objective)(guide)
         b1, b2, eps = self.adam
-        rate = self.step_size * (1 - (count - 1) / self.steps) if self.falling else self.step_size
+        rate = pace * (self.step_size * (1 - (count - 1) / self.steps) if self.falling else self.step_size)
         first = tuple(b1 * m + (1 - b1) * g for m, g in zip(first, slope, strict=True))
         second = tuple(b2 * v + (1 - b2) * g.square() for v, g in zip(second, slope, strict=True))
         guide = tuple(

@@ -18,9 +18,11 @@ Deviations, each a setting of `langevin.langevin`:
   is indefinite, so that far out g_s would drive a chain away exponentially while it stays at one client. The point
   is the same for all clients, so the f-weighted mean of g_s is still zero.
 * `control_variate`: Σ_batch ∇ log p(x | θ) becomes Σ_batch [∇ log p(x | θ) - ∇ log p(x | θ*)] plus the gradient of
-  all rows at θ*, which each client computes once (Baker et al., 2019).
+  all rows at θ*, which each client computes once (Baker et al., 2019), or at the chain's own position when a visit
+  begins, which it computes every time (SVRG-LD, Dubey et al., 2016).
 
-Letters, in the client's state: 1/f_s `inverse_f`, θ* `anchor`, α g_s(θ*) `pull`, α (P - P_s/f_s) `pull_slope`, R
+Letters, in the client's state: 1/f_s `inverse_f`, θ* `anchor` (of the control variate `visited` where
+that is another), α g_s(θ*) `pull`, α (P - P_s/f_s) `pull_slope`, R
 `trust_radius`, the metric of r `metric`, the gradient at θ* `anchor_score`, A of the preconditioner A A' `factor`.
 """
 
@@ -78,7 +80,7 @@ def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
         return prior_weight * log_prior + local["inverse_f"] * (pointwise * batch.weight).sum()
 
     # One pass for both points; the prior has no rows and needs no correction.
-    both = torch.stack([z, local["anchor"]])
+    both = torch.stack([z, _anchor(local)])
     here, there = problem.vmap(grad(log_target))(both, torch.eye(2, dtype=z.dtype, device=z.device)[0])
     corrected: Tensor = here - there + local["inverse_f"] * local["anchor_score"]
     return corrected + conducive(z, local)
@@ -86,8 +88,13 @@ def score(problem: Problem, z: Tensor, local: State, batch: Batch) -> Tensor:
 
 def anchor_score(problem: Problem, local: State, batch: Batch) -> Tensor:
     """Gradient of a batch's log-likelihood at the anchor: (D,)."""
-    slope: Tensor = grad(lambda z: problem.log_lik(z, batch))(local["anchor"])
+    slope: Tensor = grad(lambda z: problem.log_lik(z, batch))(_anchor(local))
     return slope
+
+
+def _anchor(local: State) -> Tensor:
+    """Where the control variate is taken, (D,)."""
+    return local.get("visited", local["anchor"])
 
 
 def conducive(z: Tensor, local: State) -> Tensor:

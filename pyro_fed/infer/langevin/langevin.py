@@ -21,6 +21,10 @@ Deviations, all settings, all off in the papers' recipes, and those of `langevin
   visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
   chooses t by them. SGLD has no clients and takes `largest_step`. Where the step is shorter than for t = `visit_time`
   burn-in has as many steps more.
+* `minibatches`: pieces of a permutation in place of draws anew in each step. Over an epoch their noise cancels, so that
+  a chain whose visits last an epoch or more, 20 steps of ten in 200 rows say, has less of it.
+* `control_variate`: its gradient of all rows is taken at the mode once, or at the start of each visit, which is
+  SVRG-LD (Dubey et al., 2016, Algorithm 2) at one client with visits as long as an epoch, and needs no mode.
 * `sweeps`: where f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
   what one client's error does the others undo, see `ops.visits`.
 * `target_ess`: the run ends when the slowest coordinate has so many effective draws and R-hat is small.
@@ -30,22 +34,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats
+from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats, Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_anew, draw_minibatches, with_batches
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
@@ -67,7 +71,7 @@ STEP_GIVEN = "the step is not derived where step_size is given; leave step_size 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Algorithm, Chains, DrawStats, Advice):
+class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
     """Chains of Langevin steps, each at one client in a round: what SGLD, DSGLD, FSGLD and FALD share.
 
     Args:
@@ -78,13 +82,16 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
             and R-hat is small; None runs all rounds.
         batch_size: m, rows a step; None takes all of a client's rows.
+        minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
+            each drawn without regard to the others, as published, which has the full minibatch noise.
         step_size: h_0, the variance of the injected noise; None derives it, for preconditioned chains.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ.
         surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites, "laplace", "fedep",
             "local_sgld", "auto", or `Given`; None runs without.
         precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π q_s(θ).
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π q_s(θ); "visit": where the chain
+            is when a visit begins.
         midpoint: evaluate and keep the chain at θ + η/2.
         largest_step: largest h where none is given; stability ends at 4.
     """
@@ -97,12 +104,13 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
     thin: int = 10
     target_ess: int | None = 2000
     batch_size: int | None = 100
+    minibatches: Literal["reshuffled", "anew"] = "reshuffled"
     step_size: float | None = None
     decay: float = 0.0
     decay_offset: float = 1.0
     surrogates: Surrogates = "auto"
     precondition: bool = True
-    control_variate: bool = True
+    control_variate: bool | Literal["visit"] = True
     midpoint: bool = True
     largest_step: float = 0.5
 
@@ -111,16 +119,23 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         check_at_least(self, 0, "burn_in")
         check_at_least(self, 1, "target_ess", "batch_size", allow_none=True)
         check_positive(self, "step_size", allow_none=True)
-        check_positive(self, "decay_offset")
+        check_positive(self, "decay_offset", "temperature")
         check_between(self, "largest_step", 0, 1)
         check_between(self, "decay", 0, 1, "[]")
         check_surrogates(self, allow_none=True)
+        check_choice(self, "minibatches", ("reshuffled", "anew"))
+        if self.batch_size is None:
+            refuse_unused(self, "batch_size=None takes all rows", "minibatches")
         name = type(self).__name__
         if self.step_size is None and not (self.precondition and self.surrogates):
             raise SettingError(f"{name}: without preconditioner the step has no scale: give step_size")
-        if self.surrogates is None and (self.precondition or self.control_variate or self.conducive_weight):
+        if not isinstance(self.control_variate, bool):
+            check_choice(self, "control_variate", ("visit",))
+        at_mode = self.control_variate is True
+        if self.surrogates is None and (self.precondition or at_mode or self.conducive_weight):
             raise SettingError(
-                f"{name}: precondition, control_variate and conducive gradients (alpha) need surrogates, received None"
+                f"{name}: precondition, control_variate at the mode and conducive gradients (alpha) need surrogates, "
+                "received None"
             )
         if self.decay == 0:
             refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
@@ -152,7 +167,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The algorithm that fits the surrogates, if one has to."""
-        return surrogate_phase(self.surrogates, problem)
+        return surrogate_phase(self.surrogates, problem, self.temperature)
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits a chain; it ends by itself, see `target_ess`."""
@@ -221,7 +236,8 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         normal = torch.randn(self.local_steps, problem.dim, generator=generator, dtype=problem.dtype)
         if self.batch_size is None:
             return {"normal": normal}
-        picks = draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
+        drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
+        picks = drawn(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
         return {"normal": normal, "picks": picks}
 
     def local_step(
@@ -236,6 +252,10 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         if whole:  # no minibatch, nothing to correct
             const.pop("anchor_score", None)
             xs.pop("picks", None)
+        elif "anchor_score" in const and self.control_variate == "visit":
+            const["visited"] = shared["position"]
+            each = (dict.fromkeys(const, 0), BATCHES)
+            const["anchor_score"] = problem.mapped(anchor_score, each)(const, data.full_batch())
         axes = (dict.fromkeys(const, 0), dims)
         position, (path, norms) = problem.scan(
             self._step, shared["position"], (const, rows), xs, self.local_steps, axes
@@ -266,7 +286,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         curvature = largest_curvature(problem, shared["position"], local, batch)
         check_step(type(self).__name__, shared["step_size"], curvature, shared["client"])
         news = {"ready": torch.ones_like(local["ready"])}
-        if "anchor_score" in local:
+        if "anchor_score" in local and self.control_variate is True:
             axes = (dict.fromkeys(local, 0), BATCHES)
             news["anchor_score"] = problem.mapped(anchor_score, axes, calls=0)(local, batch)
         return news

@@ -28,6 +28,8 @@ class SGLD(Langevin, Pooled):
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
             and R-hat is at most 1.01; None runs all rounds.
         batch_size: m, rows a step, weighted to all; None takes all rows.
+        minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
+            each drawn without regard to the others, as published, which has the full minibatch noise.
         step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
@@ -38,9 +40,11 @@ class SGLD(Langevin, Pooled):
             `precondition` and `control_variate` off.
         precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
             of any scale.
-        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ).
+        control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
+            chain is when a visit begins (SVRG-LD), which needs no surrogates.
         midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
         largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

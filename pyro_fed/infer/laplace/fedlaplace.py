@@ -76,6 +76,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
             that saves a round.
         min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         rounding: a step may lose this many units in the last place of f, which rounding explains.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

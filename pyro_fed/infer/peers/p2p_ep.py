@@ -76,6 +76,7 @@ class P2PEP(PeerGaussian):
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -39,6 +39,8 @@ class P2PFedAvg(FedAvg, OnGraph):
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD, in [0, 1).
         batch_size: rows a step; None takes all.
+        unit: what `chain_steps` counts: "steps", or "epochs", in each of which an agent takes every row once, in
+            minibatches of `batch_size`.
         prior: add the agent's share of the log prior to its objective.
         damping: learning rate of a server, which there is none: agents mix by the graph. Leave it at its default.
         server_optimiser: of a server, which there is none. Leave it at its default.

@@ -95,6 +95,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
             "newton", "svi", "ivon".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
             minibatches of Adam are a setting of `pf.update.SVI`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -210,6 +211,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
             return shared, local
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
+        if isinstance(self.update, SVI) and self.update.round_decay < 1:
+            local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
         return shared, {**local, **(nothing_known(gaussian(shared), self._newton.memory) if self._accelerates else {})}
 
     def on_graph(self, graph: Graph) -> Self:
@@ -276,14 +279,16 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
         """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         old = gaussian(local)
         cavity = q / old if self._keeps_site else q
-        guide = cast(SVI, self.update).guide_fit.fit(problem, q, cavity, data, noise)
+        update, pace = cast(SVI, self.update), local.get("pace")
+        guide = update.guide_fit.fit(problem, q, cavity, data, noise, pace)
         found = guide / cavity
         usable = guide.is_proper()
         flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
         change = where(usable, found / old if self._keeps_site else found, flat)
         belief, fraction = public_belief(q, change ** self._weight(shared), q.is_proper(), self.damping)
         site = old * change**fraction if self._keeps_site else old
-        return belief, as_state(site), fraction * usable
+        news = {} if pace is None else {"pace": pace * update.round_decay}
+        return belief, {**as_state(site), **news}, fraction * usable
 
     @property
     def _accelerates(self) -> bool:
@@ -315,7 +320,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
         position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
         valid = position < data.num_rows[:, None]
         index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
-        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)))
+        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)) * data.power)
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def sites(self, shared: State, local: State) -> State | None:

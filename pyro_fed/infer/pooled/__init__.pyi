@@ -1,2 +1,3 @@
+from .gvi import GVI as GVI
 from .nuts import NUTS as NUTS
 from .svi import SVI as SVI

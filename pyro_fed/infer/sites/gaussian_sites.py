@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity
+from pyro_fed.algorithm.capabilities import KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -43,7 +43,7 @@ POINT_NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm, KnownDensity):
+class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -67,7 +67,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity):
         check_choice(self, "curvature", ("auto", "hessian", "fisher"))
         check_at_least(self, 1, "full_dim")
         check_at_least(self, 2, "num_points")
-        check_positive(self, "tolerance")
+        check_positive(self, "tolerance", "temperature")
         if self.num_points % 2:
             raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
 

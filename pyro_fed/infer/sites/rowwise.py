@@ -172,7 +172,7 @@ def pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
     count = -(-longest // size)
     index = torch.cat([index, index[:, -1:].expand(clients, count * size - longest)], 1)
     weight = torch.arange(count * size, device=index.device) < data.num_rows.unsqueeze(-1)
-    both = (index, weight.to(row_dtype(data.rows)))
+    both = (index, weight.to(row_dtype(data.rows)) * data.power)
     first, second = (part.reshape(clients, count, size).transpose(0, 1).contiguous() for part in both)
     return first, second
 

@@ -26,7 +26,7 @@ class ParticleAlgorithm(Algorithm):
     """Particles (N, D) at a server, moved by SVGD.
 
     Args:
-        num_particles: N, at least 2.
+        num_particles: N, at least `fewest_particles`.
         local_steps: L, SVGD steps a round.
         step_size: learning rate of AdaGrad.
         momentum: weight of the past in AdaGrad's running mean of squares.
@@ -40,6 +40,8 @@ class ParticleAlgorithm(Algorithm):
 
     draws_are: ClassVar[str] = "particles"
     indicators: ClassVar[tuple[str, ...]] = ("ksd", "hip")
+    #: Those without which it makes no sense.
+    fewest_particles: ClassVar[int] = 2
 
     num_particles: int = 100
     local_steps: int = 200
@@ -53,7 +55,7 @@ class ParticleAlgorithm(Algorithm):
     decay_offset: float = 500.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "num_particles")
+        check_at_least(self, self.fewest_particles, "num_particles")
         check_at_least(self, 1, "local_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "fudge", "temperature", "decay_offset")
@@ -109,7 +111,8 @@ class ParticleAlgorithm(Algorithm):
         """Root mean square move of the particles and their mean spread, both in unconstrained units."""
         moved = (after["particles"] - before["particles"]).square().mean().sqrt()
         width = spread(after["particles"]).square().mean().sqrt()
-        return {"change": float(moved / width), "spread": float(width)}
+        # One particle has no spread, and moves in the model's own units.
+        return {"change": float(moved / width if width > 0 else moved), "spread": float(width)}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The particles themselves, (1, N, D): they are not draws, and their number is N."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
+from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
@@ -44,17 +46,20 @@ def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
         )
 
 
-def surrogate_phase(surrogates: Surrogates, problem: Problem) -> Algorithm | None:
+def surrogate_phase(surrogates: Surrogates, problem: Problem, temperature: float = 1.0) -> Algorithm | None:
     """The algorithm that fits the surrogates, if one has to.
 
     Args:
         surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters and for large models, and
             Laplace between.
         problem: the model's densities.
+        temperature: of the likelihood, which what a name stands for takes too where it can.
     """
-    if surrogates == "auto":
-        exact = problem.dim <= FedEP.full_dim
-        return BY_NAME["fedep" if exact or is_large(problem) else "laplace"]
     if isinstance(surrogates, str):
-        return BY_NAME[surrogates]
+        exact = problem.dim <= FedEP.full_dim
+        auto = "fedep" if exact or is_large(problem) else "laplace"
+        named: Any = BY_NAME[auto if surrogates == "auto" else surrogates]
+        tempered = isinstance(named, Tempered) and temperature != 1
+        chosen: Algorithm = replace(named, temperature=temperature) if tempered else named
+        return chosen
     return surrogates if isinstance(surrogates, Algorithm) else None

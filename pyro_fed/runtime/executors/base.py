@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.capabilities import Indicators, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
@@ -146,11 +146,14 @@ class Executor(ABC, metaclass=Checked):
         return torch.tensor([self.place[client] for client in clients])
 
     def rows_of(self, at: Tensor) -> ClientData:
-        """The rows of the clients at these places."""
-        return ClientData(self.data.rows, self.data.row_index[at], self.data.num_rows[at])
+        """The rows of the clients at these places, tempered as the algorithm asks for."""
+        power = self.data.power
+        if isinstance(self.algorithm, Tempered) and self.algorithm.temperature != 1:
+            power = torch.tensor(1.0 / self.algorithm.temperature, device=self.data.row_index.device)
+        return ClientData(self.data.rows, self.data.row_index[at], self.data.num_rows[at], power)
 
     def noise(self, work: Work) -> Any:
-        """The clients' randomness stacked on axis 1: (steps, C, ...)."""
+        """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros."""
         seen: dict[int, int] = {}
         drawn = []
         for client in work.clients:
@@ -159,4 +162,13 @@ class Executor(ABC, metaclass=Checked):
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
-        return pytree.tree_map(lambda *parts: torch.stack(parts, dim=1), *drawn)
+        return pytree.tree_map(lambda *parts: _stacked(parts), *drawn)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
+    longest = max(len(part) for part in parts)
+    if all(len(part) == longest for part in parts):
+        return torch.stack(list(parts), dim=1)
+    padded = [torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])]) for part in parts]
+    return torch.stack(padded, dim=1)

@@ -5,6 +5,8 @@ from itertools import pairwise
 import pyro
 import pytest
 import torch
+from gaussian_case import federation as gaussian_federation
+from gaussian_case import shards
 from torch.func import grad
 
 import pyro_fed as pf
@@ -138,3 +140,30 @@ def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
         some = score(fed.problem, state["anchor"], state, rows.take(picks))
         every = score(fed.problem, state["anchor"], state, rows.full_batch())
         torch.testing.assert_close(some, every, rtol=1e-9, atol=1e-9)
+
+
+def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
+    """SVRG-LD: any minibatch gives the client's whole score at the chain's position when the visit began."""
+    algorithm = pf.DSGLD(probabilities=F, step_size=1e-4, surrogates=None, precondition=False, control_variate="visit")
+    z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
+    for share, (state, rows) in zip(F, states(fed, algorithm), strict=True):
+        state["visited"] = z
+        state["anchor_score"] = anchor_score(fed.problem, state, rows.full_batch())
+        batch = rows.take(Minibatch(torch.tensor([1]), torch.tensor([float(rows.num_rows)])))
+        prior = grad(fed.problem.log_prior)(z)
+        likelihood = grad(lambda t, r=rows: fed.problem.log_lik(t, r.full_batch()))(z)
+        torch.testing.assert_close(score(fed.problem, z, state, batch), prior + likelihood / share)
+
+
+def test_a_visit_computes_its_own_anchor():
+    """With a quadratic likelihood the corrected minibatch is exact everywhere: as all rows at once."""
+    fed = gaussian_federation(shards())
+    plain = {"surrogates": None, "precondition": False, "midpoint": False, "target_ess": None, "num_chains": 1}
+    settings = {**plain, "step_size": 1e-4, "local_steps": 20, "burn_in": 0, "thin": 5}
+    found = []
+    for more in ({"batch_size": 10, "control_variate": "visit"}, {"batch_size": None, "control_variate": False}):
+        options = {"num_rounds": 3, "progress": False, "audit": False, "log_likelihood": False}
+        with pytest.warns(UserWarning, match="effective draws"):
+            idata = pf.run(pf.SGLD(**settings, **more), fed, seed=0, **options)
+        found.append(torch.as_tensor(idata.posterior["mu"].values))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)

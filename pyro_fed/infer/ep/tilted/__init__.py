@@ -1,7 +1,8 @@
 """Tilted inferences: how a client of FedEP and its kin approximates its likelihood times the cavity by a Gaussian.
 
     Newton      expected Newton steps: the default, without randomness
-    Laplace     mode and curvature of the tilted density ("L" of Guo et al.)
+    Laplace     mode and curvature of the tilted density ("L" of Guo et al., its mean made exact)
+    Fisher      mean of a chain's samples, the Fisher information there as curvature ("L" as published)
     MCMC        mean and covariance of a chain's samples ("M")
     Identity    mean of a chain's samples, covariance a multiple of the identity ("I")
     NGVI        mean of a chain's samples, covariance by natural gradients ("V")
@@ -21,7 +22,7 @@ from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.laplace import Laplace
 from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.ep.tilted.ngvi import NGVI
+from pyro_fed.infer.ep.tilted.ngvi import NGVI, Fisher
 from pyro_fed.infer.ep.tilted.svi import SVI
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "NGVI",
     "SVI",
     "Chain",
+    "Fisher",
     "Identity",
     "Laplace",
     "Name",

@@ -24,7 +24,7 @@ from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, site_of
 from pyro_fed.ops.gaussian import Gaussian
 
 #: The kinds by the names that the setting `client` knows them under.
-Name = Literal["newton", "laplace", "mcmc", "identity", "ngvi", "svi", "ivon"]
+Name = Literal["newton", "laplace", "fisher", "mcmc", "identity", "ngvi", "svi", "ivon"]
 
 
 class Received(NamedTuple):

@@ -2,13 +2,15 @@
 
     ∇ log q̂_k(θ) = ∇ log p_k(θ) + η_-k - Λ_-k θ                         Guo et al., Section 2.2.2
 
-"sgd" is the paper's sampler: SGD with momentum on the potential a row, whose minibatches are its only noise.
+"sgd" is the paper's sampler: SGD with momentum on the potential a row, whose minibatches are its only noise. With
+`unit` "epochs" it is Algorithm 2 as it stands: a client goes through its own rows so many times, and its position at
+the end of each epoch is a sample, so that clients of any size do equal work.
 "langevin" injects noise, each draw into two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance
 of a Gaussian exact at any stable step size:
 
     θ_{n+1} = θ_n + h/2 G ∇ log q̂_k(θ_n) + √h A (ξ_n + ξ_{n+1}) / 2
 
-Samples are the positions at every `thin`-th step after `burn_in`. With `preconditioned`, θ moves in units
+Samples are the positions at every `thin`-th step (or epoch) after `burn_in`. With `preconditioned`, θ moves in units
 of G = A A', the inverse of the tilted curvature at q's mean, which frees the step size of the parameters' units;
 shrinkage then goes towards G instead of the identity:
 
@@ -22,8 +24,16 @@ mean would be zero, and what it has instead, a weighted sum of ξ, is taken off:
 What is left vanishes as the tilted density comes near a Gaussian. Without, every client would add the whole noise of
 n samples of q to a q that all of them share, and EP with many small clients would sum it up.
 
+The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formula; this is its authors' code):
+
+    Σ̂ = ρ I + (1 - ρ) S,    Λ̂ = Σ̂⁻¹ ‖α_cov N_k + Λ_-k‖ / ‖Σ̂⁻¹‖                Table 7: "MCMC Shrinkage" ρ, "Scale" α_cov
+
+"identity" has the precision α_cov N_k + Λ_-k: Section 2.2.2 prints "Σ ← α_cov I", Table 7 calls α_cov a scale per
+data point, and the code makes it the precision that a row gives. Read as the variance of q̂_k, K sites would have to
+add up to the precision of one client, and those of clients of different sizes would drift apart for ever.
+
 The inverse of a sample covariance is too large by n / (n - d - 2) on average, which EP would compound round by round;
-"mcmc" takes it off, with the effective n of a chain of autocorrelation 1 - h/2.
+"mcmc" takes it off, with the effective n of a chain of autocorrelation 1 - h/2; not where `weight` is set.
 """
 
 from __future__ import annotations
@@ -36,12 +46,21 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import (
+    ClientData,
+    at_work,
+    batch_of,
+    draw_epochs,
+    draw_minibatches,
+    epoch_length,
+    with_batches,
+)
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference, site_from, tilted_scale
+from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
 
 #: Of the sampler "sgd" where none is set.
@@ -63,6 +82,8 @@ class Chain(TiltedInference):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
+        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+            every row once, in minibatches of `batch_size`.
     """
 
     steps: int = 1000
@@ -73,9 +94,11 @@ class Chain(TiltedInference):
     momentum: float | None = None
     preconditioned: bool = True
     batch_size: int | None = None
+    unit: Literal["steps", "epochs"] = "steps"
 
     def __post_init__(self) -> None:
         check_choice(self, "sampler", ("langevin", "sgd"))
+        check_choice(self, "unit", ("steps", "epochs"))
         check_at_least(self, 1, "steps", "thin")
         check_at_least(self, 0, "burn_in")
         check_at_least(self, 1, "batch_size", allow_none=True)
@@ -87,9 +110,15 @@ class Chain(TiltedInference):
             check_between(self, "momentum", 0, 1, "[)")
             if self.sampler != "sgd":
                 raise SettingError(f"{name}: momentum={self.momentum} has no effect: it is a setting of sampler='sgd'")
+        if self.sampler != "sgd":
+            refuse_unused(self, "its epochs are those of sampler='sgd'", "unit")
+        if self.unit == "epochs" and self.batch_size is None:
+            raise SettingError(f"{name}: unit='epochs' needs the batch_size of the minibatches that make an epoch")
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Minibatches and Langevin noise."""
+        if self.unit == "epochs" and self.batch_size is not None:
+            return (), draw_epochs(num_rows, self.batch_size, self.steps, generator, problem.dtype)
         xi = torch.randn(self.steps + 1, problem.dim, generator=generator, dtype=torch.float64)
         xi = (xi[1:] + xi[:-1]) / 2
         if self.batch_size is None:
@@ -107,10 +136,19 @@ class Chain(TiltedInference):
         cavity = received.cavity
         const = ((cavity.precision, cavity.eta, factor, data.num_rows), batch)
         start = received.q.mean()
+        count = self.steps if self.unit == "steps" else len(noise[1].weight)
         _, (path,) = problem.scan(
-            self._step, (start, torch.zeros_like(start)), const, noise, self.steps, ((0, 0, 0, 0), dims)
+            self._step, (start, torch.zeros_like(start)), const, noise, count, ((0, 0, 0, 0), dims)
         )
+        if self.unit == "epochs":
+            path = self._ends(path, data)
         return path[self.burn_in :: self.thin], factor
+
+    def _ends(self, path: Tensor, data: ClientData) -> Tensor:
+        """Positions at the ends of each client's epochs, (E, C, D), of those after all steps."""
+        length = epoch_length(data.num_rows, self.batch_size or 1)
+        last = torch.arange(1, self.steps + 1, device=path.device).unsqueeze(-1) * length - 1
+        return torch.take_along_dim(path, last.unsqueeze(-1), 0)
 
     def mean(self, samples: Tensor, factor: Tensor, noise: Noise) -> Tensor:
         """The tilted mean from samples (n, C, D): see the control variate above, (C, D)."""
@@ -139,9 +177,10 @@ class Chain(TiltedInference):
             z = z + times(factor, 0.5 * self.step_size * half + self.step_size**0.5 * xi)
         else:
             direction = times(factor, times_transposed(factor, score))
-            scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1)
+            scale = 1.0 if self.preconditioned else 1.0 / num_rows.clamp_min(1).to(z)
             velocity = (MOMENTUM if self.momentum is None else self.momentum) * velocity + direction * scale
-            z = z + self.step_size * velocity
+            moving = at_work(picks).to(z) if self.unit == "epochs" else 1.0
+            z = z + moving * self.step_size * velocity
         return (z, velocity), (z,)
 
 
@@ -161,7 +200,12 @@ class MCMC(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
+        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+            every row once, in minibatches of `batch_size`.
         shrinkage: ρ; a large one trusts the sample covariance.
+        weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
+            et al.'s Table 7, where a small one trusts the sample covariance.
+        scale: α_cov: the precision is scaled to the norm that `Identity` of this scale has. None leaves it as it is.
         least_factor: smallest correction of the sample precision's bias, for very few samples.
 
     References:
@@ -172,28 +216,41 @@ class MCMC(Chain):
     """
 
     shrinkage: float = 1.0
+    weight: float | None = None
+    scale: float | None = None
     least_factor: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "shrinkage", "least_factor")
+        check_positive(self, "scale", allow_none=True)
+        if self.weight is not None:
+            check_between(self, "weight", 0, 1, "[]")
+            refuse_unused(self, "weight says how far the covariance is shrunk", "shrinkage", "least_factor")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the mean and covariance of the chain's samples."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean, count = self.mean(samples, factor, noise), len(samples)
-        weight = 1.0 / (1.0 + (count - 1) * self.shrinkage)
+        weight = 1.0 / (1.0 + (count - 1) * self.shrinkage) if self.weight is None else self.weight
+        degrees = count if self.weight is None else max(1, count - 1)
         offset = samples - samples.mean(0)
         full = received.q.dense
         if not full:
-            spread = weight * _diagonal(factor) + (1 - weight) * offset.square().mean(0)
+            spread = weight * _diagonal(factor) + (1 - weight) * offset.square().sum(0) / degrees
         else:
             matrix = torch.diag_embed(factor) if factor.dim() == 2 else factor
-            second = torch.einsum("ncd,nce->cde", offset, offset) / count
+            second = torch.einsum("ncd,nce->cde", offset, offset) / degrees
             spread = weight * matrix @ matrix.mT + (1 - weight) * second
-        return site_from(
-            type(received.q).from_moments(mean, spread / self._unbiased(count, full, mean)), received.cavity
-        )
+        factor_of = 1.0 if self.weight is not None else self._unbiased(count, full, mean)
+        tilted = type(received.q).from_moments(mean, spread / factor_of)
+        if self.scale is not None:
+            wanted = _with_rows(received.cavity, self.scale * data.num_rows.double())
+            size = torch.linalg.vector_norm(wanted.flatten(1), dim=1) / torch.linalg.vector_norm(
+                tilted.precision.flatten(1), dim=1
+            )
+            tilted = tilted.power(size)
+        return site_from(tilted, received.cavity)
 
     def _unbiased(self, count: int, full: bool, mean: Tensor) -> float:
         """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below `least_factor`."""
@@ -205,7 +262,7 @@ class MCMC(Chain):
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Identity(Chain):
-    """Mean of a chain's samples, and a multiple of the identity as covariance: "I" of Guo et al.
+    """Mean of a chain's samples, and a multiple of the identity for the curvature: "I" of Guo et al.
 
     Args:
         steps: steps of the chain a round, with the burn-in.
@@ -218,8 +275,10 @@ class Identity(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
-        scale: α_cov, the variance that one row leaves; a client of N_k rows has scale / N_k (Table 7's footnote:
-            "a per-data-point scale"). None takes the samples' mean variance.
+        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+            every row once, in minibatches of `batch_size`.
+        scale: α_cov, the precision that one row gives the site; a client of N_k rows has scale · N_k (Table 7's
+            footnote: "a per-data-point scale"). None takes the samples' mean variance for that of the tilted density.
 
     References:
         Guo et al. (2023), Section 2.2.2.
@@ -238,12 +297,19 @@ class Identity(Chain):
         """Sites of scaled identity covariance."""
         samples, factor = self.samples(problem, numerics, received, data, noise)
         mean = self.mean(samples, factor, noise)
-        spread = samples.var(0, correction=0).mean(-1)
-        variance = spread if self.scale is None else self.scale / data.num_rows.double()
-        variances = variance.unsqueeze(-1).expand_as(mean)
-        full = received.q.dense
-        matrix = torch.diag_embed(variances) if full else variances
+        if self.scale is not None:
+            precision = _with_rows(received.cavity, self.scale * data.num_rows.double())
+            tilted = type(received.q)(precision, times(precision, mean))
+            return site_from(tilted, received.cavity)
+        variances = samples.var(0, correction=0).mean(-1).unsqueeze(-1).expand_as(mean)
+        matrix = torch.diag_embed(variances) if received.q.dense else variances
         return site_from(type(received.q).from_moments(mean, matrix), received.cavity)
+
+
+def _with_rows(cavity: Gaussian, curvature: Tensor) -> Tensor:
+    """Λ_-k plus a multiple of the identity for each client, of `curvature` (C,)."""
+    ones = torch.ones_like(cavity.eta) * curvature.unsqueeze(-1)
+    return cavity.precision + (torch.diag_embed(ones) if cavity.dense else ones)
 
 
 def _diagonal(factor: Tensor) -> Tensor:

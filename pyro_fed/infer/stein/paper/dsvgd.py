@@ -15,7 +15,12 @@ Letters: θ `particles`, q `received` (the particles sent down), t `site` (local
 -L_k log-likelihood of client k, L `local_steps`, L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
 
 Deviation: `kde_floor`, which the authors' code has and the paper has not, lies under every KDE; its score then fades
-where the particles are far away, and the prior counts about once a client there. Scores are computed in log space.
+where the particles are far away. It is on by default, and off in the recipes, which are the paper's. Where it fades no
+prior is left in the targets here; the authors' code, which has the prior in every client's, counts it once a client.
+Scores are computed in log space.
+
+With one particle there is neither repulsion nor a moment of second order: each client climbs its tilted density, and
+q^(i) is one Gaussian of variance λ². That is partitioned variational inference of such Gaussians (Appendix A.2).
 
 Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
 neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
@@ -31,7 +36,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -69,6 +74,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
     """
+
+    fewest_particles: ClassVar[int] = 1
 
     kde_bandwidth: float = 0.55
     kde_floor: float = 1e-9
@@ -154,7 +161,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
-        if problem.dim > MOST_DIM:
+        if problem.dim > MOST_DIM or self.num_particles == 1:
             return found
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))
@@ -168,7 +175,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A kernel density estimate in which particles see themselves alone, or particles that are elsewhere."""
         alive = record.last("kde_alive")
-        if len(alive) > 0 and np.mean(alive) < ALIVE:
+        if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
             dead = 1 - float(np.mean(alive))
             return [
                 f"the KDE of bandwidth {self.kde_bandwidth} is dead: {100 * dead:.0f} % of the particles have fewer "
@@ -211,7 +218,7 @@ class PaperDSVGD(SiteParticles):
     """DSVGD as published: particles at the server, and one site of N local particles a client.
 
     Args:
-        num_particles: N, at least 2.
+        num_particles: N.
         local_steps: L, SVGD steps of a client's turn, one turn a round.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).

@@ -41,7 +41,7 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
     """Parallel-DSVGD as published: several clients a round send their sites, which the server distils.
 
     Args:
-        num_particles: N, at least 2.
+        num_particles: N.
         local_steps: L, SVGD steps of a client on its tilted target.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).

@@ -34,7 +34,7 @@ class UDSVGD(SiteParticles):
     The buffer doubles when it is full, so that a compiled step is compiled anew a few times only.
 
     Args:
-        num_particles: N, at least 2.
+        num_particles: N.
         local_steps: L, SVGD steps of a client's turn, one turn a round.
         step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
         momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
