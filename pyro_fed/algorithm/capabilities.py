@@ -9,6 +9,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     Indicators    answers a schedule that asks how important each client is
     SiteKeeping   its clients keep what the server made of their messages
     Sites         its answer is the prior's Gaussian site times one of each client
+    Bounding      what one client's message does can be held to what the others' do
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -22,7 +23,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from pyro_fed.algorithm.states import prefixed, within
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
+    from pyro_fed.algorithm.combination import Bounded
     from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
@@ -114,7 +116,14 @@ class Indicators(ABC):
 
 
 class SiteKeeping(ABC):
-    """Its clients keep what the server made of their messages, such as their sites."""
+    """Its clients keep what the server made of their messages, such as their sites.
+
+    Class attributes:
+        corrected: `settle` takes up `correction_precision` and `correction_eta` of what it is told, so that a server
+            may shorten messages.
+    """
+
+    corrected: ClassVar[bool] = False
 
     @abstractmethod
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
@@ -127,6 +136,10 @@ class SiteKeeping(ABC):
         Returns:
             what each is told, (C, ...), and more figures for the record, (C,).
         """
+
+    def alone(self, messages: State) -> State:
+        """Messages without what a server that shortens them must not look at."""
+        return messages
 
     @abstractmethod
     def settle(self, told: State, local: State) -> State:
@@ -179,6 +192,68 @@ class Sites(ABC):
             None where the messages do not tell.
         """
         return None
+
+
+class Held(NamedTuple):
+    """A round's messages within the limits of `combination.Bounded`.
+
+    Args:
+        shared: the server's state, with what no client may decide alone put right.
+        messages: (C, ...).
+        told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
+        cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
+    """
+
+    shared: State
+    messages: State
+    told: State
+    cut: Tensor
+
+
+class Sent(NamedTuple):
+    """What came in a round.
+
+    Args:
+        messages: (C, ...).
+        clients: (C,) whose messages these are.
+        round: its number.
+        seed: of the run, from which everybody's randomness follows.
+    """
+
+    messages: State
+    clients: Tensor
+    round: int
+    seed: int
+
+
+class Bounding(ABC):
+    """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
+
+    @abstractmethod
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """A round's messages within the limits.
+
+        Args:
+            limits: the combination.
+            shared: the server's state before `combine`.
+            kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
+            sent: the messages.
+        """
+
+    def known(self, shared: State, local: State) -> State:
+        """What the server may keep account of, of all clients, from a phase's beginning, (K, ...); none by default.
+
+        Sites that `Sites` gives need not be named here.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+        """
+        return {}
+
+    def cannot_bound(self) -> str:
+        """Why not with these settings, and the cure; "" where it can."""
+        return ""
 
 
 def no_sites(algorithm: object) -> SettingError:
@@ -326,6 +401,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         Indicators,
         SiteKeeping,
         Sites,
+        Bounding,
         Chains,
         ServerWork,
         KnownDensity,

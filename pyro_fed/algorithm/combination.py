@@ -1,6 +1,9 @@
 """How a server adds up messages that it does not trust one by one, or must not see one by one.
 
-Every combination puts one vector m̄ in the place of all C messages, so that what an algorithm makes of their sum is
+`Bounded` is for algorithms whose messages say what each client knows (Gaussian sites, draws, visits of a chain or of
+particles): each takes it up by the capability `Bounding`, and holds what one client can do to what the cohort does.
+
+All others put one vector m̄ in the place of all C messages, so that what an algorithm makes of their sum is
 C m̄ and of their mean, whatever the weights, m̄:
 
     Clipped       m̄ = mean_k m_k min(1, r / ‖m_k‖)
@@ -13,7 +16,9 @@ mean, clipping shortens the long ones, and the clients' shares of the rows are n
 and like data the bias is small; with one label a client it is not, and the result is not the posterior.
 
 They serve algorithms that ask for sums alone and whose clients keep no site (`additive`, `keeps_sites`): a client
-that moved its own site by a message that the server trimmed away would never send it again.
+that moved its own site by a message that the server trimmed away would never send it again. `Bounded`, `Clipped` and
+`Private` tell each client what was cut of its own message, so that its site is what the server has taken: with
+`Private` that is differentially private partitioned variational inference (Heikkilä et al. 2023).
 """
 
 from __future__ import annotations
@@ -25,39 +30,106 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, OnGraph, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
+from pyro_fed.graph import Graph
+from pyro_fed.ops.bounding import BoundedSites, bounded
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Fewer clients than this cannot outvote one of them.
+FEWEST = 3
+#: Beyond so many times what the median client knows a limit is none.
+LARGEST_PRECISION = 1e6
+#: A spectral gap this near to one is one.
+SAME = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combination(ABC, metaclass=Checked):
-    """One vector in the place of all messages of a round."""
+    """What the server puts in the place of a round's messages."""
 
     #: Whether what else the clients say of themselves, figures and flags, must not be looked at.
     private = False
-
-    @abstractmethod
-    def middle(self, messages: Tensor) -> Tensor:
-        """m̄ (P,) of messages (C, P), float64."""
+    #: Whether it does no more to a client's message than to shorten it: a client that is told may keep a site.
+    shortens = False
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse settings that make no sense for so many clients; none by default."""
         return
 
     def figures(self, releases: int) -> dict[str, float]:
-        """Figures after so many rounds whose m̄ was used."""
+        """Figures after so many rounds whose messages were used."""
         return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(Combination):
+    """Each client's message, cut back to what the cohort's messages do.
+
+    A client moves no mean by more than `pull` SDs of what chance, or the median client, does, and knows at most
+    `precision` times as much as the median client (`pyro_fed.ops.bounding` has the derivation). One of ten like clients
+    moves no mean by more than about 1.5 SDs, whatever it sends; two by twice that. Honest clients within the limits
+    lose nothing; one with more than `precision` times the median client's rows counts as if it had so many, which
+    widens the result: raise `precision` for it. The run names the clients whose messages were cut, and how often.
+
+    Args:
+        pull: SDs of what chance or the median client does.
+        precision: of the median client.
+
+    Example:
+        >>> idata = pf.run(pf.FedEP(), fed, combination=pf.combination.Bounded())
+    """
+
+    pull: float = 2.0
+    precision: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "pull")
+        check_between(self, "precision", 1.0, LARGEST_PRECISION, "[]")
+
+    def check_clients(self, num_clients: int) -> None:
+        """Two cannot outvote one.
+
+        Raises:
+            SettingError: there are fewer than three.
+        """
+        if num_clients < FEWEST:
+            raise SettingError(
+                f"Bounded: {num_clients} clients cannot outvote one of them; expected at least {FEWEST}, and ten or "
+                "more for a bound below two SDs"
+            )
+
+    def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor) -> BoundedSites:
+        """Sites (K,) within the limits.
+
+        Args:
+            base: all of q that is not bounded.
+            sites: those that clients sent.
+            centre: a point near q's mean, (D,).
+
+        Raises:
+            SettingError: there are fewer than three.
+        """
+        self.check_clients(len(sites.eta))
+        return bounded(base, sites, centre, pull=self.pull, precision=self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Middle(Combination):
+    """One vector in the place of all messages of a round."""
+
+    @abstractmethod
+    def middle(self, messages: Tensor) -> Tensor:
+        """m̄ (P,) of messages (C, P), float64."""
 
     def __call__(self, messages: State) -> State:
         """The messages (C, ...) with m̄ in each place; flags by majority."""
-        names = [name for name, value in messages.items() if value.is_floating_point()]
-        count = len(messages[names[0]])
-        flat = torch.cat([messages[name].reshape(count, -1).double() for name in names], 1)
-        parts = self.middle(flat).split([messages[name][0].numel() for name in names])
+        flat, names = _flat(messages)
+        parts = self.middle(flat).split(list(names.values()))
         out = {
             name: part.to(messages[name].dtype).reshape(messages[name].shape[1:]).expand_as(messages[name])
             for name, part in zip(names, parts, strict=True)
@@ -71,7 +143,32 @@ class Combination(ABC, metaclass=Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipped(Combination):
+class Shortened(Middle):
+    """Means of messages that are shortened to a norm.
+
+    Args:
+        norm: r, the longest that a message may be.
+    """
+
+    shortens = True
+
+    norm: float
+
+    def corrections(self, messages: State) -> State:
+        """What a client that keeps a site has to know: its message as it was shortened, over what it sent, (C, ...).
+
+        It is for this client alone, and nothing that anybody else sees.
+        """
+        flat, sizes = _flat(messages)
+        short = (clip(flat, self.norm) - flat).split(list(sizes.values()), 1)
+        return {
+            f"correction_{name}": part.reshape(messages[name].shape).to(messages[name].dtype)
+            for name, part in zip(sizes, short, strict=True)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Shortened):
     """The mean of messages that are shortened to a norm.
 
     Args:
@@ -89,7 +186,7 @@ class Clipped(Combination):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Combination):
+class TrimmedMean(Middle):
     """The mean of each number without its largest and smallest values.
 
     Args:
@@ -111,7 +208,7 @@ class TrimmedMean(Combination):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median(Combination):
+class Median(Middle):
     """The median of each number.
 
     References:
@@ -123,19 +220,28 @@ class Median(Combination):
         return messages.quantile(0.5, 0)
 
 
+def _flat(messages: State) -> tuple[Tensor, dict[str, int]]:
+    """All numbers that are no flags, (C, P), float64, and how many each tensor has."""
+    sizes = {name: value[0].numel() for name, value in messages.items() if value.is_floating_point()}
+    return torch.cat([messages[name].double().reshape(len(messages[name]), -1) for name in sizes], 1), sizes
+
+
 def clip(messages: Tensor, norm: float) -> Tensor:
     """Messages (C, P), none longer than `norm`."""
     lengths: Tensor = messages.norm(dim=1, keepdim=True)
     return messages * (norm / lengths).clamp_max(1.0)
 
 
-def check_combination(combination: Combination | None, chain: list[Algorithm], num_clients: int) -> None:
+def check_combination(
+    combination: Combination | None, chain: list[Algorithm], num_clients: int, graph: Graph | None = None
+) -> None:
     """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
 
     Args:
         combination: of the run, or None.
         chain: its phases.
         num_clients: K.
+        graph: of the run, or None.
 
     Raises:
         SettingError: names the algorithm and the cure.
@@ -143,17 +249,43 @@ def check_combination(combination: Combination | None, chain: list[Algorithm], n
     if combination is None:
         return
     combination.check_clients(num_clients)
-    for algorithm in chain:
+    for algorithm in reversed(chain):  # the run's own first: it is the one that the user named
         name = type(algorithm).__name__
+        if isinstance(combination, Bounded):
+            _check_bounding(combination, algorithm, chain[-1], graph)
+            continue
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
             raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
-        if not algorithm.additive:
+        keeps_account = isinstance(algorithm, SiteKeeping) and algorithm.corrected and combination.shortens
+        if not algorithm.additive and not keeps_account:
             raise SettingError(
                 f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
-                "use FedSEP, whose clients keep none"
+                "use Bounded, Clipped or Private, which tell them, or FedSEP, whose clients keep none"
             )
         if algorithm.needs_all:
             raise SettingError(
                 f"{name}, with which {type(chain[-1]).__name__} starts, needs every client's honest answer, which "
                 f"{combination} does not: use start='prior'"
             )
+
+
+def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
+    name = type(algorithm).__name__
+    first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
+    if not isinstance(algorithm, Bounding):
+        raise SettingError(
+            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace, ConsensusMC, "
+            "FedAvg, FSGLD and P2PVI have one"
+        )
+    if why := algorithm.cannot_bound():
+        raise SettingError(f"{name}{first} cannot be bounded: {why}")
+    if isinstance(algorithm, OnGraph) and not (graph is not None and all_hear_all(graph)):
+        raise SettingError(
+            f"{name}{first} cannot be bounded on this graph: where agents hear each other by others, a lie is mixed "
+            "with what is true before anybody can compare; give graph=pf.graph.complete(...)"
+        )
+
+
+def all_hear_all(graph: Graph) -> bool:
+    """Whether one consensus step makes all agents agree, in every round."""
+    return graph.active(0) is None and not graph.random and graph.window == 1 and graph.gap > 1 - SAME

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Combination, clip
+from pyro_fed.algorithm.combination import Shortened, clip
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Private(Combination):
+class Private(Shortened):
     """The mean of clipped messages with Gaussian noise.
 
     The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that
@@ -52,7 +52,6 @@ class Private(Combination):
 
     private = True
 
-    norm: float
     noise_multiplier: float
     delta: float = 1e-5
 

@@ -13,6 +13,10 @@ from pyro_fed.algorithm.states import State
 
 #: Clients that a warning of failures names.
 SHOWN = 5
+#: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
+TOLD = 0.25
+#: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
+FAR = 6.0
 
 #: Bytes that every client received and sent before a schedule chose.
 Asked = tuple[int, int]
@@ -172,6 +176,49 @@ class Record:
         for name, value in plain.items():
             setattr(self, name, value)
         self.rounds = [Round.from_plain(r) for r in plain["rounds"]]
+
+    def by_client(self, name: str) -> dict[int, list[float]]:
+        """Figures `name` of each client in the rounds in which it worked."""
+        found: dict[int, list[float]] = {}
+        for one in self.rounds:
+            for client, value in zip(one.clients, one.info.get(name, ()), strict=False):
+                found.setdefault(client, []).append(float(value))
+        return found
+
+    def bounded(self) -> list[str]:
+        """One sentence on the clients whose messages were cut back to what the cohort does; none where none were."""
+        told = {k: [v for v in values if v > TOLD] for k, values in self.by_client("beyond").items()}
+        cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
+        if not cut:
+            return []
+        asked = {k: len(values) for k, values in self.by_client("beyond").items()}
+        parts = [
+            f"client {self.client_names[k]} {len(told[k])} of {asked[k]} times, at most by {max(told[k]):.2g}"
+            for k in cut[:SHOWN]
+        ]
+        more = f"; and {len(cut) - SHOWN} more clients" if len(cut) > SHOWN else ""
+        return [
+            "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
+            f"factor): {'; '.join(parts)}{more}. A liar, wrong units or labels, or another population: pf.influence "
+            "without combination= shows which; all cuts are in the group `federation` (beyond)"
+        ]
+
+    def apart_from_cohort(self) -> list[str]:
+        """The clients most of whose messages were far from the others', one sentence; none where there are none."""
+        far = {
+            k: sorted(values)[len(values) // 2]
+            for k, values in self.by_client("apart").items()
+            if sum(value > FAR for value in values) > len(values) / 2
+        }
+        if not far:
+            return []
+        named = ", ".join(
+            f"client {self.client_names[k]} by {far[k]:.2g} SDs" for k in sorted(far, key=lambda k: -far[k])
+        )
+        return [
+            f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
+            "cohort's SDs). Wrong units, labels or signs, or another population?"
+        ]
 
     def failed(self) -> list[str]:
         """One sentence on all clients that failed; none where none did."""

@@ -35,6 +35,8 @@ LEAST_SHARE = 1e-3
 #: with the same parameters, or narrows the posterior so many times as much as the median client does; and where its
 #: influence is so many times the median client's.
 FAR, NARROWER, TIMES = 4.0, 10.0, 3.0
+#: Of two clients nobody can say which one stands apart.
+FEWEST = 3
 
 
 class Without(NamedTuple):
@@ -128,7 +130,7 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
         names: theirs, (K,).
         labels: the parameters', (D,).
     """
-    if len(names) < 3:
+    if len(names) < FEWEST:
         return ""
     typical = float(np.median(found.influence))
     narrowing = -np.log(found.sd_ratio).sum(1)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats
+from pyro_fed.algorithm.capabilities import DrawStats, Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence, not_audited
 from pyro_fed.audit import audit as audited
-from pyro_fed.audit.influence import who_stands_apart
+from pyro_fed.audit.clients_say import answer_and_sites
+from pyro_fed.audit.influence import FEWEST, who_stands_apart
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -124,8 +125,9 @@ class Finish:
             record.doubts += self.unsettled()
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
+        record.notes += record.bounded()
         if self.audit:
-            self._say_who_stands_apart()
+            self._say_who_stands_apart(draws)
         whole = context.federation.holds_data and context.combination is None and not record.failed()
         unaudited = not_audited(context.problem) if self.audit and whole else ""
         if unaudited:
@@ -143,16 +145,24 @@ class Finish:
                 context.executor,
             )
 
-    def _say_who_stands_apart(self) -> None:
+    def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
         record, problem = self.context.record, self.context.problem
-        if not record.sites:
-            return
+        record.notes += record.apart_from_cohort()
         labels = [problem.name_of(number) for number in range(problem.dim)]
-        record.stands_apart = who_stands_apart(record.sites, record.client_names, labels)
+        sites = record.sites or self._asked_of_clients(draws)
+        record.stands_apart = who_stands_apart(sites, record.client_names, labels)
         note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
         if record.stands_apart and note not in record.notes:
             record.notes.append(note)
+
+    def _asked_of_clients(self, draws: Tensor) -> State:
+        """Sites at the draws, where the algorithm keeps none and the clients can be asked; empty where not."""
+        federation, problem = self.context.federation, self.context.problem
+        several = not isinstance(self.algorithm, Pooled) and federation.num_clients >= FEWEST
+        if not several or not federation.holds_data or self.context.combination is not None or not_audited(problem):
+            return {}
+        return answer_and_sites(federation, draws.flatten(0, 1))
 
     def result(self, shared: State, draws: Tensor) -> InferenceData:
         """The draws and the record as InferenceData."""

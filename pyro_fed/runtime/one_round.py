@@ -6,15 +6,20 @@ import time
 
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
+from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.ops.bounding import apart
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network
 from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
+
+#: Messages of fewer clients have no cohort that one of them could stand apart from.
+FEWEST_COMPARED = 5
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
@@ -41,18 +46,42 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
         return phase.shared
     weights = data.num_rows[at].to(context.problem.dtype)
+    if isinstance(context.combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
+        weights = weights.clamp_max(context.combination.precision * max(1.0, float(weights.median())))
     shares = weights / weights.sum().clamp_min(1)
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
-    if context.combination is not None:
+    if _comparable(phase, context, len(at)):
+        found.info["apart"] = apart(_numbers(messages))
+    corrections: State = {}
+    if isinstance(context.combination, Bounded):
+        assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
+        held = algorithm.hold(context.combination, shared, phase.ledger, Sent(messages, at, number, context.seed))
+        shared, messages, corrections = held.shared, held.messages, held.told
+        found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
+    elif isinstance(context.combination, Middle):
+        if isinstance(algorithm, SiteKeeping) and isinstance(context.combination, Shortened):
+            messages = algorithm.alone(messages)
+            corrections = context.combination.corrections(messages) if algorithm.corrected else {}
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
-    phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
-    context.executor.settle(found.slots, told)
+    phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
+    context.executor.settle(found.slots, told | corrections)
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
+
+
+def _comparable(phase: Phase, context: Context, clients: int) -> bool:
+    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
+    compared = phase.last and phase.algorithm.additive and not phase.ledger and context.combination is None
+    return compared and clients >= FEWEST_COMPARED
+
+
+def _numbers(messages: State) -> torch.Tensor:
+    """All of the messages' numbers that are no flags, (C, P)."""
+    return torch.cat([value.reshape(len(value), -1) for value in messages.values() if value.is_floating_point()], 1)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import ServerWork, Undoing
+from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping, Undoing
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
@@ -126,4 +126,5 @@ def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tens
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
     spec, *_ = expected_reply(algorithm, context.problem, data, {}, work)
-    return {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}
+    found = {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}
+    return algorithm.alone(found) if isinstance(algorithm, SiteKeeping) else found

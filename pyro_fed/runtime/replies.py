@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Advice
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
@@ -101,7 +102,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
         advice = "" if bool(finite.all()) else _advice(algorithm, context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         slots, reply = slots[finite], _rows(reply, finite)
-    if len(slots) and not hidden(context):
+    if len(slots) and not hidden(context) and not isinstance(context.combination, Bounded):
         honest = torch.ones(len(slots), dtype=torch.bool)
         for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Chains, Indicators, Pooled
-from pyro_fed.algorithm.combination import check_combination
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled
+from pyro_fed.algorithm.combination import Bounded, check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.plan import chain_of
@@ -54,7 +54,7 @@ def run_phases(
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
-    check_combination(context.combination, chain, context.federation.num_clients)
+    check_combination(context.combination, chain, context.federation.num_clients, context.graph)
     networks = [  # the run's own algorithm first: it is the one that the user named
         context.connect(
             part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
@@ -69,7 +69,7 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         if saved is not None and number == saved.phase:
             phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
-            phase.ledger = opened(part, saved.shared, saved.local)
+            phase.ledger = _ledger(part, context, saved.shared, saved.local)
             context.record.restore(saved.record)
         else:
             phase = _begin(part, number, context, length, given if last else None, start)
@@ -80,6 +80,8 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+            if isinstance(context.combination, Bounded) and phase.ledger:
+                start = Start(phase.shared, {**start.local, **phase.ledger})
             phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
         if context.record.interrupted:
@@ -101,6 +103,8 @@ def _keep_sites(phase: Phase, context: Context) -> None:
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
+        if isinstance(algorithm, OnGraph):  # all agents' beliefs, which have come together
+            q = {name: value.mean(0) for name, value in q.items()}
         record.sites, record.sites_of = {**phase.ledger, **q}, type(algorithm).__name__
 
 
@@ -129,8 +133,16 @@ def _begin(
         shared, local = context.start
     else:
         shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
-    ledger = opened(algorithm, shared, local) if rounds else {}
+    ledger = _ledger(algorithm, context, shared, local) if rounds else {}
     return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+
+
+def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
+    """What the server keeps account of, of the clients' sites."""
+    found = opened(algorithm, shared, local)
+    if not found and isinstance(context.combination, Bounded) and isinstance(algorithm, Bounding):
+        found = {name: value.detach().double().clone() for name, value in algorithm.known(shared, local).items()}
+    return found
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:

@@ -169,6 +169,30 @@ def test_it_is_named_without_sites_too(algorithm, options, kind):
     assert found.attrs["stands_apart"].startswith(f"client {bad} moves")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["labels flipped", "units wrong", "rows duplicated", "none"])
+def test_the_corrupted_client_is_named_without_sites(kind):
+    """In 20 of 20 trials, by the clients' scores and curvatures at the point of FedAvg; nobody where nobody is."""
+    from pyro_fed.audit.clients_say import answer_and_sites
+    from pyro_fed.audit.influence import who_stands_apart
+
+    named = []
+    for seed in range(20 if kind != "none" else 5):
+        fed, bad = trial(seed, kind)
+        point = torch.tensor(pf.run(pf.FedAvg(step_size=0.1), fed, **QUIET, num_rounds=10).posterior["w"].values[0])
+        with torch.no_grad():
+            said = who_stands_apart(answer_and_sites(fed, point), fed.client_names, ["w[0]", "w[1]", "w[2]"])
+        named.append(said.startswith(f"client {bad} moves") if kind != "none" else said == "")
+    assert all(named), named
+
+
+def test_messages_that_stand_apart_are_told():
+    fed, _ = trial(0, "none")
+    liar = pf.executors.Faulty("vectorised", probability=1.0, kinds=("hundredfold",), clients=(4,))
+    with pytest.warns(UserWarning, match="messages stand apart from the cohort's in most rounds: client clinic 4 by"):
+        pf.run(pf.FedAvg(), fed, **QUIET | {"audit": True}, num_rounds=5, executor=liar)
+
+
 def test_an_audited_run_names_it():
     fed, bad = trial(1, "labels flipped", rows=20)
     with pytest.warns(UserWarning, match=rf"client {bad} moves the mean of 'w\[.\]' by .* SDs.*: see pf\.influence"):

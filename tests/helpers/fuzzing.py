@@ -150,7 +150,8 @@ def targets():
     components = {
         pf.schedule: {"RoundRobin": {"clients_per_round": 1}, "UniformRandom": {"clients_per_round": 2},
                       "Explicit": {"rounds": [[0], [1]]}, "Categorical": {"probabilities": (0.5, 0.5)}},
-        pf.combination: {"Clipped": {"norm": 1.0}, "TrimmedMean": {"share": 0.2}, "Median": {}},
+        pf.combination: {"Bounded": {"pull": 2.0, "precision": 4.0}, "Clipped": {"norm": 1.0},
+                         "TrimmedMean": {"share": 0.2}, "Median": {}},
         pf.partition: {"Dirichlet": {"alpha": 0.3, "by": y}, "IID": {}, "ByGroup": {"by": y}},
         pf.graph: {"ring": {"num_agents": 3}, "star": {"num_agents": 3, "confidence": 0.5},
                    "grid": {"num_rows": 2, "num_columns": 2}, "erdos_renyi": {"num_agents": 4, "probability": 0.9},

@@ -44,7 +44,11 @@ def private(algorithm, fed=None, norm=200.0, noise_multiplier=0.05, **options):
     return quiet(algorithm, fed or federation(), **{"combination": combination, "num_rounds": 6} | options)
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedSEP(start="prior"), pf.FedAvg(step_size=0.05)], ids=["fedsep", "fedavg"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [pf.FedSEP(start="prior"), pf.FedAvg(step_size=0.05), pf.FedEP(start="prior")],
+    ids=["fedsep", "fedavg", "fedep"],
+)
 def test_a_private_result_holds_what_was_released_alone(algorithm):
     fed = federation(partition=pf.partition.Explicit(np.arange(CLIENTS * ROWS).reshape(CLIENTS, ROWS).tolist()))
     idata = private(algorithm, fed)
@@ -65,14 +69,22 @@ def test_without_noise_of_privacy_a_result_has_its_rows():
     assert {"observed_data", "constant_data", "log_likelihood", "sample_stats"} <= set(idata.groups())
 
 
-@pytest.mark.parametrize(("damping", "noise_multiplier"), [(None, 0.03), (0.3, 0.08)])
-def test_the_noise_is_in_the_spread(damping, noise_multiplier):
+@pytest.mark.parametrize(
+    ("algorithm", "noise_multiplier"),
+    [
+        (pf.FedSEP(start="prior"), 0.03),
+        (pf.FedSEP(start="prior", damping=0.3), 0.08),
+        (pf.FedEP(start="prior"), 0.02),
+        (pf.PVI(start="prior", order="synchronous"), 0.02),
+    ],
+    ids=["fedsep", "fedsep damped", "fedep", "pvi"],
+)
+def test_the_noise_is_in_the_spread(algorithm, noise_multiplier):
     """Errors have the size that the result's wider SDs say, over 8 runs of 3 parameters.
 
     The noise is not seeded. Parameters are nearly independent, so that 24 times the mean square is near a chi-square of
     24 degrees of freedom: 7.2 to 57.6 leaves out 3e-4 at both ends together.
     """
-    algorithm = pf.FedSEP(start="prior", damping=damping)
     runs = [private(algorithm, num_rounds=8, noise_multiplier=noise_multiplier) for _ in range(8)]
     mean, sd = exact(federation())
     found = np.stack([run.posterior["w"].mean(("chain", "draw")).values for run in runs])
@@ -80,6 +92,24 @@ def test_the_noise_is_in_the_spread(damping, noise_multiplier):
     noise = np.sqrt((wide**2).mean(0) - sd**2)
     assert 0.3 < float((((found - mean) / noise) ** 2).mean()) < 2.4
     assert np.mean([run.attrs["noise"] for run in runs]) == pytest.approx(float((noise / sd).max()), rel=0.5)
+
+
+def test_a_clients_site_is_what_the_server_has_taken():
+    """Without noise to speak of, clipped sites add up: q is the prior's times the clients' own."""
+    from pyro_fed.algorithm.combination import Clipped
+
+    sent = {
+        "precision": torch.tensor([[3.0, 0.0], [0.3, 0.4]], dtype=torch.float64),
+        "eta": torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64),
+        "usable": torch.tensor([True, True]),
+    }
+    told = Clipped(norm=1.0).corrections(sent)
+    kept = {name: sent[name] + told[f"correction_{name}"] for name in ("precision", "eta")}
+    torch.testing.assert_close(kept["precision"][0], torch.tensor([0.6, 0.0], dtype=torch.float64))
+    assert torch.equal(kept["precision"][1], sent["precision"][1])
+    mean = Clipped(norm=1.0)(sent)
+    torch.testing.assert_close(2 * mean["precision"][0], kept["precision"].sum(0))
+    torch.testing.assert_close(2 * mean["eta"][0], kept["eta"].sum(0))
 
 
 def test_large_noise_is_told_in_sds_with_the_cure():

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.clients import around, client_log_likelihoods, sites_at
+from pyro_fed.audit.clients_say import around, client_log_likelihoods, sites_at
 from pyro_fed.audit.influence import Without, apart, by_sites
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError

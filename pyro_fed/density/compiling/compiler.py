@@ -35,7 +35,7 @@ from pyro_fed.errors import SettingError
 
 # An operation without a batching rule is computed one by one: slower, and as right. Said of each operation in each pass
 # (a hidden Markov model's in-place clamp, say), that makes thousands of lines, about torch and not about the model.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}

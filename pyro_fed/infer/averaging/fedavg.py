@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
@@ -27,11 +29,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.ops.bounding import within_cohort
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
+class FedAvg(Algorithm, Bounding):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
@@ -142,6 +145,11 @@ class FedAvg(Algorithm):
         """Steps far above the others', in units of the point."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
         return message_limits.outlying(size, "step")
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Steps whose every number is within the cohort's range."""
+        found, cut = within_cohort(sent.messages["delta"], limits.pull)
+        return Held(shared, {**sent.messages, "delta": found}, {}, cut)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""

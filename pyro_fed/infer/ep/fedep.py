@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Delegates, FitsSize, ServerWork, SiteKeeping, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Delegates, FitsSize, Held, Sent, ServerWork, SiteKeeping, Sites
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
@@ -52,9 +53,11 @@ from pyro_fed.infer.ep.site_updates import (
     at_rest,
     changes,
     fractions_of,
+    held_changes,
     site_warnings,
     unsettled_warnings,
     warm_sites,
+    without_value,
 )
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import IVON, Newton, Numerics, Received, TiltedInference
@@ -95,7 +98,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -143,6 +146,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSi
 
     #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
+    corrected: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
@@ -423,21 +427,22 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSi
         damping, move = self.fraction_for(len(weights)), deltas.product_over(0)
         everyone = len(weights) == int(shared["num_clients"])
         known: State = {}
-        if self.climbs and everyone:
+        told = "value" in messages  # not where one client's word must not decide
+        if self.climbs and everyone and told:
             value = self._value(shared, messages)
             back = ascent.way_back(shared, value, self.step_control.fall)
             if back is not None:
                 return self._gone_back(shared, *back)
             known = ascent.kept(shared, value, move, self.step_control.fall) if bool(value.isfinite()) else {}
         if self.server_optimiser is None:
-            newton = isinstance(self.client, Newton)
-            share, state = self.step_control.held_back(shared, move, len(weights)) if newton else (1.0, {})
+            newton, at_work = isinstance(self.client, Newton), len(weights) if told or not self.climbs else 0
+            share, state = self.step_control.held_back(shared, move, at_work) if newton else (1.0, {})
             if known:
                 most = ascent.within(q, move, share, float(known["radius"]))
                 share, known["cut"] = most, q.eta.new_tensor(float(most < share))
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
-            whole = single and everyone and bool((fractions == damping).all())
+            whole = single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
             state |= known | self.step_control.added(shared, move, whole, damping)
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
@@ -499,6 +504,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSi
     def settle(self, told: State, local: State) -> State:
         """Step 5 of Algorithm 4: the clients move their sites by what the server took of their messages."""
         delta = gaussian(local, "delta_")
+        if "correction_eta" in told:
+            delta = delta.product(gaussian(told, "correction_"))
         state: State = {}
         if self.client_optimiser is None:
             steps = delta.power(told["fraction"])
@@ -515,7 +522,38 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, ServerWork, Delegates, FitsSi
 
     def followed(self, sites: State, messages: State, told: State) -> State | None:
         """As the clients themselves settle them, by the messages that came."""
+        told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
         return self.settle(told, {**sites, **as_state(gaussian(messages), "delta_")})
+
+    def alone(self, messages: State) -> State:
+        """Without the clients' log-likelihoods, by which steps are taken back."""
+        return without_value(messages)
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
+
+        Clients that have not sent anything yet are no cohort.
+
+        Raises:
+            SettingError: the server does not know the clients' sites, or fewer than three have one.
+        """
+        if not kept:
+            raise SettingError(
+                f"{type(self).__name__}: the clients' sites have too many numbers for the server to hold each to the "
+                "others': take covariance='diag', or FedAvg with combination.Median()"
+            )
+        base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
+        held, cut = held_changes(
+            limits, base, gaussian(kept), sent.clients, gaussian(sent.messages), gaussian(shared).mean()
+        )
+        told = as_state(held.quotient(gaussian(sent.messages)), "correction_")
+        return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
+
+    def cannot_bound(self) -> str:
+        """An optimiser moves q and the sites by different amounts; networks have another scale of sites."""
+        if self.server_optimiser is not None or self.client_optimiser is not None:
+            return "an optimiser moves q and the sites by different amounts; leave it out"
+        return ""
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work."""

@@ -14,15 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Undoing, no_sites
+from pyro_fed.algorithm.capabilities import Held, Sent, Undoing, no_sites
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.site_updates import held_changes, without_value
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -73,6 +76,7 @@ class FedSEP(FedEP, Undoing):
 
     additive: ClassVar[bool] = True
     guided: ClassVar[type[GuidedFedEP] | None] = None
+    corrected: ClassVar[bool] = False  # there is no site to correct
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +107,23 @@ class FedSEP(FedEP, Undoing):
     def settle(self, told: State, local: State) -> State:
         """What the clients keep of a round: nothing."""
         return {}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Sites of the round's clients within the limits; the average stands for the others.
+
+        Raises:
+            SettingError: fewer than three clients are at work.
+        """
+        prior, count, number = gaussian(shared, "prior_"), len(sent.clients), int(shared["num_clients"])
+        average = gaussian(shared).quotient(prior).power(1.0 / number)
+        base = prior.product(gaussian(shared, "prior_delta_")).product(average.power(number - count))
+        each = type(average)(
+            average.precision.expand(count, *average.precision.shape), average.eta.expand(count, *average.eta.shape)
+        )
+        everyone = torch.arange(count, device=average.eta.device)
+        deltas, centre = gaussian(sent.messages), gaussian(shared).mean()
+        held, cut = held_changes(limits, base, each, everyone, deltas, centre)
+        return Held(shared, without_value(sent.messages) | as_state(held), {}, cut)
 
     def undone(self, clients: int, num_clients: int) -> float:
         """δ of the clients at work: each replaces what the average site, which has the error, says for it."""

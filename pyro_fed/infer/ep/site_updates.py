@@ -20,11 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
 from pyro_fed.errors import listed
 from pyro_fed.infer.ep.tilted.base import Tilted
-from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, kept_where
+from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, kept_where, where
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -171,3 +173,34 @@ def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, 
     new = kept_where(usable & ~empty, found.site)
     delta = new.quotient(site)
     return kept_where(usable, delta), usable
+
+
+def held_changes(
+    limits: Bounded, base: Gaussian, sites: Gaussian, clients: Tensor, deltas: Gaussian, centre: Tensor
+) -> tuple[Gaussian, Tensor]:
+    """Changes of sites after which no client's site is beyond the cohort's, (C,), and by how much each was, (C,).
+
+    Args:
+        limits: the combination.
+        base: all of q that is no client's.
+        sites: of all clients before the round, (K,); those of clients that have not sent anything yet are one.
+        clients: (C,) whose changes these are.
+        deltas: as sent, (C,).
+        centre: a point near q's mean, (D,).
+    """
+    precision, eta = sites.precision.clone(), sites.eta.clone()
+    precision[clients] += deltas.precision
+    eta[clients] += deltas.eta
+    spoken = (eta != 0).any(-1) | (precision.flatten(1) != 0).any(-1)
+    found = limits.sites(base, type(sites)(precision[spoken], eta[spoken]), centre)
+    precision[spoken], eta[spoken] = found.sites.precision, found.sites.eta
+    beyond = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
+    beyond[spoken] = found.beyond
+    cut = beyond[clients]
+    held = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
+    return where(cut > 0, held, deltas), cut
+
+
+def without_value(messages: State) -> State:
+    """Messages without what would let one client have a step taken back: its log-likelihood."""
+    return {name: value for name, value in messages.items() if name != "value"}

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.held_visits import held_visits, visit_noise
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
@@ -33,7 +37,7 @@ from pyro_fed.ops.visits import longest_visit
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(VisitingLangevin):
+class FSGLD(VisitingLangevin, Bounding):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -118,3 +122,20 @@ class FSGLD(VisitingLangevin):
         worst = float(started(start, self).shared["mismatch"].amax())
         in_sweeps = self.sweeps and self.probabilities is None
         return longest_visit(self.visit_error, worst, num_clients, in_sweeps, self.visit_time)
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Visits that are within reach of the same visits to the surrogates."""
+        clients = sent.messages["client"]
+        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        noise = visit_noise(sent.seed, sent.round, clients, shape, dtype)
+        steps = self._steps(shared["steps"], shared["step_size"])
+        held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
+        return Held(shared, held, {}, cut)
+
+    def cannot_bound(self) -> str:
+        """A visit is compared with one to the surrogates, in their units."""
+        if self.surrogates is None or not self.precondition:
+            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
+        if self.batch_size is not None and not self.control_variate:
+            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
+        return ""

@@ -50,6 +50,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature
+from pyro_fed.infer.langevin.held_visits import reference
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import fitted, one_each, shares
@@ -163,6 +164,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
     ) -> tuple[State, State]:
         """Chains at draws of p(θ) Π q_s(θ), or of the prior where there are no surrogates."""
         share = self.client_shares(num_clients).to(problem.dtype)
+        known: State = {}
         local = {"inverse_f": 1 / share, "ready": torch.zeros(num_clients, dtype=torch.bool)}
         if self.surrogates is None:
             position = problem.init(self.num_chains, generator)
@@ -180,8 +182,9 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
+            known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
-        chains = start_chains(position) | {"burn_in": torch.tensor(burn_in)}
+        chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}
         return chains | {"step_size": position.new_tensor(step), "share": share}, local
 
     def _step_and_burn_in(self, num_clients: int, start: Start | None) -> tuple[float, int]:
@@ -226,10 +229,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
-        steps = shared["steps"] + torch.arange(self.local_steps).unsqueeze(-1)
-        scale = shared["step_size"] * self.decay_offset**self.decay
-        decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
-        xs = {**noise, "step_size": scale * decay}
+        xs = {**noise, "step_size": self._steps(shared["steps"], shared["step_size"])}
         whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
         rows, dims = with_batches(data, None if whole else self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
@@ -249,6 +249,14 @@ class Langevin(Algorithm, Chains, DrawStats, Advice):
             "step_size": xs["step_size"][sent].T,
         }
         return message, news, {"gradient_norm": norms.mean(0)}
+
+    def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
+        """h of each step of a visit, (T, ...), of chains that have had so many."""
+        steps = done + torch.arange(self.local_steps).reshape(-1, *[1] * done.dim())
+        scale = step_size * self.decay_offset**self.decay
+        decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
+        found: Tensor = scale * decay
+        return found
 
     def _first_visit(self, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """What a client computes once: its gradient at the anchor, and whether the step is stable."""

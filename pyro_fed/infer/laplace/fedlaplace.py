@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import ServerWork, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent, ServerWork, Sites
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -37,7 +38,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
-from pyro_fed.infer.laplace.line import line_values
+from pyro_fed.infer.laplace.line import held_values, line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -55,7 +56,7 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, Sites, ServerWork):
+class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -239,6 +240,37 @@ class FedLaplace(GaussianAlgorithm, Sites, ServerWork):
     def sites(self, shared: State, local: State) -> State | None:
         """The expansions of the clients' log-likelihoods at the last point."""
         return as_state(gaussian(local)) if "eta" in local else None
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """Those that were sent: each is a whole one."""
+        return as_state(gaussian(messages))
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
+        point = shared["point"] + shared["aim"] * shared["direction"]
+        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point)
+        values, start = held_values(
+            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull
+        )
+        usable = sent.messages["usable"]
+        usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
+        prior = shared["prior_value"][self._shortest]
+        return Held(
+            {**shared, "value": torch.where(shared["value"].isfinite(), prior + start, shared["value"])},
+            {**sent.messages, **as_state(found.sites), "values": values, "usable": usable},
+            {},
+            found.beyond,
+        )
+
+    @property
+    def _shortest(self) -> int:
+        """Which of the fractions is nearest to the point itself."""
+        return self.fractions.index(min(self.fractions))
+
+    def _along(self, shared: State, point: Tensor) -> Tensor:
+        """Where the line's points lie from the one aimed at, the nearest to the present point last, (L + 1, D)."""
+        fractions = point.new_tensor([*self.fractions, self.fractions[self._shortest]])
+        return (fractions - shared["aim"]).unsqueeze(-1) * shared["direction"]
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""

@@ -11,6 +11,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CHUNK, Batch, ClientData
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.infer.sites.rowwise import pieces
+from pyro_fed.ops.bounding import HALF
+from pyro_fed.ops.gaussian import Gaussian
 
 
 def line_values(problem: Problem, line: Tensor, data: ClientData) -> Tensor:
@@ -32,6 +34,34 @@ def line_values(problem: Problem, line: Tensor, data: ClientData) -> Tensor:
     total, _ = problem.scan(_add, start, (data.rows, line), (index, weight), len(index), (None, 0))
     found: Tensor = total
     return found
+
+
+def held_values(sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
+    """Values on a line, (K, L), held to what the clients' sites say of them and the cohort's own departures from that.
+
+    Sites are quadratics, so that honest values depart from them by terms of third order, which are alike in size. No
+    client's level counts, which nothing could check: all are put at the median one.
+
+    Args:
+        sites: within their limits, (K,).
+        point: where they were taken, (D,).
+        line: the points' differences from it, (L, D), followed by that of the present point, (L + 1, D).
+        values: as sent, of the points, (K, L); the one nearest to the present point is the last in `line` again.
+        pull: departures beyond so many SDs of the cohort's are cut.
+
+    Returns:
+        values (K, L), and their sum at the present point.
+    """
+    score, still = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
+    turned = torch.stack([type(sites)(sites.precision, still).score(each.expand_as(still)) for each in line], 1)
+    expected = score @ line.T + 0.5 * (turned * line).sum(-1)
+    here = int((line[:-1] - line[-1]).abs().amax(-1).argmin())
+    expected = expected[:, :-1] - expected[:, here : here + 1]
+    level = values[:, here : here + 1]
+    apart = values - level - expected
+    reach = pull * apart.abs().quantile(0.5, 0) / HALF
+    usual = level.median()
+    return usual + expected + torch.minimum(torch.maximum(apart, -reach), reach), len(values) * usual
 
 
 def _values(problem: Problem, line: Tensor, batch: Batch) -> Tensor:

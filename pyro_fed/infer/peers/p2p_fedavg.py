@@ -64,6 +64,10 @@ class P2PFedAvg(FedAvg, OnGraph):
         check_at_least(self, 1, "gossip_steps")
         refuse_unused(self, "agents mix by the graph; FedAvg has a server", "damping", "server_optimiser")
 
+    def cannot_bound(self) -> str:
+        """Points that agents mix remember what they were told: nothing draws them back."""
+        return "what a lie has moved no later round takes back; use FedAvg, or P2PVI, whose agents keep sites"
+
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As many a round as `gossip_steps` says, on every graph."""
         return self.gossip_steps

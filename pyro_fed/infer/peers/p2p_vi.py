@@ -37,7 +37,8 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import FitsSize
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Sent, Sites
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -47,6 +48,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
@@ -61,7 +63,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian, FitsSize):
+class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -315,6 +317,44 @@ class P2PVI(PeerGaussian, FitsSize):
         index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
         batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)))
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
+
+    def sites(self, shared: State, local: State) -> State | None:
+        """What the agents keep, where no share of the prior is in it."""
+        return self.known(shared, local) if self._keeps_site and self.starts_at_prior else None
+
+    def known(self, shared: State, local: State) -> State:
+        """What the agents keep, with its share of the prior where beliefs begin flat."""
+        return as_state(gaussian(local))
+
+    def followed(self, sites: State, messages: State, told: State) -> State | None:
+        """With what was taken of each belief's change, as neighbours can tell where all hear all."""
+        if "taken_eta" not in told:
+            return None
+        return as_state(gaussian(sites) * gaussian(told, "taken_"))
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Beliefs whose changes of the agents' sites are within the limits.
+
+        Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
+        server of its own, and all come to the same verdict.
+        """
+        q, count = gaussian(shared), len(shared["eta"])
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
+        common, sites = q.product_over(0) ** (1.0 / count), gaussian(kept)
+        deltas = (gaussian(sent.messages) / mine) ** (1.0 / count)
+        centre = (
+            common.mean() if bool(common.is_proper()) else gaussian(sent.messages).mean().nan_to_num().quantile(0.5, 0)
+        )
+        held, cut = held_changes(limits, common / sites.product_over(0), sites, sent.clients, deltas, centre)
+        return Held(shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
+
+    def cannot_bound(self) -> str:
+        """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
+        if self.begin == "consensus":
+            return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
+        if not self._keeps_site or isinstance(self.update, IVON):
+            return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"
+        return ""
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """When agents agree and stand still: entirely still where data stream in.

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -43,7 +45,7 @@ RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm):
+class ConsensusMC(Algorithm, Bounding):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:
@@ -135,6 +137,16 @@ class ConsensusMC(Algorithm):
             drawn.append(found["draws"])
             figures.append(trajectory_figures({n: v[None] for n, v in found.items()}, self.max_tree_depth))
         return {"draws": torch.stack(drawn)}, {}, {n: torch.cat([one[n] for one in figures]) for n in figures[0]}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Draws moved and stretched so that their Gaussian is within the limits."""
+        draws = sent.messages["draws"]
+        p = products.moments(draws.double().flatten(1, 2))
+        nothing = type(p).zeros((), p.dim, device=p.eta.device)
+        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0))
+        moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
+        cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
+        return Held(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Draws of the product of the clients' densities."""

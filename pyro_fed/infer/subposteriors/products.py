@@ -22,6 +22,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import FullGaussian
+
 #: Added to the diagonal of the draws' correlations, so that fewer draws than parameters are no error.
 SMALLEST = 1e-12
 
@@ -89,6 +92,20 @@ def nonparametric(draws: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(dim, generator=generator, dtype=draws.dtype)
         found.append(middle + width * factor @ noise)
     return torch.stack(found)
+
+
+def moments(draws: Tensor) -> FullGaussian:
+    """Gaussians (K,) with the means and covariances of draws (K, S, D)."""
+    precision = _precisions(draws)
+    return FullGaussian(precision, torch.einsum("kde,ke->kd", precision, draws.mean(1)))
+
+
+def stretched(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
+    """Draws (K, ..., D) of one Gaussian each, (K,), moved and stretched to those of another."""
+    shape = (len(draws), *[1] * (draws.dim() - 2), -1)
+    away = draws - before.mean().reshape(shape)
+    white = torch.einsum("kde,k...e->k...d", torch.linalg.inv(before.root()), away)
+    return after.mean().reshape(shape) + torch.einsum("kde,k...e->k...d", after.root(), white)
 
 
 def _product(draws: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice
+from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
@@ -29,11 +30,12 @@ from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
+from pyro_fed.ops.bounding import within_cohort
 from pyro_fed.ops.gaussian import Gaussian
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mismatch(Algorithm, Advice):
+class Mismatch(Algorithm, Bounding, Advice):
     """One round that measures the surrogates; it leaves them as they were.
 
     Args:
@@ -89,6 +91,11 @@ class Mismatch(Algorithm, Advice):
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
         squares = _pulls(q, errors).square().mean(0)
         return {"mismatch": share * squares}, {}, {"mismatch": squares.amax(-1)}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Squares within the cohort's range."""
+        held, cut = within_cohort(sent.messages["mismatch"], limits.pull)
+        return Held(shared, {"mismatch": held.clamp_min(0)}, {}, torch.zeros_like(cut))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum over clients."""

@@ -21,7 +21,17 @@ from pyro_fed.runtime.executors.named import resolve
 #: Faults that give no reply, and what the record says of them.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
 #: Faults of a reply: what becomes of its numbers.
-WRONG = {"nan": torch.nan, "huge": 1e30, "flipped": -1e6, "opposite": -3.0}
+WRONG = {
+    "nan": torch.nan,
+    "huge": 1e30,
+    "flipped": -1e6,
+    "opposite": -3.0,
+    "negated": -1.0,
+    "tenfold": 10.0,
+    "hundredfold": 100.0,
+    "noise": 10.0,
+    "stale": 1.0,
+}
 
 
 class Faulty(Executor):
@@ -34,7 +44,9 @@ class Faulty(Executor):
         inner: the executor that does the work, or its name.
         probability: of a fault, each time a client is asked.
         kinds: what happens, drawn from these: "raises", "hangs" and "dies" give no reply; "nan" sends NaN, "huge" a
-            message of 1e30, "flipped" the message times -1e6, "opposite" times -3.
+            message of 1e30, "flipped" the message times -1e6, "opposite" times -3, "negated" times -1, "tenfold" and
+            "hundredfold" so many times, "noise" normal numbers ten times as large as the message's, "stale" the first
+            message of its algorithm again.
         clients: those that may fail; None for all.
         seed: of the faults.
 
@@ -62,6 +74,7 @@ class Faulty(Executor):
         self.probability, self.kinds, self.clients, self.seed = probability, kinds, clients, seed
         self.injected: list[tuple[int, int, str]] = []
         self._asked: dict[tuple[int, int], int] = {}
+        self._first: dict[int, State] = {}
 
     def start(
         self,
@@ -72,7 +85,7 @@ class Faulty(Executor):
         clients: Sequence[int] | None = None,
     ) -> None:
         """The inner executor holds the states."""
-        self.algorithm = algorithm
+        self.algorithm, self._first = algorithm, {}
         self.inner.start(algorithm, problem, data, local, clients)
 
     def settle(self, taken: Tensor, told: State) -> None:
@@ -105,8 +118,19 @@ class Faulty(Executor):
         messages = reply.messages
         for i, slot in enumerate([slot for slot in slots.tolist() if slot not in genuine]):
             if faults[slot] in WRONG:
-                messages = {name: _wrong(value, i, faults[slot]) for name, value in messages.items()}
+                messages = self._spoilt(messages, i, faults[slot], work.round, work.clients[slot])
         return replace(reply, messages=messages, failures=silent | genuine)
+
+    def _spoilt(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
+        """The messages with one client's spoilt."""
+        if kind == "stale":
+            first = self._first.setdefault(client, {name: value[i].clone() for name, value in messages.items()})
+            fits = {name: value for name, value in first.items() if value.shape == messages[name].shape[1:]}
+            return {name: _with(value, i, fits.get(name, value[i])) for name, value in messages.items()}
+        if kind == "noise":
+            generator = seeding.torch_generator(self.seed, seeding.FAULTS, round, client)
+            return {name: _noise(value, i, generator) for name, value in messages.items()}
+        return {name: _wrong(value, i, kind) for name, value in messages.items()}
 
     def _fault(self, round: int, client: int) -> str:
         """What happens to a client that is asked; "" for nothing."""
@@ -119,10 +143,25 @@ class Faulty(Executor):
         return kind
 
 
+def _with(value: Tensor, i: int, one: Tensor) -> Tensor:
+    """A message's tensor with another client's part."""
+    spoilt = value.clone()
+    spoilt[i] = one
+    return spoilt
+
+
+def _noise(value: Tensor, i: int, generator: torch.Generator) -> Tensor:
+    """A message's tensor with normal numbers of the same root mean square, times that of "noise"."""
+    if not value.is_floating_point():
+        return value
+    size = WRONG["noise"] * value[i].double().square().mean().sqrt()
+    drawn = torch.randn(value[i].shape, generator=generator, dtype=torch.float64).to(value.device)
+    return _with(value, i, (size * drawn).to(value.dtype))
+
+
 def _wrong(value: Tensor, i: int, kind: str) -> Tensor:
     """A message's tensor with the numbers of one client spoilt."""
     if not value.is_floating_point():
         return value
-    spoilt = value.clone()
-    spoilt[i] = value[i] * WRONG[kind] if kind in ("flipped", "opposite") else torch.full_like(value[i], WRONG[kind])
-    return spoilt
+    factor = WRONG[kind]
+    return _with(value, i, torch.full_like(value[i], factor) if kind in ("nan", "huge") else value[i] * factor)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, in_chunks
 from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
-from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import as_state, batched, gaussian, site_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+#: Variance about a point at which its curvature is taken.
+NARROW = 1e-8
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
@@ -66,3 +70,27 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     for value in state.values():
         value[empty] = 0.0
     return gaussian(state)
+
+
+def answer_and_sites(federation: Federation, draws: Tensor) -> State:
+    """The answer as a Gaussian and the clients' sites there, as `Record.sites` has them; of any algorithm.
+
+    Of a single point the answer is the product of the prior's and the clients' sites there.
+
+    Args:
+        federation: the model and its clients.
+        draws: (S, D), unconstrained.
+    """
+    problem = federation.problem
+    if len(draws) > 1 and bool((draws != draws[0]).any()):
+        q = around(problem, draws)
+        sites = sites_at(federation, q)
+    else:
+        structure = FedEP().structure(problem)
+        spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
+        at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
+        sites = sites_at(federation, at)
+        q = FedEP().prior_site(problem, at).product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            return {}
+    return {**as_state(sites), **as_state(q, "q_")}

@@ -1,0 +1,1 @@
+"""What clients that lie do to answers, with and without protection."""

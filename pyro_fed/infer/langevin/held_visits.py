@@ -1,0 +1,99 @@
+"""What one client can do to a chain that visits it, where it is held to what surrogates say and the cohort departs.
+
+A visit's randomness follows from the run's seed, the round and the client, so that the server can make the same visit
+to the Gaussian q = p Π_s q_s that it knows: p_t are that chain's positions. At a client whose score differs from q's by
+e, in SDs of a parameter, the true positions z_t are
+
+    z_t = p_t + O(t h / 2) e        h the step, in preconditioned time
+
+and what is sent is cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain is at one of K clients one part in K
+of its time, so that a liar moves the mean by at most R_i / K SDs in the long run. R_i is
+
+    max(b m_i, `LEAST` K)           m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
+
+Honest visits within it are left as they came, to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import seeding
+from pyro_fed.ops.gaussian import Gaussian
+
+#: What one client may move a mean in the long run, in SDs, however well the others' surrogates fit.
+LEAST = 0.5
+
+
+def reference(target: Gaussian, mismatch: Tensor | None, dtype: torch.dtype) -> State:
+    """What the server keeps of q for this: its mean, a root of its covariance, and how far the cohort departs.
+
+    Args:
+        target: q.
+        mismatch: mean square departures, (D,), in SDs; None where nobody has measured them.
+        dtype: of the chains.
+    """
+    known = torch.zeros_like(target.eta) if mismatch is None else mismatch.clamp_min(0).sqrt()
+    found = {"held_mean": target.mean(), "held_root": target.root(), "held_departure": known}
+    return {name: value.to(dtype) for name, value in found.items()}
+
+
+def held_visits(
+    shared: State, messages: State, steps: Tensor, noise: Tensor, stride: int, midpoint: bool, pull: float
+) -> tuple[State, Tensor]:
+    """Visits within reach, and by how many SDs each was beyond it, (C,).
+
+    Args:
+        shared: the server's state, with `reference`.
+        messages: the visits, of C chains.
+        steps: h of each step, (T,), in preconditioned coordinates.
+        noise: of each chain's steps, (C, T, D).
+        stride: steps between positions that were sent.
+        midpoint: whether a step's score is taken, and its draw kept, half of the noise further on.
+        pull: b.
+    """
+    mean, root = shared["held_mean"], shared["held_root"]
+    dense = root.dim() == 2
+    spread = root.square().sum(-1).sqrt() if dense else root
+    away = shared["position"] - mean
+    white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
+    kept = []
+    for h, normal in zip(steps, noise.unbind(1), strict=True):
+        where = white + 0.5 * h.sqrt() * normal if midpoint else white
+        white = white - 0.5 * h * where + h.sqrt() * normal
+        kept.append(where if midpoint else white)
+    path = torch.stack([*kept[stride - 1 :: stride], white], 1)
+    expected = mean + (path @ root.T if dense else root * path)
+    sent = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
+    clients = len(shared["share"])
+    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, LEAST * clients))
+    time = 0.5 * steps.cumsum(0)
+    reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
+    departure = sent - expected
+    over = (departure.abs() - reach).clamp_min(0) / spread
+    still = (messages["position"] == shared["position"]).all(-1)  # a visit that failed, or might as well have
+    beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
+    held = expected + torch.minimum(torch.maximum(departure, -reach), reach)
+    found = torch.where((beyond > 0).reshape(-1, 1, 1), held, sent)
+    return {**messages, "draws": found[:, :-1], "position": found[:, -1]}, beyond.double()
+
+
+def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The normal numbers of visits, as the clients draw them first, (C, T, D).
+
+    Args:
+        seed: of the run.
+        round: its number.
+        clients: (C,); one that stands there several times has other numbers each time.
+        shape: T, D.
+        dtype: of the chains.
+    """
+    seen: dict[int, int] = {}
+    drawn = []
+    for client in clients.tolist():
+        repeat = seen[client] = seen.get(client, -1) + 1
+        generator = seeding.torch_generator(seed, seeding.CLIENT, round, client, repeat)
+        drawn.append(torch.randn(shape, generator=generator, dtype=dtype))
+    return torch.stack(drawn)

@@ -1,0 +1,255 @@
+"""What one client can do where each is held to what the cohort does: exact posteriors, kinds of liars, prices."""
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from algorithms import line, line_data, unequal_lines
+
+import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import Sent
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.infer.laplace.line import held_values
+from pyro_fed.ops.bounding import apart, bounded, within_cohort
+from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.runtime.executors import Faulty
+
+QUIET = {"progress": False, "compile": "off", "log_likelihood": False, "num_draws": 4000, "audit": False}
+LIAR = 4
+CLIENTS = 10
+#: What the liar makes of its site (precision, eta), by name; D = 3.
+LIES = {
+    "negated": lambda p, e: (-p, -e),
+    "eta negated": lambda p, e: (p, -e),
+    "hundredfold": lambda p, e: (100 * p, 100 * e),
+    "certain": lambda p, e: (1e6 * p, 1e6 * p @ e.new_tensor([1.0, -2.0, 3.0])),
+    "far away": lambda p, e: (p, e + 1e4 * e.norm()),
+    "noise": lambda p, e: (p.flip(0) * 10, e.flip(0) * 10),
+    "huge": lambda p, e: (torch.full_like(p, 1e30), torch.full_like(e, 1e30)),
+    "at random": lambda p, e: at_random(p, e),
+    "nothing": lambda p, e: (0 * p, 0 * e),
+}
+
+
+def at_random(precision, eta):
+    """Numbers ten times as large, of no meaning: an indefinite matrix that is not even symmetric."""
+    generator = torch.Generator().manual_seed(int(1e6 * eta.abs().sum()))
+    size = 10 * precision.norm()
+    drawn = [torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in (precision, eta)]
+    return size * drawn[0], size * drawn[1]
+
+
+def sites(seed, rows=40, dim=3):
+    """Sites of ten linear regressions with the same truth."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(CLIENTS, rows, dim, generator=generator, dtype=torch.float64)
+    y = x @ torch.ones(dim, dtype=torch.float64) + torch.randn(CLIENTS, rows, generator=generator, dtype=torch.float64)
+    return STRUCTURES["full"](x.mT @ x, (x.mT @ y.unsqueeze(-1)).squeeze(-1))
+
+
+def prior(dim=3):
+    return STRUCTURES["full"](torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+
+
+def others(all_sites):
+    keep = [k for k in range(CLIENTS) if k != LIAR]
+    return prior().product(type(all_sites)(all_sites.precision[keep], all_sites.eta[keep]).product_over(0))
+
+
+def with_lie(honest, lie):
+    precision, eta = honest.precision.clone(), honest.eta.clone()
+    precision[LIAR], eta[LIAR] = LIES[lie](precision[LIAR], eta[LIAR])
+    return type(honest)(precision, eta)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_liar_in_ten_moves_no_mean_by_two_sds(lie):
+    """Against the exact posterior of the other nine, from a centre that is right and from one twenty SDs away.
+
+    A liar's precision is at most h times that of q, h = 4 times the median client's largest eigenvalue, so that no
+    variance is less than 1 - h of the others'.
+    """
+    for seed in range(6):
+        honest = sites(seed)
+        nine = others(honest)
+        sd = nine.moments()[1].diagonal().sqrt()
+        root = nine.root()
+        largest = torch.linalg.eigvalsh(root.mT @ honest.precision @ root)[:, -1]
+        narrowest = (1 - 4 * torch.cat([largest[:LIAR], largest[LIAR + 1 :]]).median()).sqrt()
+        for centre in (nine.mean(), nine.mean() + 20 * sd):
+            found = bounded(prior(), with_lie(honest, lie), centre, pull=2.0, precision=4.0)
+            q = prior().product(found.sites.product_over(0))
+            assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
+            ratio = q.moments()[1].diagonal().sqrt() / sd
+            assert float(ratio.min()) > float(narrowest)
+            assert float(ratio.max()) <= 1.0 + 1e-6
+            assert lie in ("nothing", "noise", "at random") or int(found.beyond.argmax()) == LIAR
+
+
+def test_honest_clients_keep_their_sites_to_the_bit_and_all_lose_little():
+    for seed in range(5):
+        honest = sites(seed)
+        exact = prior().product(honest.product_over(0))
+        found = bounded(prior(), honest, exact.mean(), pull=2.0, precision=4.0)
+        same = found.beyond == 0
+        assert int(same.sum()) >= 7
+        assert torch.equal(found.sites.precision[same], honest.precision[same])
+        assert torch.equal(found.sites.eta[same], honest.eta[same])
+        q = prior().product(found.sites.product_over(0))
+        sd = exact.moments()[1].diagonal().sqrt()
+        assert float(((q.mean() - exact.mean()) / sd).abs().max()) < 0.25
+        torch.testing.assert_close(q.moments()[1].diagonal().sqrt(), sd, rtol=0.01, atol=0)
+
+
+def test_the_only_client_that_knows_of_a_parameter_is_heard():
+    """With what four times the median client knows: unheard, its mean would be 3.6 SDs away."""
+    precision = torch.zeros(5, 3, dtype=torch.float64)
+    precision[:, 0], precision[1, 1], precision[2, 2] = 10.0, 10.0, 10.0
+    eta = precision * torch.tensor([1.0, 1.2, -0.4], dtype=torch.float64)
+    given = STRUCTURES["diag"](precision, eta)
+    flat = STRUCTURES["diag"](torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+    found = bounded(flat, given, torch.zeros(3, dtype=torch.float64), pull=2.0, precision=4.0)
+    q, exact = (flat.product(each.product_over(0)) for each in (found.sites, given))
+    assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 0.5
+
+
+def test_numbers_within_the_cohorts_range():
+    values = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1e9]], dtype=torch.float64)
+    held, beyond = within_cohort(values, 2.0)
+    assert held.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0, 3.0 + 2 / 0.6745])
+    assert (beyond > 0).tolist() == [False] * 4 + [True]
+    assert float(apart(values)[-1]) > 1e8
+    assert float(apart(values.expand(5, 3) * 0 + 1).max()) == 0.0
+
+
+def test_values_of_a_line_are_those_of_quadratics_and_no_liar_counts():
+    """Log-likelihoods that are quadratic are returned but for their level, whatever one of them says."""
+    honest = sites(0)
+    point = torch.full((3,), 0.5, dtype=torch.float64)
+    direction = torch.tensor([1.0, -0.3, 0.2], dtype=torch.float64)
+    line_ = torch.tensor([0.0, 3.0, -0.5, -0.9999], dtype=torch.float64).unsqueeze(-1) * direction
+    values = honest.log_factor((point + line_).unsqueeze(1)).T
+    lie = values.clone()
+    lie[LIAR] = torch.tensor([0.0, 1e9, -1e9, 5.0], dtype=torch.float64)
+    held, total = held_values(honest, point, torch.cat([line_, line_[-1:]]), lie, 2.0)
+    gains = held.sum(0) - total
+    torch.testing.assert_close(gains, values.sum(0) - values.sum(0)[-1], rtol=1e-9, atol=1e-6)
+
+
+@functools.cache
+def ten_clients():
+    return pf.Federation(line, line_data(rows=400, seed=5), plate="data", num_clients=CLIENTS)
+
+
+def run(algorithm, fed=None, **options):
+    fed = fed or ten_clients()
+    graph = pf.graph.complete(CLIENTS) if isinstance(algorithm, pf.P2PVI) else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return pf.run(algorithm, fed, graph=graph, **{"combination": Bounded()} | QUIET | options)
+
+
+def exact(clients):
+    x, y = line_data(rows=400, seed=5)
+    rows = torch.cat([ten_clients().client_rows[k] for k in clients])
+    x, y = x[rows], y[rows]
+    covariance = torch.linalg.inv(x.T @ x + torch.eye(2, dtype=x.dtype))
+    return (covariance @ x.T @ y).numpy(), covariance.diagonal().sqrt().numpy()
+
+
+def error(idata, clients):
+    """Largest error of a mean in SDs, and the ratio of SDs, against the exact posterior of some clients."""
+    mean, sd = exact(clients)
+    draws = idata.posterior["w"].values.reshape(-1, 2)
+    return float(np.abs((draws.mean(0) - mean) / sd).max()), draws.std(0) / sd
+
+
+FAMILIES = [
+    pf.FedEP(),
+    pf.FedEP(start="prior"),
+    pf.FedEP(covariance="diag"),
+    pf.PVI(),
+    pf.FedPA(client=pf.tilted.Laplace()),
+    pf.FedSEP(),
+    pf.FedLaplace(),
+    pf.BCM(),
+    pf.P2PVI(start="prior"),
+    pf.P2PVI(start="local"),
+    pf.FedAvg(step_size=0.05),
+]
+NAMES = [f"{type(a).__name__}{i}" for i, a in enumerate(FAMILIES)]
+
+
+@pytest.mark.parametrize("algorithm", FAMILIES, ids=NAMES)
+def test_every_family_is_bounded(algorithm):
+    """Sign, size and replay: below two SDs of the posterior of the other nine, and the liar is named."""
+    nine = [k for k in range(CLIENTS) if k != LIAR]
+    for kind in ("negated", "hundredfold"):
+        liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
+        off, _ = error(run(algorithm, executor=liar, num_rounds=12), nine)
+        assert off < 2, kind
+
+
+@pytest.mark.parametrize("algorithm", FAMILIES[:-1], ids=NAMES[:-1])
+def test_the_price_when_all_are_honest(algorithm):
+    off, ratio = error(run(algorithm), range(CLIENTS))
+    diagonal = 0.1 if algorithm == pf.FedEP(covariance="diag") else 0.05
+    assert off < 0.25
+    np.testing.assert_allclose(ratio, 1.0, atol=diagonal)
+
+
+def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
+    """Of Gaussians; those of honest clients stay what they were, to the bit."""
+    honest = sites(0)
+    mean, cover = honest.moments()
+    noise = torch.randn(CLIENTS, 1, 4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = mean[:, None, None] + noise @ torch.linalg.cholesky(cover).mT.unsqueeze(1)
+    for lie in (100 * draws[LIAR], draws[LIAR] + 1e3, 1e-3 * draws[LIAR]):
+        sent = Sent({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
+        sent.messages["draws"][LIAR] = lie
+        algorithm = pf.ConsensusMC()
+        held = algorithm.hold(Bounded(), {}, {}, sent)
+        whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
+        found = algorithm.combine(whole, held.messages, torch.ones(CLIENTS))["draws"].reshape(-1, 3)
+        keep = [k for k in range(CLIENTS) if k != LIAR]
+        nine = type(honest)(honest.precision[keep], honest.eta[keep]).product_over(0)
+        sd = nine.moments()[1].diagonal().sqrt()
+        assert float(((found.mean(0) - nine.mean()) / sd).abs().max()) < 2
+        same = held.cut == 0
+        assert torch.equal(held.messages["draws"][same], draws[same])
+        assert int(held.cut.argmax()) == LIAR
+
+
+def test_the_liar_is_named():
+    liar = Faulty(probability=1.0, kinds=("noise",), clients=(LIAR,))
+    with pytest.warns(UserWarning) as caught:
+        idata = pf.run(pf.FedEP(), ten_clients(), combination=Bounded(), executor=liar, num_rounds=6, **QUIET)
+    said = [str(w.message) for w in caught if "cut back" in str(w.message)]
+    assert len(said) == 1
+    assert said[0].split("factor): ")[1].startswith(f"client {LIAR} ")
+    assert float(idata.federation["beyond"].sel(client=str(LIAR)).max()) > 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "graph"),
+    [
+        (pf.NUTS(), "no rule for Bounded", None),
+        (pf.FedEP(start="prior", damping=0.1, server_optimiser="adam"), "optimiser moves q", None),
+        (pf.P2PVI(), "start='local', or 'prior'", pf.graph.complete(3)),
+        (pf.P2PVI(start="prior"), "on this graph", pf.graph.star(3)),
+        (pf.P2PFedAvg(), "takes back", pf.graph.complete(3)),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused(algorithm, words, graph):
+    with pytest.raises(pf.SettingError, match=words):
+        pf.run(algorithm, unequal_lines(), combination=Bounded(), graph=graph, **QUIET)
+
+
+def test_two_clients_cannot_outvote_one():
+    with pytest.raises(pf.SettingError, match="2 clients cannot outvote"):
+        pf.run(pf.FedEP(), pf.Federation(line, line_data(rows=8), plate="data", num_clients=2), combination=Bounded())
+    for settings in ({"pull": 0.0}, {"precision": 0.5}):
+        with pytest.raises(pf.SettingError):
+            Bounded(**settings)
