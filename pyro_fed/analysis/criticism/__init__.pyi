@@ -1,6 +1,5 @@
 # Model criticism, one module a question.
 from . import checks as checks
-from . import clients as clients
 from . import contributions as contributions
 from . import influence as influence
 from . import leave_out as leave_out

@@ -40,11 +40,11 @@ def load_rows(path: Path, model: Callable[..., Any]) -> tuple[Any, ...]:
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"--rows {path} cannot be read: {error}") from error
     parameters = list(inspect.signature(model).parameters.values())
-    wanted = [one.name for one in parameters if one.default is one.empty or one.name in arrays]
-    if set(arrays) != set(wanted):
-        takes = [one.name for one in parameters]
-        raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {takes}")
-    return tuple(arrays[name] for name in wanted)
+    names, needed = [one.name for one in parameters], sum(one.default is one.empty for one in parameters)
+    given = names[: len(arrays)]  # they are positional: none in between can be left out
+    if set(arrays) != set(given) or len(given) < needed:
+        raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {names}")
+    return tuple(arrays[name] for name in given)
 
 
 def _from_python(path: Path) -> tuple[Any, ...]:
