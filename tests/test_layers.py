@@ -40,7 +40,8 @@ ROOMS = {
     "pyro_fed.infer": """
         guides sites
         averaging laplace
-        ep peers pooled
+        ep
+        peers pooled
         stein subposteriors surrogates
         langevin
         auto

@@ -15,8 +15,8 @@ from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence, not_audited
 from pyro_fed.audit import audit as audited
-from pyro_fed.audit.clients_say import answer_and_sites
-from pyro_fed.audit.influence import FEWEST, who_stands_apart
+from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
+from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError

@@ -6,13 +6,13 @@ import time
 
 import torch
 
+from pyro_fed.algorithm.bounding import apart
 from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.ops.bounding import apart
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled
-from pyro_fed.algorithm.combination import Bounded, check_combination
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.combination_check import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.plan import chain_of

@@ -9,10 +9,10 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.algorithm.bounding import apart, bounded, within_cohort
 from pyro_fed.algorithm.capabilities import Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.infer.laplace.line import held_values
-from pyro_fed.ops.bounding import apart, bounded, within_cohort
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
 

@@ -49,7 +49,7 @@ def test_a_site_taken_out_leaves_the_posterior_of_the_others(algorithm):
 
 def test_disagreement_is_in_sds_of_chance():
     """A client whose mean is d SDs of the difference off, in one direction, disagrees by d."""
-    from pyro_fed.audit.influence import by_sites
+    from pyro_fed.audit.clients.influence import by_sites
     from pyro_fed.ops.gaussian_structures import STRUCTURES
 
     for structure in ("full", "diag"):
@@ -173,8 +173,8 @@ def test_it_is_named_without_sites_too(algorithm, options, kind):
 @pytest.mark.parametrize("kind", ["labels flipped", "units wrong", "rows duplicated", "none"])
 def test_the_corrupted_client_is_named_without_sites(kind):
     """In 20 of 20 trials, by the clients' scores and curvatures at the point of FedAvg; nobody where nobody is."""
-    from pyro_fed.audit.clients_say import answer_and_sites
-    from pyro_fed.audit.influence import who_stands_apart
+    from pyro_fed.audit.clients.influence import who_stands_apart
+    from pyro_fed.audit.clients.say import answer_and_sites
 
     named = []
     for seed in range(20 if kind != "none" else 5):

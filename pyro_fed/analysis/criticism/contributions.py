@@ -20,7 +20,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
-from pyro_fed.audit.clients_say import around, sites_at
+from pyro_fed.audit.clients.say import around, sites_at
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import SettingError
 from pyro_fed.infer import FedEP

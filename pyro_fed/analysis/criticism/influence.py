@@ -1,7 +1,7 @@
 """How much of an answer is one client's doing, from its Gaussian site or from draws.
 
-Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `pyro_fed.audit.influence` divides them out of
-the posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
+Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `audit.clients.influence` divides them out of the
+posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
 of the others' posterior are the same with weights w_s ∝ 1 / p(y_k | z_s), smoothed (PSIS). Where Pareto's k says that
 these are not reliable, mostly since the client has much influence, its site is found by one expected Newton step at the
 draws instead, and `by` says so. All on the unconstrained scale.
@@ -16,8 +16,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients_say import around, client_log_likelihoods, sites_at
-from pyro_fed.audit.influence import Without, apart, by_sites
+from pyro_fed.audit.clients.influence import Without, apart, by_sites
+from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -44,7 +44,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
 
     Returns:
         `shift` and `sd_ratio` (client, parameter), `influence`, `disagreement`, `pareto_k` and `by` (client), on the
-        unconstrained scale, see `pyro_fed.audit.influence`; in `attrs["stands_apart"]` a sentence on
+        unconstrained scale, see `pyro_fed.audit.clients.influence`; in `attrs["stands_apart"]` a sentence on
         clients that do, or "". NaN and an infinite influence where the others' posterior is improper.
         `found["shift"].to_pandas()` is the table, `pf.plot_influence(found)` the figure.
 

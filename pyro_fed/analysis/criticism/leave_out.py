@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
-from pyro_fed.audit.clients_say import around, client_log_likelihoods, sites_at
+from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks

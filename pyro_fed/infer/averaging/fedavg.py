@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -38,7 +39,6 @@ from pyro_fed.density.rows.batches import (
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
-from pyro_fed.ops.bounding import within_cohort
 
 
 @explains_unknown

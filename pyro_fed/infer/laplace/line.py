@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import HALF
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CHUNK, Batch, ClientData
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.infer.sites.rowwise import pieces
-from pyro_fed.ops.bounding import HALF
 from pyro_fed.ops.gaussian import Gaussian
 
 

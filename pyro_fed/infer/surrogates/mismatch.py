@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -30,7 +31,6 @@ from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
-from pyro_fed.ops.bounding import within_cohort
 from pyro_fed.ops.gaussian import Gaussian
 
 

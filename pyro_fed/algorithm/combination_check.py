@@ -1,0 +1,71 @@
+"""Whether a run can do with a combination: refused before anything runs."""
+
+from __future__ import annotations
+
+from pyro_fed.algorithm.capabilities import Bounding, OnGraph, SiteKeeping
+from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.errors import SettingError
+from pyro_fed.graph import Graph
+
+#: A spectral gap this near to one is one.
+SAME = 1e-9
+
+
+def check_combination(
+    combination: Combination | None, chain: list[Algorithm], num_clients: int, graph: Graph | None = None
+) -> None:
+    """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
+
+    Args:
+        combination: of the run, or None.
+        chain: its phases.
+        num_clients: K.
+        graph: of the run, or None.
+
+    Raises:
+        SettingError: names the algorithm and the cure.
+    """
+    if combination is None:
+        return
+    combination.check_clients(num_clients)
+    for algorithm in reversed(chain):  # the run's own first: it is the one that the user named
+        name = type(algorithm).__name__
+        if isinstance(combination, Bounded):
+            _check_bounding(combination, algorithm, chain[-1], graph)
+            continue
+        if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
+            raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
+        keeps_account = isinstance(algorithm, SiteKeeping) and algorithm.corrected and combination.shortens
+        if not algorithm.additive and not keeps_account:
+            raise SettingError(
+                f"{name}: its clients keep sites that follow their own messages, {combination} would part the two; "
+                "use Bounded, Clipped or Private, which tell them, or FedSEP, whose clients keep none"
+            )
+        if algorithm.needs_all:
+            raise SettingError(
+                f"{name}, with which {type(chain[-1]).__name__} starts, needs every client's honest answer, which "
+                f"{combination} does not: use start='prior'"
+            )
+
+
+def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
+    name = type(algorithm).__name__
+    first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
+    if not isinstance(algorithm, Bounding):
+        raise SettingError(
+            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace, ConsensusMC, "
+            "FedAvg, FSGLD and P2PVI have one"
+        )
+    if why := algorithm.cannot_bound():
+        raise SettingError(f"{name}{first} cannot be bounded: {why}")
+    if isinstance(algorithm, OnGraph) and not (graph is not None and all_hear_all(graph)):
+        raise SettingError(
+            f"{name}{first} cannot be bounded on this graph: where agents hear each other by others, a lie is mixed "
+            "with what is true before anybody can compare; give graph=pf.graph.complete(...)"
+        )
+
+
+def all_hear_all(graph: Graph) -> bool:
+    """Whether one consensus step makes all agents agree, in every round."""
+    return graph.active(0) is None and not graph.random and graph.window == 1 and graph.gap > 1 - SAME
