@@ -1,7 +1,7 @@
 """How much of an answer is one client's doing, from its Gaussian site or from draws.
 
-Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `audit.clients.influence` divides them out of the
-posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
+Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `audit.clients.influence` divides them out of
+the posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
 of the others' posterior are the same with weights w_s ∝ 1 / p(y_k | z_s), smoothed (PSIS). Where Pareto's k says that
 these are not reliable, mostly since the client has much influence, its site is found by one expected Newton step at the
 draws instead, and `by` says so. All on the unconstrained scale.
