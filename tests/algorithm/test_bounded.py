@@ -104,7 +104,7 @@ def test_honest_clients_keep_their_sites_to_the_bit_and_all_lose_little():
 
 
 def test_the_only_client_that_knows_of_a_parameter_is_heard():
-    """With what four times the median client knows: unheard, its mean would be 3.6 SDs away."""
+    """With four times what the median client knows in all: two thirds of what it says. Unheard it is 3.6 SDs away."""
     precision = torch.zeros(5, 3, dtype=torch.float64)
     precision[:, 0], precision[1, 1], precision[2, 2] = 10.0, 10.0, 10.0
     eta = precision * torch.tensor([1.0, 1.2, -0.4], dtype=torch.float64)
@@ -112,7 +112,8 @@ def test_the_only_client_that_knows_of_a_parameter_is_heard():
     flat = STRUCTURES["diag"](torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     found = bounded(flat, given, torch.zeros(3, dtype=torch.float64), pull=2.0, precision=4.0)
     q, exact = (flat.product(each.product_over(0)) for each in (found.sites, given))
-    assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 0.5
+    assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 1.1
+    assert bool((q.mean()[1:] / exact.mean()[1:] > 2 / 3).all())
 
 
 def test_numbers_within_the_cohorts_range():
@@ -194,14 +195,25 @@ def test_every_family_is_bounded(algorithm):
 
 @pytest.mark.parametrize("algorithm", FAMILIES[:-1], ids=NAMES[:-1])
 def test_the_price_when_all_are_honest(algorithm):
+    """That of the exact sites within the limits: one client pulls by 3.3 of its own SDs, and is held to two.
+
+    4,000 draws: five standard errors are 0.08 SD of a mean and 5.6 % of an SD; a diagonal is another posterior.
+    """
+    x, y = line_data(rows=400, seed=5)
+    rows = ten_clients().client_rows
+    honest = STRUCTURES["full"](torch.stack([x[r].T @ x[r] for r in rows]), torch.stack([x[r].T @ y[r] for r in rows]))
+    all_ten = prior(2).product(honest.product_over(0))
+    found = bounded(prior(2), honest, all_ten.mean(), pull=2.0, precision=4.0)
+    q = prior(2).product(found.sites.product_over(0))
+    price = float(((q.mean() - all_ten.mean()) * all_ten.moments()[1].diagonal().rsqrt()).abs().max())
+    assert 0.3 < price < 0.33
     off, ratio = error(run(algorithm), range(CLIENTS))
-    diagonal = 0.1 if algorithm == pf.FedEP(covariance="diag") else 0.05
-    assert off < 0.25
-    np.testing.assert_allclose(ratio, 1.0, atol=diagonal)
+    assert abs(off - price) < 0.08
+    np.testing.assert_allclose(ratio, 1.0, atol=0.1 if algorithm == pf.FedEP(covariance="diag") else 0.056)
 
 
 def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
-    """Of Gaussians; those of honest clients stay what they were, to the bit."""
+    """Of Gaussians; those within the limits stay what they were, to the bit, as do those too wide to say anything."""
     honest = sites(0)
     mean, cover = honest.moments()
     noise = torch.randn(CLIENTS, 1, 4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -209,6 +221,7 @@ def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
     for lie in (100 * draws[LIAR], draws[LIAR] + 1e3, 1e-3 * draws[LIAR]):
         sent = Sent({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
         sent.messages["draws"][LIAR] = lie
+        given = sent.messages["draws"].clone()
         algorithm = pf.ConsensusMC()
         held = algorithm.hold(Bounded(), {}, {}, sent)
         whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
@@ -218,8 +231,8 @@ def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
         sd = nine.moments()[1].diagonal().sqrt()
         assert float(((found.mean(0) - nine.mean()) / sd).abs().max()) < 2
         same = held.cut == 0
-        assert torch.equal(held.messages["draws"][same], draws[same])
-        assert int(held.cut.argmax()) == LIAR
+        assert torch.equal(held.messages["draws"][same], given[same])
+        assert int(held.cut.argmax()) == LIAR or float(lie.std()) > 50 * float(draws[LIAR].std())
 
 
 def test_the_liar_is_named():

@@ -125,7 +125,7 @@ def test_clipping_bounds_what_one_client_can_do():
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (pf.FedEP(start="prior"), "FedEP: its clients keep sites .* use FedSEP"),
+        (pf.FedEP(start="prior"), "FedEP: its clients keep sites .* or FedSEP"),
         (pf.FedSEP(), "FedLaplace, with which FedSEP starts, .* use start='prior'"),
         (pf.DSVGD(), "looks at its messages one by one|needs every client"),
         (pf.FSGLD(), "looks at its messages one by one|needs every client"),

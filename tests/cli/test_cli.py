@@ -93,7 +93,7 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["run", "logistic_regresion", "dsvgd"], ["no model", "did you mean 'logistic_regression'?"]),
+        (["run", "logistic_regresion", "dsvgd"], ["no model", "did you mean 'logistic_regression' or"]),
         (["run", "logistic_regression", "dsvdg"], ["no recipe 'dsvdg'", "'dsvgd'"]),
         (["show", "absent.toml"], ["absent.toml", "does not exist"]),
         (

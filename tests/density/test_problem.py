@@ -18,7 +18,7 @@ from zoo_sites import linear
 import pyro_fed as pf
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.observations import observation
-from pyro_fed.density.rows.batches import Batch
+from pyro_fed.density.rows.batches import CLIENTS, Batch
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -131,7 +131,7 @@ def test_vmap_and_trace_agree_with_one_at_a_time(case):
     particles = torch.stack([z, z + 0.1])
     for level in ("loop", "off", "trace"):
         compiled = replace(problem, compiler=Compiler(level))
-        values, scores = compiled.mapped(client_terms, (0, type(data)(None, 0, 0)))(particles, data)
+        values, scores = compiled.mapped(client_terms, (0, CLIENTS))(particles, data)
         for k, index in enumerate(fed.client_rows):
             batch = Batch(tuple(leaf[index] for leaf in problem.rows), torch.ones(len(index), dtype=z.dtype))
             for n in range(3):

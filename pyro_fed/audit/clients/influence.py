@@ -92,7 +92,11 @@ def _one(sites: Gaussian, k: int) -> Gaussian:
 
 
 def _disagreement(q: Gaussian, others: Gaussian, delta: Tensor) -> float:
-    """SDs of a normal distribution whose two-sided tail is that of δ' (Σ_-k - Σ)⁻¹ δ under χ²."""
+    """SDs of a normal distribution whose two-sided tail is that of δ' (Σ_-k - Σ)⁻¹ δ under χ².
+
+    At least the others' SDs by which it is moved along what the client has no information on, which cannot be chance: a
+    likelihood that is saturated pulls without bending.
+    """
     if q.dense:
         factor = torch.linalg.cholesky(others.precision)
         inside = torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision), factor, upper=False)
@@ -101,11 +105,13 @@ def _disagreement(q: Gaussian, others: Gaussian, delta: Tensor) -> float:
     else:
         added, along = 1 - others.precision / q.precision, others.precision.sqrt() * delta
     spoken = added > LEAST_SHARE
+    unfounded = float(along[~spoken].norm())
     if not bool(spoken.any()):
-        return 0.0
+        return unfounded
     squared = (along[spoken].square() / added[spoken]).sum()
     half = torch.special.gammaincc(spoken.sum() / squared.new_tensor(2.0), squared / 2) / 2
-    return -float(torch.special.ndtri(half)) if float(half) > 0 else float(squared.sqrt())
+    sds = -float(torch.special.ndtri(half)) if float(half) > 0 else float(squared.sqrt())
+    return max(sds, unfounded)
 
 
 def who_stands_apart(sites: State, names: list[str], labels: list[str]) -> str:
@@ -134,6 +140,8 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
         return ""
     typical = float(np.median(found.influence))
     narrowing = -np.log(found.sd_ratio).sum(1)
+    if not np.isfinite(narrowing).any():
+        return ""
     far = (found.disagreement > FAR) | (narrowing > NARROWER * np.abs(np.nanmedian(narrowing)))
     chosen = [k for k in np.argsort(-found.influence) if far[k] and found.influence[k] > TIMES * typical]
     return "; ".join(_said(found, k, names[k], labels) for k in chosen)

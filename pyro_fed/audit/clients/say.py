@@ -64,7 +64,8 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     algorithm, problem, data = FedEP(), federation.problem, federation.client_data()
     points = algorithm.points(batched(q)).expand(-1, federation.num_clients, -1)
     derivatives = algorithm.derivatives(problem, "full" if q.dense else "diag")
-    found = site_of(derivatives.of_likelihood(problem, points.contiguous(), data.full_batch()), q.mean())
+    mean = q.mean().expand(federation.num_clients, -1)
+    found = site_of(derivatives.of_likelihood(problem, points.contiguous(), data.full_batch()), mean)
     empty = (data.num_rows == 0).nonzero().flatten()
     state = {"precision": found.precision.clone(), "eta": found.eta.clone()}
     for value in state.values():
