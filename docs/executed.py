@@ -178,6 +178,10 @@ def _seen(figure: Any) -> str:
     panels = []
     for ax in figure.axes:
         axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
+        rows = [label.get_text() for label in ax.get_yticklabels()]
+        named = [row for row in rows if any(letter.isalpha() for letter in row)]
+        if named and not ax.get_ylabel():
+            axes += f" of {', '.join(named[:12])}{' and others' if len(named) > 12 else ''}"
         title = " ".join(ax.get_title().split())
         if ax.get_visible() and (title or axes):
             panels.append(", ".join(filter(None, (title, axes))))
