@@ -85,8 +85,9 @@ pf.Overview(idata)
 # spread of six hospitals is skewed. The rows of this example can be pooled, so that NUTS tells whether that is right.
 
 # %%
-size = 60 if FAST else 1000
-nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, seed=0, progress=False, audit=not FAST)
+size, depth = (30, 3) if FAST else (1000, 10)
+long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
+nuts = pf.run(long, fed, seed=0, progress=False, audit=not FAST)
 results = {"NUTS": nuts, "federated": idata}
 table = pf.compare(results, "NUTS", federation=None if FAST else fed)  # a federation adds checks, and their time
 table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].round(2)

@@ -197,6 +197,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
+        if self.control_variate and self.batch_size is not None and self.surrogates is not None:
             known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
         chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}
