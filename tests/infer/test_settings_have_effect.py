@@ -76,7 +76,11 @@ def watched(algorithm, reads):
         if name in names:
             code, module = sys._getframe(1).f_code, sys._getframe(1).f_globals.get("__name__", "")
             checks = code.co_name == "__post_init__" or code.co_name.startswith("_check")
-            if module.startswith("pyro_fed.infer") and code.co_filename != "<string>" and not checks:
+            if (
+                module.startswith(("pyro_fed.infer", "pyro_fed.runtime.executors"))
+                and code.co_filename != "<string>"
+                and not checks
+            ):
                 reads.add(name)
         return object.__getattribute__(self, name)
 
