@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
 #: The rate falls from the first to the last over the steps.
-STEPS, FIRST, LAST = 2000, 0.05, 0.0001
+STEPS, FIRST, LAST = 3000, 0.05, 0.0001
 
 
 def run(model: Any, clients: Clients) -> Any:
