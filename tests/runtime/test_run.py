@@ -73,7 +73,7 @@ def test_options_out_of_range(options, message):
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("num_particles", 1),
+        ("num_particles", 0),
         ("num_particles", 2.5),
         ("local_steps", 0),
         ("step_size", 0.0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -57,9 +57,55 @@ def kept(name: str, args: tuple[Any, ...]) -> Reference:
     return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
 
 
+class Plain(NamedTuple):
+    """A model whose rows are those of all its arguments.
+
+    Attributes:
+        about: in a few words.
+        sort_by: the argument by which its rows are sorted; of a matrix, the sums of its rows.
+        labels: the argument by whose values clients differ, likewise.
+    """
+
+    about: str
+    sort_by: int
+    labels: int
+
+
+PLAIN = {
+    "weibull_survival": Plain("survival times, of which some are censored", 2, 1),
+    "negative_binomial": Plain("counts over different exposures, with a concentration", 2, 2),
+    "zero_inflated": Plain("counts with more zeros than Poisson's", 1, 1),
+    "ordinal_regression": Plain("five ordered answers, with four cut points", 1, 1),
+    "robust_regression": Plain("Student's t with learnt degrees of freedom, one row in twelve an outlier", 1, 1),
+    "hidden_markov": Plain("40 subjects with two hidden states, which are summed out", 0, 0),
+    "capture_recapture": Plain("survival and detection of ringed birds by sex", 0, 1),
+    "gaussian_process": Plain("growth curves of 30 children with common hyperparameters", 1, 1),
+}
+
+
 def gallery_cases() -> list[Case]:
     """Those that have references."""
-    return [_logistic_regression(), _hierarchical_logistic(), _gaussian_mixture()]
+    plain = [_plain(name, case) for name, case in PLAIN.items()]
+    return [_logistic_regression(), _hierarchical_logistic(), _gaussian_mixture(), *plain]
+
+
+def _plain(name: str, case: Plain) -> Case:
+    module: Any = load_model(name)
+    return Case(
+        name,
+        "gallery",
+        case.about,
+        module.model,
+        lambda: doubled(module.load_data()[0]),
+        lambda args: kept(name, args),
+        sort_by=lambda args: _one_a_row(args[case.sort_by]),
+        labels=lambda args: _one_a_row(args[case.labels]),
+        plate=module.PLATE,
+    )
+
+
+def _one_a_row(values: Tensor) -> Tensor:
+    return values.double() if values.dim() == 1 else values.double().flatten(1).sum(1)
 
 
 def _logistic_regression() -> Case:
