@@ -46,8 +46,8 @@ def private(algorithm, fed=None, norm=200.0, noise_multiplier=0.05, **options):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pf.FedSEP(start="prior"), pf.FedAvg(step_size=0.05), pf.FedEP(start="prior")],
-    ids=["fedsep", "fedavg", "fedep"],
+    [pf.FedSEP(start="prior"), pf.FedAvg(step_size=0.05)],
+    ids=["fedsep", "fedavg"],
 )
 def test_a_private_result_holds_what_was_released_alone(algorithm):
     fed = federation(partition=pf.partition.Explicit(np.arange(CLIENTS * ROWS).reshape(CLIENTS, ROWS).tolist()))
@@ -74,10 +74,8 @@ def test_without_noise_of_privacy_a_result_has_its_rows():
     [
         (pf.FedSEP(start="prior"), 0.03),
         (pf.FedSEP(start="prior", damping=0.3), 0.08),
-        (pf.FedEP(start="prior"), 0.02),
-        (pf.PVI(start="prior", order="synchronous"), 0.02),
     ],
-    ids=["fedsep", "fedsep damped", "fedep", "pvi"],
+    ids=["fedsep", "fedsep damped"],
 )
 def test_the_noise_is_in_the_spread(algorithm, noise_multiplier):
     """Errors have the size that the result's wider SDs say, over 8 runs of 3 parameters.
@@ -167,3 +165,10 @@ def test_delta_is_below_one_over_the_clients():
         quiet(
             pf.FedAvg(), federation(), combination=pf.Private(norm=1.0, noise_multiplier=1.0, delta=0.4), num_rounds=1
         )
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedEP(start="prior"), pf.PVI(start="prior")], ids=["fedep", "pvi"])
+def test_steps_that_take_a_part_of_the_noise_are_refused(algorithm):
+    """Three rounds at epsilon 1 to 10 gave 90 % intervals that held the truth in 19 to 64 % of cases."""
+    with pytest.raises(pf.SettingError, match="too little of it; use FedSEP"):
+        private(algorithm)
