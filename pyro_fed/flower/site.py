@@ -25,8 +25,8 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.running.shared import PREFIX, is_shared
-from pyro_fed.errors import ModelError, ProtocolError
+from pyro_fed.errors import ProtocolError
+from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.wire import (
@@ -99,7 +99,7 @@ class Site:
             rows = self.load_rows(module, context.node_config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE, dtype=dtype)
-            _check(federation)
+            check_apart(federation.problem, "over Flower")
             self.federations[name] = federation
         return self.federations[name]
 
@@ -127,32 +127,6 @@ class Site:
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
-
-
-def _check(federation: Federation) -> None:
-    """Refuse models that need more than rows at a client and a prior at the server.
-
-    Raises:
-        ModelError: says what.
-    """
-    problem = federation.problem
-    constants = problem.bound.constants
-    pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))
-    if pooled:
-        raise ModelError(
-            f"the values {pooled} of pf.shared(...) are computed from all rows, and a client over Flower has its own "
-            "alone: agree on them beforehand, and write them into the model"
-        )
-    if constants:
-        raise ModelError(
-            f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
-            "their values into the model"
-        )
-    if problem.local_dim or problem.arguments.nested_plates:
-        raise ModelError(
-            f"latents or other plates inside plate '{problem.plate}' are not run over Flower: use executors.Ray, or "
-            "integrate them out in the model"
-        )
 
 
 def _name(context: Context) -> str:

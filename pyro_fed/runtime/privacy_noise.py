@@ -125,8 +125,6 @@ def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tens
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
-    # States of the right shapes; what is in them does not matter.
-    _, local = algorithm.init(context.problem, context.federation.num_clients, torch.Generator().manual_seed(0), None)
-    spec, *_ = expected_reply(algorithm, context.problem, data, local, work)
+    spec, *_ = expected_reply(algorithm, context.problem, data, {}, work)  # such clients keep nothing
     found = {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}
     return algorithm.alone(found) if isinstance(algorithm, SiteKeeping) else found

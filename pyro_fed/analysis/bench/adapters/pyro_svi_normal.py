@@ -18,11 +18,36 @@ STEPS, FIRST, LAST = 2000, 0.03, 0.0003
 
 def run(model: Any, clients: Clients) -> Any:
     """Fit and draw; it has nothing to say of itself."""
-    guide: Any = AutoNormal(model, init_loc_fn=init_to_feasible)
-    optimiser = ClippedAdam({"lr": FIRST, "lrd": (LAST / FIRST) ** (1 / STEPS)})
+    guide = fit(AutoNormal(model, init_loc_fn=init_to_feasible), model, clients)
+    return drawn(guide, clients)
+
+
+def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: float = FIRST, last: float = LAST) -> Any:
+    """An automatic guide after steps of Adam on the pooled data.
+
+    Args:
+        guide: of the model.
+        model: an ordinary Pyro model.
+        clients: the data.
+        steps: of Adam.
+        first: the rate at the first of them.
+        last: the rate at the last.
+    """
+    optimiser = ClippedAdam({"lr": first, "lrd": (last / first) ** (1 / steps)})
     svi = SVI(model, guide, optimiser, Trace_ELBO())
-    for _ in range(STEPS):
+    for _ in range(steps):
         svi.step(*clients.pooled)
-    drawn = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
-    draws = {name: value.detach()[None] for name, value in drawn.items() if not name.startswith("_")}
-    return clients.result(draws, draws_are="independent", settings=f"{STEPS} steps of ClippedAdam")
+    return guide
+
+
+def drawn(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
+    """Draws of a guide as a result.
+
+    Args:
+        guide: that was fitted.
+        clients: the data.
+        steps: that it took, for the page.
+    """
+    found = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
+    draws = {name: value.detach()[None] for name, value in found.items() if not name.startswith("_")}
+    return clients.result(draws, draws_are="independent", settings=f"{steps} steps of ClippedAdam")

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.analysis.bench.cases.analytic import doubled, quantile_groups
-from pyro_fed.analysis.bench.cases.case import Case, Reference
+from pyro_fed.analysis.bench.cases.case import Case, Column, Reference
 from pyro_fed.errors import DataError
 from pyro_fed.recipes.library import load_model
 
@@ -85,70 +85,49 @@ PLAIN = {
 
 def gallery_cases() -> list[Case]:
     """Those that have references."""
-    plain = [_plain(name, case) for name, case in PLAIN.items()]
-    return [_logistic_regression(), _hierarchical_logistic(), _gaussian_mixture(), *plain]
+    return [
+        _case(
+            "logistic_regression",
+            "31 weights and their prior's precision, which is skewed (breast cancer data)",
+            sort_by=lambda args: args[0][:, 0],
+            labels=lambda args: args[1],
+            groups=lambda args: quantile_groups(args[0][:, 3]),
+        ),
+        _case(
+            "hierarchical_logistic",
+            "12 hospitals, whose levels stay where they are: rows are hospitals",
+            sort_by=lambda args: np.bincount(args[1].numpy()),
+            labels=lambda args: np.bincount(args[1].numpy()),
+            groups=lambda args: np.arange(args[2]),
+        ),
+        _case(
+            "gaussian_mixture",
+            "two components in one dimension; each row's component is summed out",
+            sort_by=lambda args: args[0],
+            labels=lambda args: args[0],
+        ),
+        *(_case(name, case.about, _argument(case.sort_by), _argument(case.labels)) for name, case in PLAIN.items()),
+    ]
 
 
-def _plain(name: str, case: Plain) -> Case:
+def _case(name: str, about: str, sort_by: Column, labels: Column, groups: Column | None = None) -> Case:
+    """A model of the gallery, split by its own plate."""
     module: Any = load_model(name)
     return Case(
         name,
         "gallery",
-        case.about,
+        about,
         module.model,
         lambda: doubled(module.load_data()[0]),
         lambda args: kept(name, args),
-        sort_by=lambda args: _one_a_row(args[case.sort_by]),
-        labels=lambda args: _one_a_row(args[case.labels]),
+        sort_by=sort_by,
+        labels=labels,
+        groups=groups,
         plate=module.PLATE,
+        rows=getattr(module, "ROWS", None),
     )
 
 
-def _one_a_row(values: Tensor) -> Tensor:
-    return values.double() if values.dim() == 1 else values.double().flatten(1).sum(1)
-
-
-def _logistic_regression() -> Case:
-    module: Any = load_model("logistic_regression")
-    return Case(
-        "logistic_regression",
-        "gallery",
-        "31 weights and their prior's precision, which is skewed (breast cancer data)",
-        module.model,
-        lambda: doubled(module.load_data()[0]),
-        lambda args: kept("logistic_regression", args),
-        sort_by=lambda args: args[0][:, 0],
-        labels=lambda args: args[1],
-        groups=lambda args: quantile_groups(args[0][:, 3]),
-    )
-
-
-def _hierarchical_logistic() -> Case:
-    module: Any = load_model("hierarchical_logistic")
-    return Case(
-        "hierarchical_logistic",
-        "gallery",
-        "12 hospitals, whose levels stay where they are: rows are hospitals",
-        module.model,
-        lambda: doubled(module.load_data()[0]),
-        lambda args: kept("hierarchical_logistic", args),
-        sort_by=lambda args: np.bincount(args[1].numpy()),
-        labels=lambda args: np.bincount(args[1].numpy()),
-        groups=lambda args: np.arange(args[2]),
-        plate=module.PLATE,
-        rows=module.ROWS,
-    )
-
-
-def _gaussian_mixture() -> Case:
-    module: Any = load_model("gaussian_mixture")
-    return Case(
-        "gaussian_mixture",
-        "gallery",
-        "two components in one dimension; each row's component is summed out",
-        module.model,
-        lambda: doubled(module.load_data()[0]),
-        lambda args: kept("gaussian_mixture", args),
-        sort_by=lambda args: args[0],
-        labels=lambda args: args[0],
-    )
+def _argument(number: int) -> Column:
+    """One of the arguments as a column; of a matrix, the sums of its rows."""
+    return lambda args: args[number].double().reshape(len(args[number]), -1).sum(1)
