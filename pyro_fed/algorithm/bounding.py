@@ -73,12 +73,15 @@ def bounded(base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, pre
     """Sites none of which does much more than the others.
 
     Args:
-        base: t_0, or all that is not bounded.
+        base: t_0, or all that is not bounded; it only sets the units, and counts as flat where it is not finite, as a
+            prior is at a trial point that a line search will take back.
         sites: (K,), at least three.
         centre: a point from which pulls are first measured, such as an earlier mean of q, (D,).
         pull: b.
         precision: c.
     """
+    if not bool(base.precision.isfinite().all() & base.eta.isfinite().all()):
+        base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision)).product_over(0)))
     found = _limited(q, sites, pull, precision)
     for number in range(PASSES):

@@ -116,6 +116,19 @@ def test_the_only_client_that_knows_of_a_parameter_is_heard():
     assert bool((q.mean()[1:] / exact.mean()[1:] > 2 / 3).all())
 
 
+def test_a_base_that_is_not_finite_counts_as_flat():
+    """As the prior's curvature at a trial point far out; a lie is held to the others' there too."""
+    told = with_lie(sites(0), "hundredfold")
+    centre = torch.ones(3, dtype=torch.float64)
+    flat, lost = (
+        STRUCTURES["full"](torch.full((3, 3), v).double(), torch.full((3,), v).double()) for v in (0.0, torch.nan)
+    )
+    found, expected = (bounded(base, told, centre, pull=2.0, precision=4.0) for base in (lost, flat))
+    assert torch.equal(found.sites.precision, expected.sites.precision)
+    assert torch.equal(found.sites.eta, expected.sites.eta)
+    assert int(found.beyond.argmax()) == LIAR
+
+
 def test_numbers_within_the_cohorts_range():
     values = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1e9]], dtype=torch.float64)
     held, beyond = within_cohort(values, 2.0)
