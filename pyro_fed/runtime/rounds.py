@@ -63,10 +63,11 @@ def run_phases(
         )
         for part in reversed(chain)
     ][::-1]
+    device = context.problem.device
     context.record.notes += [
-        f"{type(part).__name__} draws by Pyro's own samplers and was computed on the CPU, not on {context.problem.device}"
+        f"{type(part).__name__} draws by Pyro's own samplers and was computed on the CPU, not on {device}"
         for part in chain
-        if device_of(part, context.problem) != context.problem.device
+        if device_of(part, context.problem) != device
     ]
     first, start = _taken_over(chain, finished)
     for number, part in enumerate(chain):

@@ -9,13 +9,17 @@ Inside `emulated_device()` the device "meta" can be named like "cuda". What lies
 so that a tensor made without a device, or noise that is not moved, is an error as it would be on a GPU.
 """
 
-from contextlib import contextmanager
+import functools
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyro_fed.runtime.executors.base import Executor
 
 #: What the device is called: one that this build of torch can name and has no kernels for.
 DEVICE = torch.device("meta")
@@ -99,7 +103,8 @@ class _Named(TorchDispatchMode):
     """Makes what is made on the device by name."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return compute(func, args, kwargs or {})
+        with torch._C.DisableTorchFunction():  # what follows is no call of the program's
+            return compute(func, args, kwargs or {})
 
 
 class _FromPython(TorchFunctionMode):
@@ -109,6 +114,8 @@ class _FromPython(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.tolist and isinstance(args[0], There):
             return args[0].inner.tolist()
+        if func is torch.Tensor.__setitem__ and args[0].device == DEVICE and isinstance(args[2], (int, float)):
+            args = (*args[:2], MAKERS[0](args[2], dtype=args[0].dtype).to(DEVICE))
         if func is torch.Tensor.new_tensor:
             kwargs = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
             func, args = MAKERS[0], args[1:]
@@ -120,8 +127,19 @@ class _FromPython(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def in_modes(method):
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        with _FromPython(), _Named():
+            return method(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
 def emulated_device():
-    """The device is there, and is yielded."""
-    with _FromPython(), _Named():
+    """The device is there for what an executor does, where alone a run computes on it; it is yielded."""
+    with ExitStack() as stack:
+        for name in ("start", "step", "ask", "rows_of"):
+            stack.enter_context(patch.object(Executor, name, in_modes(getattr(Executor, name))))
         yield DEVICE

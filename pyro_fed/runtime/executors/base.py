@@ -176,8 +176,8 @@ class Executor(ABC, metaclass=Checked):
             data: their rows, of `rows_of`.
             noise: of `noise`.
         """
-        received = (self.there(tree) for tree in (shared, local))
-        out = self.algorithm.local_step(self.working, *received, data, self.there(noise))
+        shared, local, noise = (self.there(tree) for tree in (shared, local, noise))
+        out = self.algorithm.local_step(self.working, shared, local, data, noise)
         messages, new, info = (self.here(state) for state in out)
         return messages, new, info
 
