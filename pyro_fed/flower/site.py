@@ -145,7 +145,7 @@ class Site:
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
             parts = (part for stage in stages for part in chain_of(stage.algorithm, problem))
-            for part in (form for part in parts for form in _forms(part)):
+            for part in (form for one in parts for form in _forms(one)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
