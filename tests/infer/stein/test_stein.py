@@ -17,7 +17,7 @@ from pyro_fed.infer.stein.modes import newton_steps
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 
 D64 = torch.float64
-QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
+QUIET = {"progress": False, "log_likelihood": False}
 
 
 def draw(*shape, seed=0):
