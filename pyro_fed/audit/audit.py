@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes import missed, off_mode
+from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.audit.precision import precision
 from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
