@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
     from pyro_fed.density.rows.batches import ClientData
-    from pyro_fed.graph import Graph
+    from pyro_fed.graph import Consensus, Graph
 
 
 class Pooled:
@@ -65,7 +65,16 @@ class Tempered:
 
 
 class OnGraph(ABC):
-    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours."""
+    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours.
+
+    Class attributes:
+        symmetric: entries of messages that are symmetric matrices, of which a triangle travels; `combine` is given them
+            as it travels.
+        coarse: entries of which single precision is enough: after a round's first step their changes are told in it.
+    """
+
+    symmetric: ClassVar[frozenset[str]] = frozenset()
+    coarse: ClassVar[frozenset[str]] = frozenset()
 
     def on_graph(self, graph: Graph) -> Self:
         """This algorithm with the settings that the graph asks for."""
@@ -82,6 +91,17 @@ class OnGraph(ABC):
         Raises:
             GraphError: the algorithm is not exact on this graph.
         """
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """What these steps are: of W itself, unless the algorithm says otherwise.
+
+        Args:
+            graph: who talks to whom.
+            sleepers: whether a schedule may put agents to sleep.
+        """
+        from pyro_fed.graph.consensus import plain  # here, so that algorithms load without SciPy
+
+        return plain(self.consensus_steps(graph, sleepers))
 
     def witness(self, before: State, after: State) -> State:
         """What each agent tells all others of its round, so that all can judge it alike, (A, ...).
