@@ -19,6 +19,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     NoiseTracking what becomes in its server's state of noise that came with messages is known
     Delegates     what a user names; by its settings another algorithm may be run in its place
     FitsSize      its defaults are others where the model is large
+    OnCPU         its steps are computed on the CPU whatever the federation's device
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ class Pooled:
     """
 
     joint: ClassVar[bool] = False
+
+
+class OnCPU:
+    """Its steps are computed on the CPU whatever the federation's device.
+
+    Pyro's own samplers and guides draw random numbers within the step, from torch's global generator: on a device they
+    would be others, and would change the state of that device's generator.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

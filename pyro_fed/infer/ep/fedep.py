@@ -75,7 +75,7 @@ from pyro_fed.infer.ep.site_updates import (
     warm_sites,
     without_value,
 )
-from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.step_control import StepControl, nothing_added
 from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -497,7 +497,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
             whole = single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
-            state |= known | self.step_control.added(shared, move, whole, damping)
+            added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
+            state |= known | added
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
             steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
