@@ -338,7 +338,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
         columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
         columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
-        after = append(shared, columns)
+        after = append(shared, columns, self.target_ess)
         return after | {"position": messages["position"], "steps": shared["steps"] + self.local_steps}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
