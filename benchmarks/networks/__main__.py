@@ -2,7 +2,7 @@
 
     python -m benchmarks.networks                                    # 20 and 100 hidden units, three seeds
     python -m benchmarks.networks --hidden 1000 --seeds 1
-    python -m benchmarks.networks --cost --hidden 3 20 100 1000      # seconds a round against the parameters
+    python -m benchmarks.networks --cost --hidden 14 133 1333        # a round and memory against the parameters
 
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
 clients (Dirichlet 0.5 by label), one thread. Each row is a whole run with its draws and log-likelihoods, in seconds of
