@@ -26,7 +26,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import is_large
-from pyro_fed.graph import Graph
+from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 from pyro_fed.infer.peers.peer_sites import public_belief
@@ -62,7 +62,13 @@ class PeerBurnIn(P2PFedAvg, BurnIn):
         """As many a round as bring the agents together; one where groups take turns."""
         if graph.active(0) is not None:
             return 1
-        return int(graph.consensus_rounds(AVERAGING_TOLERANCE))
+        return graph.consensus(AVERAGING_TOLERANCE).steps
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """The fewest of these."""
+        if graph.active(0) is not None:
+            return super().consensus(graph, sleepers)
+        return graph.consensus(AVERAGING_TOLERANCE)
 
 
 def fitted(algorithm: Any, problem: Problem) -> Any:

@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.algorithm.capabilities import OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -31,7 +31,7 @@ from pyro_fed.infer.guides.param_store import own_params
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(Algorithm, Pooled):
+class SVI(Algorithm, Pooled, OnCPU):
     """Pyro's SVI on the pooled data, in one round.
 
     Args:
