@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes import missed
+from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.audit.precision import precision
 from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
@@ -32,7 +33,7 @@ def draws(evidence: Evidence) -> list[str]:
 #: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not
 #: made: they would see what follows from it, and advise another algorithm against it.
 FIRST: tuple[Check, ...] = (splitting, precision)
-CHECKS: tuple[Check, ...] = (draws,)
+CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
 def audit(evidence: Evidence) -> list[str]:

@@ -28,6 +28,8 @@ LARGEST_FULL = 500
 BATCH = 64
 #: SDs that are less than this share of the largest are rounding.
 SMALLEST = 1e-10
+#: Half the distance over which scores are compared for a parameter's curvature, of its size or of one.
+APART = 1e-3
 
 
 @dataclass
@@ -58,9 +60,22 @@ class Target:
             temperature: of the likelihood.
         """
         z = draws.double()
-        return cls(
-            replace(problem, compiler=problem.compiler.for_checks(), progress=False), z.mean(0), _factor(z), temperature
-        )
+        return cls(_checked(problem), z.mean(0), _factor(z), temperature)
+
+    @classmethod
+    def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
+        """That of a result without a spread, in units of the curvature at a point, one parameter at a time.
+
+        Args:
+            problem: as the run compiled it.
+            point: (D,), float64.
+            temperature: of the likelihood.
+        """
+        target, dim = cls(_checked(problem), point, torch.ones_like(point), temperature), len(point)
+        step = APART * point.abs().clamp_min(1.0)
+        _, score = target(torch.cat([step.diag(), -step.diag()]))
+        curvature = (score[dim:] - score[:dim]).diagonal() / (2 * step)
+        return replace(target, factor=torch.where(curvature > 0, curvature, 1.0).rsqrt())
 
     @property
     def scale(self) -> Tensor:
@@ -129,6 +144,11 @@ class Tempered:
 
         found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)
         return found
+
+
+def _checked(problem: Problem) -> Problem:
+    """The problem as checks compile it."""
+    return replace(problem, compiler=problem.compiler.for_checks(), progress=False)
 
 
 def _factor(z: Tensor) -> Tensor:

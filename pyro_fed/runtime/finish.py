@@ -13,7 +13,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence, not_audited
+from pyro_fed.audit import Evidence, asked, close_call, not_audited
 from pyro_fed.audit import audit as audited
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
@@ -57,6 +57,7 @@ class Finish:
             draws = self.noisy(shared, draws)
         else:
             self.judge(shared, draws)
+            self.weigh(draws)
         self.context.record.notes += self.context.record.failed()
         say(self.context.record.said())
         return self.result(shared, draws)
@@ -144,6 +145,15 @@ class Finish:
                 Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed),
                 context.executor,
             )
+
+    def weigh(self, draws: Tensor) -> None:
+        """Add to the record of a judged result what it is not as it was asked for, and errors near their limits."""
+        record = self.context.record
+        if not self.audit:
+            return
+        record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
+        if not record.doubts:
+            record.notes += close_call(record.measured)
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""

@@ -211,10 +211,12 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.notes += record.failed()
     record.doubts, record.measured = choice.doubts, answer.measured
     record.sites, record.sites_of, record.stands_apart = answer.sites, answer.sites_of, answer.stands_apart
-    say(record.said())
     record.by_sums, record.audited = answer.by_sums, answer.audited
+    last = replace(finish, algorithm=answer.stage.algorithm)
+    last.weigh(answer.draws)
+    say(record.said())
     trial.steps[answer.number].chosen = True
-    found = replace(finish, algorithm=answer.stage.algorithm).result(answer.shared, answer.draws)
+    found = last.result(answer.shared, answer.draws)
     more = {
         "algorithm": type(plan).__name__,
         "settings": repr(whole(plan)),

@@ -194,7 +194,7 @@ def test_federated_ksd_is_the_pooled_one():
 
 def test_federated_ksd_errors():
     fed = unequal_lines()
-    draws = pf.run(pf.FedLaplace(), fed, num_draws=5, progress=False)
+    draws = pf.run(pf.FedLaplace(), fed, num_draws=5, progress=False, audit=False)
     with pytest.raises(pf.SettingError, match="num_draws must be at least 2, received 1"):
         pf.ksd(draws, fed, num_draws=1)
     with pytest.raises(pf.SettingError, match="'U' or 'V', received 'W'"):

@@ -8,7 +8,7 @@ from algorithms import unequal_lines
 
 import pyro_fed as pf
 
-QUIET = {"num_draws": 40, "compile": "off", "progress": False}
+QUIET = {"num_draws": 80, "compile": "off", "progress": False}
 
 
 class Balance(HTMLParser):

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.modes import missed
+from pyro_fed.audit.modes.missed import missed
 from tests.helpers.evidence import evidence_of
 
 #: Where a mode of `square` is, and its SD: 1 / (2 PLACE sqrt(rows)).
@@ -72,3 +72,29 @@ def test_modes_by_relabelling_are_said_to_be_that():
     (said,) = missed(evidence_of(mixture, data, draws))
     assert "differ by the order of their components alone" in said
     assert missed(evidence_of(mixture, data, torch.cat([draws, draws.flip(1)]))) == []
+
+
+def thin(y):
+    """N(0, 1), and N(40, 1) with 0.1 % of the mass, of two parameters: no mean matters, but an SD is 1.6."""
+    t = pyro.sample("t", dist.Normal(y.new_zeros(2), 100.0).to_event(1))
+    there = t - torch.tensor([40.0, 0.0], dtype=t.dtype)
+    pyro.factor("shape", torch.logsumexp(torch.stack([-t.square().sum() / 2, -there.square().sum() / 2 - SHARE]), 0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * t.sum(), 1.0), obs=y)
+
+
+#: 0.1 %; the wide prior halves it at 40 SDs of 100.
+SHARE = 6.9
+
+
+def test_a_faint_mode_that_is_far_matters_by_its_weight():
+    nothing = (torch.zeros(4, dtype=torch.float64),)
+    (said,) = missed(evidence_of(thin, nothing, normal(dim=2)))
+    assert "by importance weights" in said and "'t' is 40" in said
+
+
+def test_modes_have_their_shares_of_the_draws():
+    draws, few = PLACE + SD * normal(), -PLACE + SD * normal(20)
+    (said,) = missed(evidence_of(square, SQUARES, torch.cat([draws, few])))
+    assert "not their shares" in said and "50 % of the mass" in said
+    assert missed(evidence_of(square, SQUARES, torch.cat([draws, -draws[:400]]))) == []

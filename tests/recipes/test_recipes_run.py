@@ -97,7 +97,7 @@ CUT_CHAIN = {"target_ess": 150}
 #: Settings that are cut, and rounds, where the recipe's own take more than a second. The annealed steps begin beyond
 #: stability here, as the run says, and are cut to a tenth.
 SHORT = {
-    "consensus_mc": ({"num_samples": 80, "warmup_steps": 80}, None),
+    "consensus_mc": ({"num_samples": 50, "warmup_steps": 50}, None),
     "dsgld": ({"burn_in": 400}, 40),
     "dsgld_annealed": ({"burn_in": 400, "step_size": 0.0015}, 8),
     "dsvgd_paper": (CUT_STEIN | {"distill_steps": 40}, 6),
@@ -116,7 +116,7 @@ SHORT = {
     "sgld": (CUT_CHAIN, None),
     "sgld_paper": ({"burn_in": 400, "step_size": 0.0015}, 8),
     "svgd_paper": (CUT_STEIN, 6),
-    "svi": ({"num_steps": 100, "step_size": 0.05}, None),
+    "svi": ({"num_steps": 100, "step_size": 0.05, "num_guide_draws": 1000}, None),
     "svrg_ld": ({"burn_in": 400}, 40),
     "udsvgd": (CUT_STEIN, 6),
 }

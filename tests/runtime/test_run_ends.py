@@ -16,7 +16,7 @@ SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
 
 
 @SHORT
-@pytest.mark.filterwarnings("ignore:.* as published ends", "ignore:these draws are not the posterior")
+@pytest.mark.filterwarnings("ignore:.* as published ends")
 @pytest.mark.parametrize("name", ["PaperDSVGD", "UDSVGD"])
 def test_ctrl_c_returns_what_is_done(name):
     algorithm = getattr(pf, name)(**SMALL)
@@ -45,7 +45,6 @@ class InterruptedMonitor(pf.PaperDSVGD):
 
 
 @SHORT
-@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_a_round_cut_short_does_not_count():
     with pytest.warns(UserWarning, match="interrupted after 2 of 5"):
         result = pf.run(InterruptedMonitor(**SMALL), unequal_lines(), num_rounds=5, **QUIET)
@@ -121,7 +120,7 @@ class Criterion(pf.PaperDSVGD):
 
 
 @SHORT
-@pytest.mark.filterwarnings("ignore:Criterion as published", "ignore:these draws are not the posterior")
+@pytest.mark.filterwarnings("ignore:Criterion as published")
 def test_converged_is_told_and_its_absence_warned_of():
     done = quiet(Criterion(**SMALL), unequal_lines())
     assert (done.attrs["converged"], done.federation.sizes["round"]) == (1, 2)

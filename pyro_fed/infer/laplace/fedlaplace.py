@@ -92,7 +92,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {"value", "decrement", "direction", "prior_value", "prior_precision", "prior_eta"}
+        {"value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"}
     )
 
     tolerance: float = 1e-4
@@ -129,6 +129,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
             "direction": torch.zeros_like(point),
             "value": point.new_tensor(-torch.inf),
             "decrement": point.new_tensor(torch.inf),
+            "length": point.new_tensor(torch.inf),
             "fall": point.new_zeros(()),
             "indefinite": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
@@ -212,7 +213,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
                 "value": totals[best],
                 "aim": next_aim,
             }
-        return {**shared, "direction": shared["direction"] * min(self.fractions), "aim": torch.ones_like(shared["aim"])}
+        shorter = {name: shared[name] * min(self.fractions) for name in ("direction", "length")}
+        return {**shared, **shorter, "aim": torch.ones_like(shared["aim"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""

@@ -49,7 +49,8 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
         "direction": direction,
         "value": value,
         "decrement": decrement,
-        "fall": _fall(shared, q, point),
+        "length": decrement,
+        "fall": _fall(shared, q),
         "indefinite": indefinite.double(),
         **as_state(q),
     }
@@ -76,11 +77,12 @@ def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
     return signs * away
 
 
-def _fall(shared: State, q: Gaussian, point: Tensor) -> Tensor:
+def _fall(shared: State, q: Gaussian) -> Tensor:
     """How fast the curvature along the step fell: minus its log ratio, a posterior SD of the step."""
-    step = shared["direction"]
-    before, after = shared["decrement"].square(), (step * (q.score(point) - q.score(point + step))).sum()
-    length = shared["aim"] * shared["decrement"]
+    step, centred = shared["direction"], type(q)(q.precision, torch.zeros_like(q.eta))
+    # Of a Gaussian around zero: far from there two scores' difference would be rounding.
+    before, after = shared["length"].square(), -(step * centred.score(step)).sum()
+    length = shared["aim"] * shared["length"]
     known = before.isfinite() & (before > 0) & (after > 0) & step.any()
     return torch.where(known, (before / after).log() / length, shared["fall"])
 

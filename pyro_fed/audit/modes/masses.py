@@ -1,0 +1,49 @@
+"""The masses of modes by importance weights, and the draws that are theirs.
+
+`WEIGHED` points of a Student's t around each mode, with its curvature, of which none counts that is nearer to another:
+
+    log M = log mean of exp f / t over these points - D/2 log 2π
+
+with the standard error of `ops.importance.log_mean`, up to the constant of Laplace's masses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.modes.climbs import Mode
+from pyro_fed.audit.target import Target
+from pyro_fed.ops.importance import log_mean
+
+#: Points a mode, and the freedom of their Student's t.
+WEIGHED, FREEDOM = 512, 5
+#: So much less in log weight is none.
+NOTHING = 100.0
+
+
+def nearest(modes: list[Mode], white: Tensor) -> Tensor:
+    """Which mode's Gaussian has the largest density at points w (S, D): (S,)."""
+    heights = [mode.height - mode.distance(white).square() / 2 for mode in modes]
+    return torch.stack(heights).argmax(0)
+
+
+def weighed(target: Target, modes: list[Mode], number: int, generator: torch.Generator) -> tuple[float, float]:
+    """log M of a mode by importance weights, and its standard error."""
+    mode, dim = modes[number], len(modes[number].at)
+    normal = torch.randn(WEIGHED, dim, generator=generator, dtype=torch.float64)
+    chi = torch.randn(WEIGHED, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    factor = torch.linalg.cholesky(mode.precision)
+    white = mode.at + torch.linalg.solve_triangular(factor.T, (normal / chi.sqrt()).T, upper=True).T
+    half = (FREEDOM + dim) / 2
+    log_t = math.lgamma(half) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
+    log_t = log_t + factor.diagonal().log().sum() - half * (mode.distance(white).square() / FREEDOM).log1p()
+    log_weights = target(white)[0] - log_t
+    own = nearest(modes, white) == number
+    if not bool((own & log_weights.isfinite()).any()):
+        return mode.log_mass, math.inf
+    most = float(log_weights[own].max())
+    found, error = log_mean(torch.where(own, log_weights, -torch.inf).clamp_min(most - NOTHING))
+    return found - dim / 2 * math.log(2 * math.pi), error

@@ -1,0 +1,175 @@
+"""Modes that a result misses: maxima of the posterior, found from far away, that hold mass where no draw is.
+
+Chains that begin at the draws see no mode that is beyond a valley. So points that lie apart from them (draws of the
+prior where it is proper, and of a Student's t around the result, `SPREAD` times as wide) climb the log density, and
+some of the draws climb with them, to the modes that the result has. A mode is missed if it is none of the modes that
+draws climb to and no draw is within `NEAR` of its own SDs. With c its share of the mass, M / Σ M over all modes, and u
+how far it is in the result's SDs, the result's mean is off by c u, and its variance by c (1 - c) u²: the same limits
+hold as for all that is `moved`.
+
+Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much less. Where it does not, but there are
+several modes, their masses are found by importance weights (`masses`). Then modes may be as faint as they are, and may
+have draws too, but not their share of them: with e the share of the draws that are nearest to a mode, the result's mean
+is off by Σ (c - e) u, and its variance by Σ (c - e) u². Differences count less what three standard errors may explain.
+
+A plateau or a long tail has no
+maximum and is none: what it holds beyond the draws is found by chains. Modes that are one another's relabelling (equal
+in mass, and in the values of every site but for their order) are what a mixture's posterior has by nature: for
+predictions one is as good as all, and the sentence says so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, climbed, mode_at, same
+from pyro_fed.audit.modes.masses import FREEDOM, nearest, weighed
+from pyro_fed.audit.motion import DENSITIES
+from pyro_fed.audit.target import Target
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+
+#: Climbs from the prior, from around the result, and from its draws.
+FROM_PRIOR, FROM_AROUND, FROM_DRAWS = 16, 8, 4
+#: How much wider than the draws the points around them are.
+SPREAD = 5.0
+#: Factor by which Laplace's masses may be wrong.
+ROUGH = 3.0
+#: The largest standard error of a mass's logarithm that tells it, and standard errors that may explain a difference.
+TOLD, ERRORS = 0.3, 3
+#: Modes of equal mass, to within so much of log M, may be each other's relabelling; and how equal their values are.
+EQUAL_MASS, EQUAL = 0.1, 0.05
+
+
+def missed(evidence: Evidence) -> list[str]:
+    """Modes that no draw is near.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence, or none.
+    """
+    target, dim = evidence.target, evidence.problem.dim
+    if target is None or dim > LARGEST_DIM or evidence.problem.looped:
+        return []
+    if evidence.problem.evaluations * CLIMB * (FROM_PRIOR + FROM_AROUND + FROM_DRAWS) > DENSITIES:
+        return []
+    generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
+    white = target.white(evidence.points)
+    own = white[torch.linspace(0, len(white) - 1, FROM_DRAWS).long()]
+    ends, arrived = climbed(target, torch.cat([own, *_far(evidence, target, generator)]))
+    modes: list[Mode] = []
+    for end in ends[arrived]:
+        if not any(float(mode.distance(end[None])) < NEAR for mode in modes):
+            mode = mode_at(target, end)
+            if mode is not None and not any(same(mode, other) for other in modes):
+                modes.append(mode)
+    climbers = ends[:FROM_DRAWS][arrived[:FROM_DRAWS]]
+    seen = [
+        bool((mode.distance(white) < NEAR + dim**0.5).any() or (mode.distance(climbers) < NEAR).any()) for mode in modes
+    ]
+    if len(modes) < 2 or not any(seen):
+        return []
+    shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
+    lost = torch.where(torch.tensor(seen), 0.0, shares)
+    if _matters(target, modes, lost / ROUGH):
+        return [_sentence(evidence, target, modes, seen, shares)]
+    return _wrong_shares(evidence, target, modes, seen, white, generator)
+
+
+def _wrong_shares(
+    evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], white: Tensor, generator: torch.Generator
+) -> list[str]:
+    """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
+    found = [weighed(target, modes, number, generator) for number in range(len(modes))]
+    worst = max(error for _, error in found)
+    if not worst < TOLD:
+        return []
+    shares = torch.softmax(torch.tensor([mass for mass, _ in found], dtype=torch.float64), 0)
+    held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
+    more = shares - held
+    plain = more.sign() * (more.abs() - ERRORS * worst * shares * (1 - shares)).clamp_min(0)
+    if not _matters(target, modes, plain):
+        return []
+    if not all(seen):
+        return [_sentence(evidence, target, modes, seen, shares, "by importance weights")]
+    at = int(more.abs().argmax())
+    name, shown = _place(evidence, target, modes, at, 0 if at else 1)
+    return [
+        f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
+        f"{shown} there are {100 * float(held[at]):.2g} % of the draws, and {100 * float(shares[at]):.2g} % of the "
+        "mass by importance weights. DSVGD searches for modes and gives each its share of particles"
+    ]
+
+
+def _far(evidence: Evidence, target: Target, generator: torch.Generator) -> list[Tensor]:
+    """Points apart from the draws: of the prior where it is proper, and of a Student's t around them."""
+    shape = FROM_AROUND, evidence.problem.dim
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+    chi = torch.randn(FROM_AROUND, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    around = SPREAD * normal / chi.sqrt()
+    if evidence.problem.layout.improper:
+        return [around]
+    return [around, target.white(evidence.problem.init(FROM_PRIOR, generator))]
+
+
+def _matters(target: Target, modes: list[Mode], more: Tensor) -> bool:
+    """Whether shares of the mass that are larger by so much (M,) move a mean or an SD by what matters."""
+    away = target.along(torch.stack([mode.at for mode in modes]))
+    mean = more @ away
+    variance = 1 + more @ away.square() - mean.square()
+    moves = bool((mean.abs() > MATTERS * variance.clamp_min(0).sqrt()).any())
+    return moves or bool(((variance > SD_MATTERS**2) | (variance < SD_MATTERS**-2)).any())
+
+
+def _sentence(
+    evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], shares: Tensor, by: str = "by Laplace"
+) -> str:
+    """What to say of modes that are missed, whose masses are known so."""
+    lost = float(shares[~torch.tensor(seen)].sum())
+    places = _values(evidence, target, modes)
+    found = [i for i, near in enumerate(seen) if near]
+    if all(any(_relabelled(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
+        return (
+            f"the posterior has {len(modes)} modes that differ by the order of their components alone, and these draws "
+            "are of one order: they predict as well as all, but means and SDs of single components, and the evidence, "
+            "are those of this order. Order the components in the model, or read them so"
+        )
+    worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
+    name, shown = _place(evidence, target, modes, worst, found[0])
+    return (
+        f"the posterior has another mode, with about {100 * lost:.2g} % of its mass ({by}), where "
+        f"none of these draws is: '{name}' is {shown} there. DSVGD searches for modes and gives each its share of "
+        "particles; means and SDs of one mode are not the posterior's"
+    )
+
+
+def _values(evidence: Evidence, target: Target, modes: list[Mode]) -> dict[str, Tensor]:
+    """The sites' values at modes, (M, n) each."""
+    problem = evidence.problem
+    at = target.model(torch.stack([mode.at for mode in modes])).to(problem.dtype)
+    values = problem.constrain(at, problem.fewest_rows)
+    return {name: values[name].reshape(len(modes), -1).double() for name in problem.sites}
+
+
+def _place(evidence: Evidence, target: Target, modes: list[Mode], one: int, other: int) -> tuple[str, str]:
+    """The site by which a mode differs most from another, and its values there."""
+    places = _values(evidence, target, modes)
+    name = max(places, key=lambda n: float((places[n][one] - places[n][other]).abs().max() / _spread(evidence, n)))
+    return name, ", ".join(f"{x:.3g}" for x in places[name][one][:4].tolist())
+
+
+def _spread(evidence: Evidence, name: str) -> float:
+    site = evidence.problem.sites[name]
+    return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), 1e-12)
+
+
+def _relabelled(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
+    """Whether two modes are equal in mass, and in the values of every site but for their order."""
+    if abs(modes[i].log_mass - modes[j].log_mass) > EQUAL_MASS:
+        return False
+    ordered = [(v[i].sort().values, v[j].sort().values) for v in places.values()]
+    return all(torch.allclose(one, other, rtol=EQUAL, atol=EQUAL) for one, other in ordered)

@@ -1,0 +1,66 @@
+"""What a result is not as it was asked for; errors near their limits; points away from the mode."""
+
+import numpy as np
+import pytest
+import torch
+from conjugate import federation
+
+import pyro_fed as pf
+from pyro_fed.audit import asked, close_call
+
+QUIET = {"progress": False, "log_likelihood": False, "compile": "off"}
+
+
+def draws(count, dim=3):
+    return torch.zeros(1, count, dim)
+
+
+@pytest.fixture(scope="module")
+def fed():
+    return federation()
+
+
+def test_another_temperature_is_another_posterior(fed):
+    with pytest.warns(UserWarning, match="temperature=4 asks for another posterior than the model's"):
+        idata = pf.run(pf.FedLaplace(temperature=4.0), fed, **QUIET)
+    assert "likelihood to the power 1/4" in idata.attrs["doubts"]
+    assert asked(pf.DSVGD(temperature=1.0), draws(5)) == []
+
+
+def test_too_few_draws_of_a_distribution_are_said_with_how_many_are_enough(fed):
+    with pytest.warns(UserWarning, match="20 draws are too few: by chance alone .* off by 0.22 SDs, and SDs by 16 %"):
+        pf.run(pf.FedLaplace(), fed, num_draws=20, **QUIET)
+    (said,) = asked(pf.FedEP(), draws(72))
+    assert "num_draws of 73 or more" in said
+    assert asked(pf.FedEP(), draws(73)) == []
+    # Particles and chains are told by other figures than their number.
+    assert asked(pf.DSVGD(), draws(20)) == asked(pf.NUTS(), draws(20)) == []
+
+
+def measured(mean=0.0, ratio=1.0, error=0.01):
+    figures = {"mean_error": [0.0, mean], "sd_ratio": [1.0, ratio]}
+    figures |= {"mean_error_se": [error] * 2, "sd_ratio_se": [error] * 2}
+    return {"parameter": np.array(["a", "b (unconstrained)"])} | {k: np.array(v) for k, v in figures.items()}
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (measured(mean=-0.22), "'b' (unconstrained), its mean is 0.22 SDs off"),
+        (measured(ratio=1.22), "'b' (unconstrained), its SD is 0.82 times the posterior's"),
+        (measured(mean=0.1, ratio=0.9), ""),
+        (measured(mean=0.22, error=0.1), ""),  # by chance
+        ({}, ""),
+    ],
+)
+def test_errors_near_their_limits_are_noted(figures, said):
+    found = close_call(figures)
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_a_point_is_judged_by_its_distance_from_the_mode(fed):
+    with pytest.warns(UserWarning, match="this point is not the posterior's mode: 'w.*posterior SDs"):
+        pf.run(pf.FedAvg(step_size=1e-4), fed, num_rounds=3, **QUIET)
+    near = pf.run(pf.FedAvg(prior=True, chain_steps=1, step_size=0.3, momentum=0.0), fed, num_rounds=100, **QUIET)
+    assert near.attrs["doubts"] == ""
