@@ -30,8 +30,9 @@ class PlainGraph(FixedGraph):
         return plain(int(self.consensus_rounds(tolerance)))
 
 
-def sorted_clients(clients=10):
+def sorted_clients(clients=10, noise=0.0):
     x, y = load()
+    x = x + noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     order = (100 * y + x[:, 0]).argsort()
     parts = zip(x[order].tensor_split(clients), y[order].tensor_split(clients), strict=True)
     return pf.Federation.from_clients(model, list(parts), plate="data")
