@@ -38,8 +38,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     options = {"progress": not FAST, "audit": not FAST}
     idata = pf.run(pf.P2PVI(), fed, graph=ring, num_rounds=20 if FAST else None, **options)
-    size = 60 if FAST else 1000
-    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **options)
+    size, depth = (60, 4) if FAST else (1000, 10)
+    long = pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, max_tree_depth=depth)
+    nuts = pf.run(long, fed, **options)
 idata.attrs["warnings"] or "no warnings"
 
 # %% [markdown]

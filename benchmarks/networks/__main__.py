@@ -17,7 +17,8 @@ import argparse
 import resource
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 import pyro_fed as pf
+from benchmarks.networks.cost import cell
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -75,8 +77,7 @@ def run(name: str, fed: pf.Federation, seed: int, **options: Any) -> tuple[Any, 
     """The result of an algorithm's defaults, and the processor's seconds."""
     make, own = ALGORITHMS[name]
     began = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not audited, and runs cut short, is said in the module's header
+    with quiet():
         idata = pf.run(make(), fed, seed=seed, progress=False, **own | options)
     return idata, time.process_time() - began
 
@@ -110,17 +111,21 @@ def table(sizes: list[int], seeds: int, names: list[str]) -> None:
             print("| " + " | ".join([*cells, f"{mean[4]:.2f}", f"{peak:.2f}"]) + " |", flush=True)
 
 
-def cost(sizes: list[int], names: list[str]) -> None:
-    """Seconds of a round by size: the median of the run's own phase, its first round left out."""
+def cost(sizes: list[int], names: list[str], limit: float) -> None:
+    """Seconds of a round and memory by size, see `benchmarks.networks.cost`."""
     print("| parameters | " + " | ".join(f"`{name}`" for name in names) + " |")
     print("| --- |" + " --- |" * len(names))
     for hidden in sizes:
-        cells = []
-        for name in names:
-            idata, _ = run(name, federation(hidden, 0)[0], 0, num_rounds=6, log_likelihood=False, num_draws=10)
-            seconds = idata["federation"]["seconds"].sum("client").values[-5:]
-            cells.append(f"{float(np.median(seconds)):.3f}")
+        cells = [cell(name, hidden, limit) for name in names]
         print("| " + " | ".join([f"{parameters(hidden):,}", *cells]) + " |", flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings: what is not audited, and runs cut short, is said in the module's header."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def parameters(hidden: int) -> int:
@@ -134,10 +139,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "PVI", "P2PVI"])
     parser.add_argument("--cost", action="store_true", help="seconds of a round in place of the table")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a cell of --cost may take")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.cost:
-        cost(given.hidden, given.algorithms)
+        cost(given.hidden, given.algorithms, given.limit)
     else:
         table(given.hidden, given.seeds, given.algorithms)
 

@@ -16,9 +16,10 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     DrawStats     more columns for `sample_stats`
     Tempered      its clients' rows count by one over its temperature
     Advice        a cure of its own for an update that left the finite numbers
-    Undoing       an error of its server's state is undone by later rounds, by a known part of it in each
+    NoiseTracking what becomes in its server's state of noise that came with messages is known
     Delegates     what a user names; by its settings another algorithm may be run in its place
     FitsSize      its defaults are others where the model is large
+    OnCPU         its steps are computed on the CPU whatever the federation's device
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
     from pyro_fed.density.rows.batches import ClientData
-    from pyro_fed.graph import Graph
+    from pyro_fed.graph import Consensus, Graph
 
 
 class Pooled:
@@ -49,6 +50,14 @@ class Pooled:
     """
 
     joint: ClassVar[bool] = False
+
+
+class OnCPU:
+    """Its steps are computed on the CPU whatever the federation's device.
+
+    Pyro's own samplers and guides draw random numbers within the step, from torch's global generator: on a device they
+    would be others, and would change the state of that device's generator.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +74,16 @@ class Tempered:
 
 
 class OnGraph(ABC):
-    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours."""
+    """Works without a server: `shared` has one state an agent, and `combine` mixes those of neighbours.
+
+    Class attributes:
+        symmetric: entries of messages that are symmetric matrices, of which a triangle travels; `combine` is given them
+            as it travels.
+        coarse: entries of which single precision is enough: after a round's first step their changes are told in it.
+    """
+
+    symmetric: ClassVar[frozenset[str]] = frozenset()
+    coarse: ClassVar[frozenset[str]] = frozenset()
 
     def on_graph(self, graph: Graph) -> Self:
         """This algorithm with the settings that the graph asks for."""
@@ -82,6 +100,17 @@ class OnGraph(ABC):
         Raises:
             GraphError: the algorithm is not exact on this graph.
         """
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """What these steps are: of W itself, unless the algorithm says otherwise.
+
+        Args:
+            graph: who talks to whom.
+            sleepers: whether a schedule may put agents to sleep.
+        """
+        from pyro_fed.graph.consensus import plain  # here, so that algorithms load without SciPy
+
+        return plain(self.consensus_steps(graph, sleepers))
 
     def witness(self, before: State, after: State) -> State:
         """What each agent tells all others of its round, so that all can judge it alike, (A, ...).
@@ -241,6 +270,18 @@ class Sent(NamedTuple):
     seed: int
 
 
+class NoisyRound(NamedTuple):
+    """A round whose messages came with noise.
+
+    Args:
+        clients: how many worked.
+        figures: the algorithm's `monitor`.
+    """
+
+    clients: int
+    figures: dict[str, float]
+
+
 class Bounding(ABC):
     """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
 
@@ -344,16 +385,30 @@ class Advice(ABC):
         """
 
 
-class Undoing(ABC):
-    """The clients' next messages undo a known part of an error of the server's state, such as noise put into it."""
+class NoiseTracking(ABC):
+    """What becomes in its server's state of noise that came with the messages of earlier rounds is known."""
 
     @abstractmethod
-    def undone(self, clients: int, num_clients: int) -> float:
-        """The part that one round undoes, in [0, 1].
+    def evenly(self) -> Self:
+        """This algorithm with steps that do not depend on the steps before.
+
+        Acceleration, say, would follow the noise, by a part that depends on it.
+
+        Raises:
+            SettingError: a setting has such steps; names it and the cure.
+        """
+
+    @abstractmethod
+    def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
+        """A round that puts all rounds' noise into the last state at once.
 
         Args:
-            clients: that work in the round.
+            rounds: those in which somebody worked.
             num_clients: K.
+
+        Returns:
+            this algorithm without what would hold noise back as it holds back a long step, and how many times as
+            loud as in one of the rounds its messages' noise has to be.
         """
 
 
@@ -422,7 +477,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         KnownDensity,
         DrawStats,
         Advice,
-        Undoing,
+        NoiseTracking,
         Delegates,
         FitsSize,
     )

@@ -16,10 +16,9 @@ mean, clipping shortens the long ones, and the clients' shares of the rows are n
 and like data the bias is small; with one label a client it is not, and the result is not the posterior.
 
 They serve algorithms that ask for sums alone and whose clients keep no site (`additive`, `keeps_sites`): a client
-that moved its own site by a message that the server trimmed away would never send it again. `Bounded` and
-`Clipped` tell each client what was cut of its own message, so that its site is what the server has taken. With
-`Private` that would be differentially private partitioned variational inference (Heikkilä et al. 2023), whose steps
-here take a part of each round's noise that changes with the round: refused until the result's spread has it.
+that moved its own site by a message that the server trimmed away would never send it again. `Bounded`, `Clipped` and
+`Private` tell each client what was cut of its own message, so that its site is what the server has taken: with
+`Private` that is differentially private partitioned variational inference (Heikkilä et al. 2023).
 """
 
 from __future__ import annotations

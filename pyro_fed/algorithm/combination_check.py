@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyro_fed.algorithm.capabilities import Bounding, OnGraph, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.privacy import Private
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
@@ -38,11 +37,6 @@ def check_combination(
         if not algorithm.additive and not isinstance(algorithm, SiteKeeping):
             raise SettingError(f"{name} looks at its messages one by one: {combination} cannot stand in for them")
         told = isinstance(algorithm, SiteKeeping) and algorithm.corrected
-        if told and isinstance(combination, Private):
-            raise SettingError(
-                f"{name}: its steps take a part of each round's noise that changes with the round, and the result's "
-                "SDs would have too little of it; use FedSEP, whose clients keep no sites and take earlier noise back"
-            )
         keeps_account = told and combination.shortens
         if not algorithm.additive and not keeps_account:
             raise SettingError(

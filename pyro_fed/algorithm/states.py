@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -46,3 +46,32 @@ def within(tensors: State, prefix: str) -> State:
     """The state that `prefixed` put among other tensors."""
     head = f"{prefix}."
     return {name.removeprefix(head): value for name, value in tensors.items() if name.startswith(head)}
+
+
+def packed(state: State, symmetric: Set[str]) -> State:
+    """Symmetric matrices (A, D, D) as their lower triangles, (A, D (D + 1) / 2); the rest as it is.
+
+    Args:
+        state: entries, one an agent.
+        symmetric: names of those that are symmetric matrices where they have the shape of one.
+    """
+    found = dict(state)
+    for name in symmetric & state.keys():
+        if state[name].dim() == 3:
+            row, column = torch.tril_indices(*state[name].shape[-2:])
+            found[name] = state[name][:, row, column]
+    return found
+
+
+def unpacked(state: State, like: State) -> State:
+    """What `packed` made, in the shapes of another state's entries."""
+    found = dict(state)
+    for name, value in state.items():
+        if name in like and like[name].dim() == value.dim() + 1:
+            dim = like[name].shape[-1]
+            row, column = torch.tril_indices(dim, dim)
+            whole = value.new_empty(len(value), dim, dim)
+            whole[:, row, column] = value
+            whole[:, column, row] = value
+            found[name] = whole
+    return found

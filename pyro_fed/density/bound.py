@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.density.running.torch_modes import InDouble
+from pyro_fed.density.running.torch_modes import InDouble, OnDevice
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class BoundModel:
         constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds
             it.
         in_double: whether what the model would compute in float32 is computed in float64.
+        device: where its arguments have been moved to; None is where they were given.
     """
 
     model: Callable[..., Any]
@@ -43,6 +44,16 @@ class BoundModel:
     dtype: torch.dtype
     constants: dict[str, Any] = field(default_factory=dict)
     in_double: bool = False
+    device: torch.device | None = None
+
+    def on(self, device: torch.device) -> BoundModel:
+        """The same model with its arguments on a device, run there.
+
+        Args:
+            device: such as `torch.device("cuda")`.
+        """
+        constants = pytree.tree_map_only(Tensor, lambda value: value.to(device), self.constants)
+        return replace(self, arguments=self.arguments.on(device), constants=constants, device=device)
 
     def doubled(self) -> BoundModel:
         """The same model computed in float64, with these data."""
@@ -58,7 +69,7 @@ class BoundModel:
     @property
     def rows(self) -> tuple[Tensor, ...]:
         """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
-        return self.arguments.rows or (torch.arange(self.num_rows),)
+        return self.arguments.rows or (torch.arange(self.num_rows, device=self.device),)
 
     @property
     def all_rows(self) -> tuple[Any, ...]:
@@ -95,7 +106,10 @@ class BoundModel:
         filler = FillLatents(
             source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None, nested
         )
-        with InDouble() if self.in_double else nullcontext():
+        with (
+            InDouble() if self.in_double else nullcontext(),
+            nullcontext() if self.device is None else OnDevice(self.device),
+        ):
             return run_model(
                 self.model,
                 args,

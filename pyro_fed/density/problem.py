@@ -35,6 +35,8 @@ from pyro_fed.density.running.trace_sites import Message, frame_of, is_determini
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import DataError, ModelError
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -51,6 +53,7 @@ class Problem:
         compiler: how steps are mapped and compiled.
         writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
         progress: whether a long local step shows a progress bar of its own.
+        device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -66,6 +69,7 @@ class Problem:
     compiler: Compiler = field(default_factory=lambda: Compiler("off"))
     writes: bool = False
     progress: bool = False
+    device: torch.device = CPU
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -259,6 +263,14 @@ class Problem:
     def doubled(self) -> Problem:
         """The same densities computed in float64, and not compiled."""
         return replace(self, bound=self.bound.doubled(), compiler=Compiler("loop" if self.looped else "off"))
+
+    def placed(self) -> Problem:
+        """The same densities with all tensors on `device`, for what computes there; itself where that is the CPU."""
+        if self.device == CPU:
+            return self
+        kept, own = self.compiler, self.compiler.of_form(f"on {self.device}")
+        compiler = replace(own, level=kept.level, auto=kept.auto, rounds=kept.rounds)
+        return replace(self, bound=self.bound.on(self.device), compiler=compiler)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or a loop where the model cannot be vectorised.

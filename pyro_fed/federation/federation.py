@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,12 +22,14 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.noncentred import noncentred
+from pyro_fed.density.problem import CPU
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
+from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
 from pyro_fed.federation.groups.naming import grouped_table, groups_alone, owner_labels, with_group_names
@@ -63,6 +66,9 @@ class Federation:
         dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
         coords: coordinate values: `{"feature": names}`.
         quadrature: how latent sites inside the plate are integrated out at the clients.
+        device: where clients' steps are computed, such as "cuda"; by default where the data lie. Checks, the server and
+            results are on the CPU, and so is all randomness: draws are the same whatever the device, but for rounding
+            (see docs/devices.md).
 
     Raises:
         DataError: data that are not finite, of disagreeing lengths, or outside a likelihood's support.
@@ -95,8 +101,10 @@ class Federation:
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
         quadrature: Quadrature | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         model, args, kwargs = taken_apart(model, args, kwargs)
+        place = device_of(device, (args, kwargs))
         plate = joined(plate, rows)
         arguments = flatten(model, args, kwargs)
         given, dtype = dtype, _floating(dtype, arguments)
@@ -124,6 +132,7 @@ class Federation:
             quadrature=quadrature,
             seen=seen,
             said=shard is not None,
+            device=place,
         )
 
     @classmethod
@@ -142,6 +151,7 @@ class Federation:
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
         quadrature: Quadrature | None = None,
+        device: torch.device | str | None = None,
     ) -> Federation:
         """A federation of data that lie apart already.
 
@@ -158,6 +168,7 @@ class Federation:
             dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
             coords: coordinate values: `{"feature": names}`.
             quadrature: how latent sites inside the plate are integrated out at the clients.
+            device: where clients' steps are computed, as for `Federation`.
 
         Raises:
             DataError: shapes that differ between clients, shared arguments that are not equal, no clients, data that
@@ -191,6 +202,7 @@ class Federation:
             ),
             quadrature=quadrature,
             said=shard is not None,
+            device=device_of(device, (values, kwargs)),
         )
         return self
 
@@ -210,6 +222,7 @@ class Federation:
         quadrature: Quadrature | None = None,
         seen: FirstRun | None = None,
         said: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         """What all ways of making a federation end in.
 
@@ -227,6 +240,7 @@ class Federation:
             quadrature: how latent sites inside the plate are integrated out at the clients.
             seen: a validated run of the model on all rows, where there has been one.
             said: whether the user has said which arguments are split.
+            device: where clients' steps are computed.
         """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
@@ -239,9 +253,8 @@ class Federation:
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
             with told(arguments, model, plate):
-                self.problem = build(
-                    model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen
-                )
+                problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+                self.problem = replace(problem, device=device)
         except Exception as error:
             meant = isinstance(error, ModelError) and not is_failure(error)
             if missing is None or meant:
@@ -429,6 +442,7 @@ class Federation:
             dims=self.dims,
             coords=coords,
             quadrature=problem.quadrature,
+            device=problem.device,
         )
         rest.client_names = [self.client_names[k] for k in keep]
         return rest

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from pyro_fed.flower.mod import asks_for_a_sum, handed_on
+
 if TYPE_CHECKING:
     from pyro_fed.flower.site import LoadRows, Site
 
 
-def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows) -> ClientApp:
+def client_app(
+    model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows, secure: bool = False
+) -> ClientApp:
     """A ClientApp that works for an algorithm.
 
     Args:
@@ -21,19 +25,20 @@ def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], loa
         recipe: the recipe's, likewise; or several, of which the server chooses.
         load_rows: the model's positional arguments with this client's rows, from the model's module and Flower's
             `node_config`.
+        secure: answer in secure aggregation alone, and never where the server would see this client's own message.
 
     Example:
         >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))
     """
     given = [recipe] if isinstance(recipe, str | Path) else list(recipe)
-    app = ClientApp()
+    app = ClientApp(mods=[handed_on])
     made: list[Site] = []
 
     def site() -> Site:
         if not made:
             from pyro_fed.flower.site import Site
 
-            made.append(Site(model, given, load_rows))
+            made.append(Site(model, given, load_rows, secure))
         return made[0]
 
     @app.query()
@@ -51,6 +56,6 @@ def client_app(model: str | Path, recipe: str | Path | Sequence[str | Path], loa
         from pyro_fed.density.compiling.compiler import threads
 
         with threads(1), torch.no_grad():
-            return Message(site().work(message.content, context), reply_to=message)
+            return Message(site().work(message.content, context, asks_for_a_sum(message)), reply_to=message)
 
     return app

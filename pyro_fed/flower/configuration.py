@@ -21,6 +21,7 @@ from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
+from pyro_fed.flower.secure import SecAgg
 from pyro_fed.recipes.components import import_or_explain, public_callables, resolve_component
 from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe
@@ -52,6 +53,8 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
     "graph": ("pyro_fed.graph",),
     "combination": ("pyro_fed.algorithm.combination", "pyro_fed.algorithm.privacy"),
 }
+#: The key of secure aggregation, which is no argument of `run`: true, or a table of `SecAgg`'s settings.
+SECURE = "secure-aggregation"
 #: Arguments of `run` that a deployment has from elsewhere, or that need rows at the server.
 NOT_TAKEN: Mapping[str, str] = {
     "algorithm": "the recipe says it",
@@ -74,7 +77,8 @@ class Configuration:
         wait: seconds that the server waits for clients.
         out: the file for the result.
         options: arguments of `run`, but for those that depend on the clients.
-        specs: schedule, graph and combination by name, which `built` makes.
+        specs: schedule, graph and combination by name, which `run_options` makes.
+        secure: sums in place of messages; None: each client's message is seen.
     """
 
     num_clients: int
@@ -83,6 +87,7 @@ class Configuration:
     out: str = "posterior.nc"
     options: dict[str, Any] = field(default_factory=dict)
     specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    secure: SecAgg | None = None
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run`.
@@ -119,12 +124,15 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def read(config: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Configuration:
+def read(
+    config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
+) -> Configuration:
     """Check a run's configuration.
 
     Args:
         config: Flower's `run_config`: keys of nested tables are joined by ".".
         options: what the app itself gives to `run`; the configuration's own values replace them.
+        secure: what the app itself says of secure aggregation, likewise.
 
     Returns:
         The settings.
@@ -146,12 +154,13 @@ def read(config: Mapping[str, Any], options: Mapping[str, Any] | None = None) ->
         raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
     out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
+    secure = given.pop(SECURE, secure)
     num_clients = given.pop("num-clients")
     if "rounds" in given:
         given["num-rounds"] = given.pop("rounds")
     own = {key: value for key, value in (options or {}).items() if key not in specs}
     merged = own | {key.replace("-", "_"): value for key, value in given.items()}
-    return Configuration(num_clients, timeout, wait, out, merged, specs)
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure)
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:
@@ -183,14 +192,28 @@ def _plain(key: str, value: Any) -> Any:
     """A value in its key's type."""
     if key in OBJECTS:
         return _spec(key, value)
+    if key == SECURE:
+        return _secure(value)
     if key not in PLAIN:
-        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS])}")
+        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS, SECURE])}")
     try:
         return convert(value, PLAIN[key])
     except Mismatch:
         raise SettingError(
             f"{WHERE}: {key!r} expects {describe(PLAIN[key])}, received {value!r} ({type(value).__name__})"
         ) from None
+
+
+def _secure(value: Any) -> SecAgg | None:
+    """Secure aggregation from true, false, or a table of its settings."""
+    if isinstance(value, bool):
+        return SecAgg() if value else None
+    table = _spec(SECURE, value)
+    if isinstance(table, str):
+        raise SettingError(
+            f"{WHERE}: {SECURE!r} expects true, false or a table such as {{largest = 1e6}}, received {value!r}"
+        )
+    return SecAgg(**table)
 
 
 def _spec(key: str, value: Any) -> str | dict[str, Any]:

@@ -18,9 +18,11 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.joining import Roll, description_in, question
 from pyro_fed.flower.post import ANEW, GONE, LOOK_EVERY, Post
+from pyro_fed.flower.secure import FEWEST, SecAgg, Summed, check_secure, stand_ins
+from pyro_fed.flower.secure import Round as SecureRound
 from pyro_fed.flower.wire import LOST, SETTINGS, STATES, WORK, Order, bytes_of, pack
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.host import Request
+from pyro_fed.runtime.executors.host import Request, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, keep
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
@@ -49,23 +51,28 @@ class Flower(Remote):
         roll: the clients, and the node of each.
         timeout: seconds that a client has for a round, compilation included.
         copies: whether clients send their new states along with their replies.
+        secure: sums in place of messages, for algorithms that ask for no more.
     """
 
-    def __init__(self, grid: Grid, roll: Roll, timeout: float, copies: bool = False) -> None:
+    def __init__(
+        self, grid: Grid, roll: Roll, timeout: float, copies: bool = False, secure: SecAgg | None = None
+    ) -> None:
         if timeout <= 0:
             raise SettingError(f"Flower: timeout must be positive, received {timeout}")
         self.post, self.roll, self.timeout, self.copies = Post(grid), roll, timeout, copies
-        self.mailbox = Mailbox()
+        self.mailbox, self.secure = Mailbox(), secure
 
     def prepare(self) -> None:
         """No reply has been seen.
 
         Raises:
-            SettingError: the algorithm needs the pooled data.
+            SettingError: the algorithm needs the pooled data, or more than sums where these are all there is.
         """
         if isinstance(self.algorithm, Pooled):
             name = type(self.algorithm).__name__
             raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
+        if self.secure is not None:
+            check_secure([self.algorithm])
         super().prepare()
         self._expected: tuple[Spec, Spec, Spec] | None = None
         self._lost: set[int] = set()
@@ -100,6 +107,8 @@ class Flower(Remote):
 
         Nodes that nobody knows are asked who they are by the way, and take part from the next exchange on.
         """
+        if self.secure is not None:
+            return self._summed(requests, self.secure)
         online = self._present(requests)
         headers = {client: self._header(client, request) for client, request in requests.items()}
         messages = {
@@ -117,6 +126,55 @@ class Flower(Remote):
         answers = {client: self._answer(client, requests[client], replies.get(client, GONE)) for client in requests}
         self.mailbox.close()
         return answers
+
+    def _beginning(self, client: int) -> WorkerPhase | None:
+        """The phase; with every request where clients keep nothing, so that one that was started anew knows it."""
+        if self.secure is not None:
+            self._begun.discard(client)
+        return super()._beginning(client)
+
+    def _summed(self, requests: Mapping[int, Request], secure: SecAgg) -> dict[int, Any]:
+        """Answers that have the sums of the clients' own, which nobody but they has seen."""
+        online = self._present(requests)
+        nodes = {
+            client: node for client in requests if (node := self.roll.nodes[client]) is not None and node in online
+        }
+        answers: dict[int, Any] = dict.fromkeys(requests, GONE)
+        if len(nodes) < FEWEST:
+            return answers | dict.fromkeys(nodes, f"is one of {len(nodes)}: a sum of fewer than {FEWEST} hides nobody")
+        if any(one.work is None or one.indicator not in (None, LOG_LIK) for one in requests.values()):
+            return answers | dict.fromkeys(
+                nodes, "says nothing but what is in a sum, as the run has secure aggregation"
+            )
+        contents = {
+            client: self._content(client, requests[client], self._header(client, requests[client])) for client in nodes
+        }
+        first = requests[next(iter(nodes))]
+        number = first.work.round if first.work is not None else 0
+        found = SecureRound(secure, self.post, nodes, contents, number, self.timeout)(self._failed)
+        self.mailbox.close()
+        if self.algorithm.needs_all and first.indicator is None and len(found.clients) < len(requests):
+            missing = [self.roll.names[client] for client in requests if client not in found.clients]
+            lacking = (
+                f"is in a sum that lacks {', '.join(missing)}, without which {type(self.algorithm).__name__} cannot do"
+            )
+            return answers | dict.fromkeys(found.clients, lacking) | found.failures
+        return answers | found.failures | self._stand_ins(first, found)
+
+    def _stand_ins(self, request: Request, found: Summed) -> dict[int, Any]:
+        """A reply for each client in a sum, so that the replies have the sum."""
+        if not found.clients:
+            return {}
+        if request.indicator is not None:
+            shape = self._report(request)[LOG_LIK].shape
+            each = (found.total / len(found.clients)).reshape(shape)
+            return {client: {LOG_LIK: each} for client in found.clients}
+        assert request.work is not None
+        if self._expected is None:
+            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
+        rows = self.data.num_rows[self.at(found.clients)]
+        messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
+        return {client: Reply(one, {}) for client, one in zip(found.clients, messages, strict=True)}
 
     def _present(self, requests: Mapping[int, Request]) -> dict[int, str]:
         """The nodes that are connected, those that have come back in their clients' places.
@@ -186,13 +244,17 @@ class Flower(Remote):
         if isinstance(reply, str):
             return reply
         if reply.has_error():
-            return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
+            return self._failed(reply)
         try:
             if LOST in reply.content.get(SETTINGS, {}):
                 return self._without_state(client, "has lost its state")
             return self._decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
             return f"sent what is no reply: {error!s:.{MAX_REASON}}"
+
+    def _failed(self, reply: Message) -> str:
+        """Why a reply is none."""
+        return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
 
     def _without_state(self, client: int, reason: str) -> str:
         """Have a client asked again, with the server's copy of its state, if there is one."""

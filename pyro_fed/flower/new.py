@@ -55,6 +55,7 @@ start = "none"          # the checkpoint of an earlier run, whose sites this one
 schedule = "none"       # such as "round_robin", or '{{name = "uniform_random", clients_per_round = 2}}'
 graph = "none"          # such as "ring", of algorithms without a server
 combination = "none"    # such as "median", or '{{name = "private", norm = 1.0, noise_multiplier = 1.0, delta = 1e-3}}'
+secure-aggregation = "none" # true, or '{{largest = 1e6}}': the server sees sums alone, and not every algorithm can
 num-draws = "none"
 audit = true
 compile = "trace"       # "off", "trace" or "inductor"

@@ -10,12 +10,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.flower.configuration import Configuration, check_options, read
 from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.joining import Roll, joined
+from pyro_fed.flower.secure import SecAgg, check_secure
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.checkpoint import Checkpoint
@@ -27,18 +29,25 @@ LOG = logging.getLogger("flwr")
 STOPPED = ".stopped.nc"
 
 
-def server_app(model: str | Path, recipe: str | Path, template: Any = None, **options: Any) -> ServerApp:
+def server_app(
+    model: str | Path,
+    recipe: str | Path,
+    template: Any = None,
+    secure_aggregation: SecAgg | None = None,
+    **options: Any,
+) -> ServerApp:
     """A ServerApp that runs a recipe and writes its result.
 
     The run's configuration (see `pyro_fed.flower.configuration`) has `num-clients` to wait for, and where they are to
     be others than the app's or the recipe's `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
-    `min-clients`, `schedule`, `graph`, `combination`, `checkpoint`, `resume`, `start`, `audit`, and `out`, the file for
-    the result.
+    `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
+    and `out`, the file for the result.
 
     Args:
         model: the model's file, or its name in the library.
         recipe: the recipe's, likewise.
         template: the model's positional arguments with one made-up row, where a row of ones will not do.
+        secure_aggregation: sums by Flower's SecAgg+ in place of the clients' messages; see `SecAgg`.
         **options: arguments of `pyro_fed.run`, such as `min_clients=3` or `combination=pf.Private(...)`; the run's
             configuration replaces them.
 
@@ -53,7 +62,7 @@ def server_app(model: str | Path, recipe: str | Path, template: Any = None, **op
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings = read(context.run_config, own)
+        settings = read(context.run_config, own, secure_aggregation)
         out = Path(settings.out).absolute()
         try:
             result = serve(grid, model, recipe, settings, template)
@@ -94,8 +103,18 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
     federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
     algorithm, options = settings.run_options(chosen, len(roll.clients))
-    executor = Flower(grid, roll, settings.timeout, copies=checkpoint is not None)
+    if settings.secure is not None:
+        if options.get("combination") is not None:
+            raise SettingError(
+                f"{options['combination']} looks at single clients' messages, which secure aggregation hides from the "
+                "server: choose one of the two"
+            )
+        for stage in stages_of(algorithm, federation.problem, options.get("graph")):
+            check_secure(chain_of(stage.algorithm, federation.problem))
+    executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
     LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
+    if settings.secure is not None:
+        LOG.info("Secure aggregation: sums alone, of numbers to %.2g", settings.secure.resolution(len(roll.clients)))
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())

@@ -6,7 +6,8 @@ a new process. The context is in the SuperNode's memory and goes with it: a clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import NoiseTracking
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.algorithm.states import State, prefixed, within
@@ -25,10 +27,11 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import ProtocolError
+from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
+from pyro_fed.flower.secure import flat, masked
 from pyro_fed.flower.wire import (
     LOST,
     SETTINGS,
@@ -66,6 +69,7 @@ class Site:
     model: str | Path
     given: list[str | Path]
     load_rows: LoadRows
+    secure: bool = False
     federations: dict[str, Federation] = field(default_factory=dict)
     problems: dict[tuple[str, int, str], Problem] = field(default_factory=dict)
 
@@ -74,8 +78,22 @@ class Site:
         name = _name(context)
         return Description.of(name, self._federation(name, context)).to_record()
 
-    def work(self, content: RecordDict, context: Context) -> RecordDict:
-        """The answer to an order."""
+    def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
+        """The answer to an order.
+
+        Args:
+            content: the order.
+            context: Flower's.
+            summed: whether the answer is to be masked, so that the server learns a sum alone.
+
+        Raises:
+            ProtocolError: the order is none; or the client answers in sums alone, and this would be none.
+        """
+        if self.secure and not summed:
+            raise ProtocolError(
+                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
+                "its own message: give the server secure-aggregation"
+            )
         order = Order.from_record(record_of(content, SETTINGS))
         message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
         name = _name(context)
@@ -87,6 +105,10 @@ class Site:
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
         found = host.answer(_request(order, algorithm, message.tensors))
         _keep(host, context, message.header.run)
+        if summed:
+            share = min(1.0, int(data.num_rows.sum()) / order.width)
+            numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
+            return masked(numbers, context)
         if isinstance(found, Reply):
             tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
         else:
@@ -122,11 +144,20 @@ class Site:
             chosen = recipes.load(path)
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
-            for part in (part for stage in stages for part in chain_of(stage.algorithm, problem)):
+            parts = (part for stage in stages for part in chain_of(stage.algorithm, problem))
+            for part in (form for one in parts for form in _forms(one)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
+
+
+def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
+    """An algorithm, and as a private run takes it."""
+    yield algorithm
+    if isinstance(algorithm, NoiseTracking):
+        with suppress(SettingError):  # no private run takes it
+            yield algorithm.evenly()
 
 
 def _name(context: Context) -> str:

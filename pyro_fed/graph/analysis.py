@@ -122,19 +122,54 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
     size = matrix.shape[0]
     if size == 1:
         return 0.0
-    v = detailed_balance(matrix)
+    symmetric = _symmetric(matrix)
     solvers: tuple[Any, Any] = np.linalg.eigvals, sparse_linalg.eigs
-    if v is not None:  # similar to a symmetric matrix
-        half = sparse.diags_array(np.sqrt(v)) @ matrix @ sparse.diags_array(1.0 / np.sqrt(v))
-        matrix, solvers = (half + half.T) / 2, (np.linalg.eigvalsh, sparse_linalg.eigsh)
+    if symmetric is not None:
+        matrix, solvers = symmetric, (np.linalg.eigvalsh, sparse_linalg.eigsh)
     dense, iterative = solvers
     if size <= DENSE_AGENTS:
         values = dense(matrix.toarray())
     else:
-        # Of its own accord ARPACK starts at random, and a second run might take other consensus steps.
-        start = np.random.default_rng(0).normal(size=size)
-        values = iterative(matrix, k=ARPACK_VALUES, v0=start, return_eigenvectors=False)
+        values = iterative(matrix, k=ARPACK_VALUES, v0=_start(size), return_eigenvectors=False)
     return float(np.sort(np.abs(values))[-2])
+
+
+def real_spectrum(matrix: sparse.csr_array) -> np.ndarray | None:
+    """The eigenvalues of a reversible W but for one that is 1.
+
+    Args:
+        matrix: W, (A, A).
+
+    Returns:
+        from the largest down, all of them, or some at both ends where there are more than `DENSE_AGENTS`; None where W
+        is not reversible.
+    """
+    symmetric, size = _symmetric(matrix), matrix.shape[0]
+    if symmetric is None:
+        return None
+    if size <= DENSE_AGENTS:
+        values = np.linalg.eigvalsh(symmetric.toarray())
+    else:
+        values = sparse_linalg.eigsh(
+            symmetric, k=2 * ARPACK_VALUES, which="BE", v0=_start(size), return_eigenvectors=False
+        )
+    found: np.ndarray = np.sort(values)[::-1][1:]
+    return found
+
+
+def _symmetric(matrix: sparse.csr_array) -> Any:
+    """A symmetric matrix with the eigenvalues of a reversible W; None where W is not."""
+    v = detailed_balance(matrix)
+    if v is None:
+        return None
+    half = sparse.diags_array(np.sqrt(v)) @ matrix @ sparse.diags_array(1.0 / np.sqrt(v))
+    return (half + half.T) / 2
+
+
+def _start(size: int) -> np.ndarray:
+    """Where ARPACK starts: at random of its own accord, and a second run might take other consensus steps."""
+    start: np.ndarray = np.random.default_rng(0).normal(size=size)
+    return start
 
 
 def spectral_gap(matrix: sparse.csr_array) -> float:

@@ -23,6 +23,7 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
+from pyro_fed.graph.consensus import Consensus, fastest, plain
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -111,6 +112,17 @@ class Graph(ABC, metaclass=Checked):
         """
         return analysis.consensus_rounds(self.gap, tolerance)
 
+    def consensus(self, tolerance: float) -> Consensus:
+        """The steps that shrink disagreement: of W itself, where it changes.
+
+        Args:
+            tolerance: to this share of what it was, in (0, 1).
+
+        Raises:
+            GraphError: a tolerance outside (0, 1).
+        """
+        return plain(int(self.consensus_rounds(tolerance)))
+
     def links(self, round: int = 0) -> int:
         """How many directed links there are between different agents.
 
@@ -173,6 +185,10 @@ class FixedGraph(Graph):
     def centrality(self, round: int = 0) -> np.ndarray:
         """Stationary distribution of W."""
         return self._centrality
+
+    def consensus(self, tolerance: float) -> Consensus:
+        """As few steps as a polynomial of W needs, see `graph.consensus`."""
+        return fastest(self.matrix, tolerance, self.consensus_rounds(tolerance))
 
     def __repr__(self) -> str:
         return f"FixedGraph({self.name}, {self.num_agents} agents, {self.links()} links)"

@@ -92,7 +92,9 @@ def _remembered(lengths: Tensor, growth: float) -> Tensor:
     known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
     shortest = torch.where(known, lengths, torch.inf).amin(0)
     alone = lengths[-1] > growth * shortest
-    return known & ~(alone & (torch.arange(len(lengths)) < len(lengths) - 1).reshape(-1, *[1] * alone.dim()))
+    return known & ~(
+        alone & (torch.arange(len(lengths), device=lengths.device) < len(lengths) - 1).reshape(-1, *[1] * alone.dim())
+    )
 
 
 def _differences(factors: Gaussian, known: Tensor) -> Gaussian:

@@ -20,14 +20,15 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, packed, unpacked
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
-from pyro_fed.graph import Graph
+from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.told import Told
 
 #: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
 #: should have brought disagreement down to this fraction.
@@ -154,13 +155,13 @@ class Peers(Network):
     Args:
         graph: who talks to whom.
         seed: of the run.
-        steps: consensus steps a round; each takes the graph's next W.
+        consensus: the steps of a round; each takes the graph's next W.
     """
 
     graph: Graph
     seed: int
-    steps: int
-    _bytes_per_edge: int = 0
+    consensus: Consensus
+    _bytes_per_edge: float = 0.0
     _links: sparse.csr_array | None = field(default=None, repr=False)
     _rounds: int = 0
 
@@ -171,7 +172,7 @@ class Peers(Network):
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
         """Each agent's own state, and its centrality v_i(t)."""
-        v = torch.from_numpy(self.graph.centrality(round * self.steps))[clients]
+        v = torch.from_numpy(self.graph.centrality(round * self.consensus.steps))[clients]
         return {**{name: value[clients] for name, value in shared.items()}, "centrality": v}
 
     def combine(
@@ -183,24 +184,28 @@ class Peers(Network):
         shares: Tensor,
         round: int,
     ) -> tuple[State, Traffic]:
-        """Each agent's row of W, `steps` times; sleepers keep what they have."""
+        """Each agent's row of W, or of the step's polynomial; sleepers keep what they have."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
-        if missing and isinstance(algorithm, OnGraph):
+        assert isinstance(algorithm, OnGraph)
+        if missing:
             algorithm.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
-        mine = {name: value[clients] for name, value in shared.items()}
-        self._bytes_per_edge = encoded_size(spec_of_one(messages))
-        heard, told = np.zeros(len(clients)), np.zeros(len(clients))
-        for step in range(self.steps):
-            weights = self._weights(round * self.steps + step, clients.numpy())
-            mine = messages = algorithm.combine(mine, messages, weights)
+        mine, told = packed(messages, algorithm.symmetric), Told(algorithm.coarse)
+        heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
+        steps = self.consensus.steps
+        for step in range(steps):
+            size = encoded_size(spec_of_one(told.message(step, mine)))
+            weights = self._weights(round * steps + step, clients.numpy())
+            mine = told.mixed(algorithm, mine, self.consensus.of_step(step, weights))
             off = weights - sparse.diags_array(weights.diagonal())
             off.eliminate_zeros()
-            heard += np.diff(off.indptr)
-            told += np.bincount(off.indices, minlength=len(clients))
+            heard += size * np.diff(off.indptr)
+            sent += size * np.bincount(off.indices, minlength=len(clients))
+            sizes.append(size)
+        self._bytes_per_edge = sum(sizes) / steps
         after = {name: value.clone() for name, value in shared.items()}
-        for name, value in mine.items():
+        for name, value in unpacked(mine, shared).items():
             after[name][clients] = value
-        return after, Traffic(heard * self._bytes_per_edge, told * self._bytes_per_edge)
+        return after, Traffic(heard, sent)
 
     def _weights(self, time: int, clients: np.ndarray) -> sparse.csr_array:
         """W of the awake agents among themselves, (C, C)."""
@@ -223,7 +228,7 @@ class Peers(Network):
             self._links = links
 
     def figures(self) -> dict[str, float]:
-        """Spectral gap and bytes that one link carries in one consensus step."""
+        """Spectral gap and bytes that one link carries in a consensus step, on average over those of a round."""
         return {"spectral_gap": self.graph.gap, "bytes_per_edge": float(self._bytes_per_edge)}
 
     def notes(self) -> list[str]:
@@ -261,4 +266,4 @@ def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_cli
     require_agents(graph, num_clients)
     graph.check()
     sleepers = schedule is not None and not isinstance(schedule, All)
-    return Peers(graph, seed, algorithm.consensus_steps(graph, sleepers))
+    return Peers(graph, seed, algorithm.consensus(graph, sleepers))

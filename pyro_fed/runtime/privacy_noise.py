@@ -5,8 +5,9 @@ noise is drawn anew, many times, and put in by the algorithm itself, as a furthe
 new to say: the states that come out lie about the last one as that lies about the state without noise, and draws from
 all of them have both spreads. It looks at nothing but the released state, and so costs no privacy.
 
-Where the clients' next messages undo a part u of an error of the server's state (`Undoing`), noise of T rounds adds up
-to Σ_t (1 - u)^2t of one round's variance; where nothing is known to be undone, to T of them, a bound.
+What is left of T rounds' noise is the algorithm's to say (`NoiseTracking`), from the part of each round's messages that
+it took; where it does not, the variances of all rounds are added up: where clients start from what they received, as
+those of FedAvg do, their messages undo some of it, so that this is a bound.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping, Undoing
+from pyro_fed.algorithm.capabilities import NoiseTracking, NoisyRound, ServerWork, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
@@ -106,15 +107,20 @@ def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[Sta
     """States after a further round of noise alone, `REPLAYS` of them."""
     private, problem = context.combination, context.problem
     assert isinstance(private, Private)
-    rounds = [len(one.clients) for one in context.record.rounds if one.clients]
-    if not rounds:
+    name = type(algorithm).__name__  # a phase before was for where this one starts
+    worked = [one for one in context.record.rounds if one.phase == name and one.clients]
+    if not worked:
         return [shared]
-    clients = torch.arange(rounds[-1])
+    figures = [one for one in context.record.figures if one]
+    rounds = [NoisyRound(len(one.clients), found) for one, found in zip(worked, figures, strict=True)]
+    clients = torch.arange(rounds[-1].clients)
     server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
     before = server.prepare(problem, shared)
     nothing = _silent(algorithm, context, before, clients)
-    undone = algorithm.undone(len(clients), context.federation.num_clients) if isinstance(algorithm, Undoing) else 0.0
-    factor = math.sqrt(sum((1 - undone) ** (2 * t) for t in range(len(rounds))))
+    number = context.federation.num_clients
+    factor = math.sqrt(len(rounds))
+    if isinstance(algorithm, NoiseTracking):
+        algorithm, factor = algorithm.noise_kept(rounds, number)
     louder = replace(private, noise_multiplier=factor * private.noise_multiplier)
     shares = torch.full((len(clients),), 1 / len(clients), dtype=problem.dtype)
     after = (algorithm.combine(before, louder(nothing), shares) for _ in range(REPLAYS))
@@ -125,6 +131,8 @@ def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tens
     """Messages of zeros, (C, ...)."""
     data, received = context.federation.client_data(), algorithm.download(shared, clients)
     work = Work(len(context.record.rounds), context.seed, clients.tolist(), received)
-    spec, *_ = expected_reply(algorithm, context.problem, data, {}, work)  # such clients keep nothing
+    # States of the right shapes; what is in them does not matter.
+    _, local = algorithm.init(context.problem, context.federation.num_clients, torch.Generator().manual_seed(0), None)
+    spec, *_ = expected_reply(algorithm, context.problem, data, local, work)
     found = {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}
     return algorithm.alone(found) if isinstance(algorithm, SiteKeeping) else found

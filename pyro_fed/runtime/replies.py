@@ -172,6 +172,8 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
         DivergenceError: names the entry.
     """
     for name, value in after.items():
+        if value is before.get(name):  # nothing new, or a buffer that has grown by messages, which have been looked at
+            continue
         if name in algorithm.may_be_infinite or not value.is_floating_point() or bool(torch.isfinite(value).all()):
             continue
         if name in before and not bool(torch.isfinite(before[name]).all()):

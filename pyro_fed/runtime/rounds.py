@@ -24,6 +24,7 @@ from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.base import device_of
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
@@ -62,6 +63,12 @@ def run_phases(
         )
         for part in reversed(chain)
     ][::-1]
+    device = context.problem.device
+    context.record.notes += [
+        f"{type(part).__name__} draws by Pyro's own samplers and was computed on the CPU, not on {device}"
+        for part in chain
+        if device_of(part, context.problem) != device
+    ]
     first, start = _taken_over(chain, finished)
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):

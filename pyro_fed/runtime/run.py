@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Indicators, OnGraph, Pooled, check_taken_up
+from pyro_fed.algorithm.capabilities import Indicators, NoiseTracking, OnGraph, Pooled, check_taken_up
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
+from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
@@ -142,6 +143,8 @@ def run(
     for one in stages:
         check_taken_up(one.algorithm)
     first = stages[0].algorithm
+    if isinstance(combination, Private) and isinstance(first, NoiseTracking):
+        first = first.evenly()
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))

@@ -59,23 +59,30 @@ def test_the_stages_of_a_plan_over_a_grid(flower, tmp_path):
     assert "ended by the budget, max_rounds=1" in short.attrs["doubts"]
 
 
+SECURE = {"FedSEP": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 3'}
+
+
 def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
-    """All families in one simulation, whose start takes longest."""
+    """All families in one simulation, whose start takes longest; and one run with secure aggregation."""
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
-    model, recipes = flower.write_case(tmp_path)
+    model, recipes = flower.write_case(tmp_path, flower.RECIPES | SECURE)
     server, found = flower.ServerApp(), {}
 
     @server.main()
     def every_family(grid, context):
         for family in FAMILIES:
             found[family] = quiet_serve(flower, grid, model, recipes[family])
+        found["FedSEP"] = quiet_serve(flower, grid, model, recipes["FedSEP"], secure_aggregation="{largest = 1e4}")
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
     start = {"init_args": {"num_cpus": 2, "include_dashboard": False}}
     flower.run_simulation(server, flower.make_client(model, recipes.values()), 3, backend_config=resources | start)
     for family in FAMILIES:
         assert_same(found[family], sequential(family))
+    options = {"compile": "off", "progress": False, "num_rounds": 3, "log_likelihood": False, "audit": False}
+    summed = pf.run(pf.FedSEP(start="prior"), unequal_lines(), executor="sequential", **options)
+    np.testing.assert_allclose(found["FedSEP"].posterior["w"].values, summed.posterior["w"].values, atol=1e-3)
 
 
 class Losing(Faulty):

@@ -40,11 +40,20 @@ def hierarchy():
 
 
 def short_run(factory, federation, **options):
-    """A new run of a new algorithm on a new federation, without the warnings that so short a run deserves."""
+    """A new run of a new algorithm on a new federation, without the warnings that so short a run deserves.
+
+    What is done in one round is not done again in three more.
+    """
     algorithm, fed = factory(), federation()
+    fixed = OPTIONS | ({"num_rounds": 1} if one_round(algorithm) else {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pf.run(algorithm, fed, **{**OPTIONS, **graph_of(algorithm, fed), **options})
+        return pf.run(algorithm, fed, **{**fixed, **graph_of(algorithm, fed), **options})
+
+
+def one_round(algorithm):
+    """Whether an algorithm is done in a single round, whose work another would repeat."""
+    return algorithm.default_rounds(3) == 1
 
 
 @functools.cache
@@ -54,6 +63,6 @@ def lasting(federation):
 
 
 @functools.cache
-def baseline(factory, federation):
-    """`short_run` without further options, made once: clients vectorised, nothing compiled, one thread, seed 0."""
-    return short_run(factory, federation)
+def baseline(factory, federation, **options):
+    """`short_run`, made once; without options: clients vectorised, nothing compiled, one thread, seed 0."""
+    return short_run(factory, federation, **options)

@@ -3,6 +3,7 @@
 To import this is to import Flower: tests do so when they run, and find here all else of Flower that they need.
 """
 
+import copy
 import uuid
 from types import SimpleNamespace
 
@@ -23,11 +24,14 @@ from pyro_fed.flower.wire import Order
 
 __all__ = [
     "GOOD",
+    "RECIPES",
     "ConfigRecord",
     "Description",
     "Elsewhere",
+    "LocalGrid",
     "Order",
     "ServerApp",
+    "Watching",
     "grid",
     "make_client",
     "read",
@@ -74,7 +78,7 @@ def write_case(folder, recipes=RECIPES):
     return folder / "line.py", {name: folder / f"{name}.toml" for name in recipes}
 
 
-def make_client(model, recipes):
+def make_client(model, recipes, secure=False):
     """A ClientApp with the rows of `unequal_lines`; what it closes over travels by value."""
     fed = unequal_lines()
     rows = [tuple(torch.tensor(leaf.tolist(), dtype=leaf.dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
@@ -82,7 +86,7 @@ def make_client(model, recipes):
     def load_rows(module, node_config):
         return rows[node_config["partition-id"]]
 
-    return client_app(model, list(recipes), load_rows)
+    return client_app(model, list(recipes), load_rows, secure)
 
 
 @Grid.register
@@ -145,7 +149,7 @@ class LocalGrid:
             return None
         if fault == "error":
             return Message(Error(2, "the client raised"), reply_to=message)
-        reply = self.client(message, self.contexts[node])
+        reply = self.client(copy.deepcopy(message), self.contexts[node])  # what a client changes is its own
         if fault == "reply":
             return None
         if fault == "garbage":
@@ -154,6 +158,31 @@ class LocalGrid:
             reply.content["message"] = self.last[node]
         self.last[node] = reply.content.get("message", None)
         return reply
+
+
+class Watching(LocalGrid):
+    """It keeps the replies to the stage of secure aggregation that brings masked numbers, and loses some of them.
+
+    Args:
+        client: the ClientApp.
+        lost: (round, client) whose masked numbers are lost.
+    """
+
+    def __init__(self, client, lost=()):
+        super().__init__(client)
+        self.lost, self.seen = set(lost), []
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        for identity, message in zip(ids, messages, strict=True):
+            if message.content.get("secaggplus_configs", {}).get("stage") != "collect_masked_vectors":
+                continue
+            at = (int(message.metadata.group_id), self.part(message.metadata.dst_node_id))
+            if at in self.lost:
+                del self.replies[identity]
+            else:
+                self.seen.append((at, self.replies[identity]))
+        return ids
 
 
 def grid(model, recipes, faults=None):

@@ -9,9 +9,9 @@ from algorithms import graph_of
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Schedule
 
-QUIET = {"progress": False, "compile": "off"}
-#: What `quiet` adds: nobody reads what the audit would say.
-START = {"num_rounds": 4, "audit": False}
+QUIET = {"progress": False, "compile": "off", "audit": False}
+#: What `quiet` adds.
+START = {"num_rounds": 4}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def idata():
     options = {"plate": radon.PLATE, "rows": radon.ROWS, "num_clients": 10, "quadrature": exactly}
     fed = pf.Federation(radon.model, ARGS, **options)
     with pytest.warns(UserWarning, match="not the posterior's: .*'tau_a'"):
-        return pf.run(pf.FedEP(), fed, num_draws=4000, progress=False, log_likelihood=False, compile="off")
+        return pf.run(pf.FedEP(), fed, num_draws=4000, progress=False, log_likelihood=False)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping"),
     pytest.mark.filterwarnings("ignore:The inplace keyword"),
     pytest.mark.usefixtures("close_figures"),
+    pytest.mark.xdist_group("forms of results"),  # one process makes the run of an algorithm that its tests read
 ]
 
 
@@ -77,8 +78,9 @@ def fitted(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         algorithm = cls(**CHEAP.get(name, {}))
-        rounds = 1 if name == "NUTS" else 3
-        idata = pf.run(algorithm, fed, num_rounds=rounds, num_draws=40, progress=False, compile="off", **options)
+        rounds = 1 if algorithm.default_rounds(3) == 1 else 3
+        options |= {"progress": False, "compile": "off", "audit": False}
+        idata = pf.run(algorithm, fed, num_rounds=rounds, num_draws=40, **options)
         extend(idata, pf.predict(idata, fed))
     return idata
 
@@ -182,10 +184,21 @@ def test_what_the_draws_are_is_said(name):
     assert ("r_hat" in text) == (idata.attrs["draws_are"] == "chains")
 
 
-@pytest.mark.parametrize("name", NAMES)
+def kinds(idata):
+    """What a file has to tell apart: the kinds of dtypes of each group's variables, and the types of attributes."""
+    found = {(group, x.dtype.kind) for group, values in datasets(idata).items() for x in values.variables.values()}
+    return found | {type(value).__name__ for values in datasets(idata).values() for value in values.attrs.values()}
+
+
+@FORMS
 def test_a_file_there_and_back(name, tmp_path):
     idata = fitted(name)
     back = there_and_back(idata, tmp_path / "run.nc")
     assert groups_of(back) == groups_of(idata)
     for group, values in datasets(idata).items():
         xr.testing.assert_equal(datasets(back)[group], values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_has_nothing_that_was_not_tried(name):
+    assert kinds(fitted(name)) <= set().union(*(kinds(fitted(example)) for example in EXAMPLES.values()))

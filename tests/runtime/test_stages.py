@@ -54,7 +54,7 @@ class Diverging(pf.FedLaplace):
 
 def tried(*stages, federation=None, **settings):
     """The result of a plan of these stages, and its steps."""
-    options = {"audit": False, **QUIET}
+    options = QUIET
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         idata = pf.run(Listed(tried=stages, **settings), federation or unequal_lines(), **options)
@@ -63,7 +63,7 @@ def tried(*stages, federation=None, **settings):
 
 def test_an_answer_without_doubts_ends_it_and_is_that_of_the_algorithm_alone():
     idata, steps = tried(pf.FedEP(), pf.FedAIS())
-    alone = pf.run(pf.FedEP(), unequal_lines(), audit=False, **QUIET)
+    alone = pf.run(pf.FedEP(), unequal_lines(), **QUIET)
     np.testing.assert_array_equal(values(idata), values(alone))
     np.testing.assert_array_equal(idata.federation["change"].values, alone.federation["change"].values)
     assert [(step["algorithm"], step["rounds"], step["chosen"]) for step in steps] == [
@@ -141,7 +141,7 @@ def answer_of(algorithm, number):
     fed = unequal_lines()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        idata = pf.run(algorithm, fed, audit=False, **QUIET)
+        idata = pf.run(algorithm, fed, **QUIET)
     draws = torch.from_numpy(idata.posterior["w"].values).flatten(0, 1)  # real: its unconstrained values
     evidence = Evidence(algorithm, fed, fed.problem, {}, draws[None], Record(fed.client_names), 0)
     doubts = algorithm.warnings(None, None)

@@ -216,7 +216,7 @@ class _Study:
     def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
         """log Z with its error, NaN under an improper prior, and draws (S, D), of all clients or of those but one."""
         fed = self.federation if without is None else others_of(self.federation, without)
-        options = {"progress": False, "audit": False, "log_likelihood": False, "collect_local": False, "compile": "off"}
+        options = {"progress": False, "audit": False, "log_likelihood": False, "collect_local": False}
         found = run(FedAIS(), fed, seed=self.seed, **options)  # type: ignore[arg-type]
         record = found["federation"]
         value, error = (

@@ -215,6 +215,15 @@ class Arguments:
         """
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
+    def on(self, device: torch.device) -> Arguments:
+        """The same arguments with every tensor on a device.
+
+        Args:
+            device: such as `torch.device("cuda")`.
+        """
+        moved = (leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        return replace(self, leaves=tuple(moved))
+
     def with_leaves_of(self, other: Arguments, dtype: torch.dtype) -> Arguments:
         """These arguments with the values of others, which must be like them in all else.
 

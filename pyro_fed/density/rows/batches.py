@@ -51,6 +51,14 @@ class ClientData(NamedTuple):
     num_rows: Tensor
     power: Tensor = UNIT
 
+    def on(self, device: torch.device) -> ClientData:
+        """The same on a device.
+
+        Args:
+            device: such as `torch.device("cuda")`.
+        """
+        return ClientData(*pytree.tree_map_only(Tensor, lambda part: part.to(device), tuple(self)))
+
     def full_batch(self) -> Batch:
         """All rows of the client, padding at weight zero."""
         n = self.row_index.shape[-1]

@@ -45,7 +45,7 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
         DataError: an array of what is no number, truth value or label; labels that are unknown or missing.
     """
     if isinstance(leaf, Tensor):
-        return Leaf(_dense(leaf, name))
+        return Leaf(_dense(leaf, name).cpu())  # checks look at it there; a run moves it, see `Problem.placed`
     if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
         raise DataError(f"argument '{name}' is sparse: pass {name}.toarray()")
     if isinstance(getattr(leaf, "dtype", None), pd.CategoricalDtype):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyro_fed.errors import ModelError
+
 MAKERS = frozenset(
     (
         *(torch.zeros, torch.ones, torch.empty, torch.full),
@@ -53,6 +55,50 @@ class InDouble(TorchFunctionMode):
             return args[0].double()
         options = {name: _doubled(value) for name, value in (kwargs or {}).items()}
         return _doubled(func(*map(_doubled, args), **options))
+
+
+class OnDevice(TorchFunctionMode):
+    """Runs a model on a device: its constants, the tensors that it closes over, what it makes of arrays.
+
+    A model says `torch.zeros(3)` and `dist.Normal(0.0, 1.0).expand([3])` without a device, and may hold tensors and
+    modules that lie on the CPU. A tensor of the CPU that a function takes is moved for it, and one that it returns.
+
+    Args:
+        device: where the model's rows and latents lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in TO_CPU:
+            return func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu" and _writes(func):
+            raise ModelError(
+                f"the model writes into a tensor that lies on the CPU ({getattr(func, '__name__', func)}), while it "
+                f"runs on {self.device}: let it make the tensor anew, such as by torch.zeros(...), or leave device= out"
+            )
+        options = {name: self._moved(value) for name, value in (kwargs or {}).items()}
+        with torch.device(self.device):
+            return self._moved(func(*map(self._moved, args), **options))
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self.device) if value.device.type == "cpu" else value
+        return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+#: What brings numbers to the CPU, for Python and NumPy.
+TO_CPU = frozenset((Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__))
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether a function changes its first argument in place."""
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
 def _doubled(value: Any) -> Any:

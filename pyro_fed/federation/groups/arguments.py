@@ -59,7 +59,8 @@ class GroupedArguments(Arguments):
     def rows(self) -> tuple[Any, ...]:
         """The groups' numbers, the leaves with an entry a group, and the blocks of each nested plate."""
         nested = [self._blocks(part, size) for part, size in zip(self.nested, self.capacities, strict=True)]
-        return (torch.arange(self.num_groups), *(self.leaves[i] for i in self.sharded), *nested)
+        device = self.leaves[self.nested[0].index].device if self.nested else None
+        return (torch.arange(self.num_groups, device=device), *(self.leaves[i] for i in self.sharded), *nested)
 
     @property
     def row_names(self) -> tuple[str, ...]:

@@ -28,14 +28,26 @@ It clips Δ_k too, at a norm chosen by hand for each task and inference; this do
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Delegates, FitsSize, Held, Sent, ServerWork, SiteKeeping, Sites
+from pyro_fed.algorithm.capabilities import (
+    Bounding,
+    Delegates,
+    FitsSize,
+    Held,
+    NoiseTracking,
+    NoisyRound,
+    Sent,
+    ServerWork,
+    SiteKeeping,
+    Sites,
+)
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -63,7 +75,7 @@ from pyro_fed.infer.ep.site_updates import (
     warm_sites,
     without_value,
 )
-from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.step_control import StepControl, nothing_added
 from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -105,7 +117,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -485,7 +497,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
             whole = single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
-            state |= known | self.step_control.added(shared, move, whole, damping)
+            added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
+            state |= known | added
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
         else:
             steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
@@ -535,6 +548,41 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, ServerWork, Delegat
             "prior_value": torch.zeros_like(shared["prior_value"]),
             "fractions": q.eta.new_zeros(int(shared["num_clients"])),
         }
+
+    def evenly(self) -> Self:
+        """Without acceleration, which would follow the noise.
+
+        Raises:
+            SettingError: an optimiser decides on the steps.
+        """
+        if self.server_optimiser is not None or self.client_optimiser is not None:
+            raise SettingError(
+                f"{type(self).__name__}: an optimiser takes a part of each round's noise that changes with the round, "
+                "and the result's SDs could not have it: leave it out"
+            )
+        return self._steered(self.step_control.evenly())
+
+    def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
+        """All that was taken: each client measures its change from its own site, which has no noise."""
+        return self.noise_left(rounds, lambda taken, clients: 0.0)
+
+    def noise_left(self, rounds: list[NoisyRound], undone: Callable[[float, int], float]) -> tuple[Self, float]:
+        """By v ← (1 - u)² v + δ² over rounds, the square root of v over the δ that is taken where nothing is held back.
+
+        Args:
+            rounds: those in which somebody worked.
+            undone: u of the fraction δ that a round took and its clients.
+        """
+        variance, taken = 0.0, 1.0
+        for one in rounds:
+            taken = one.figures["fraction"]
+            variance = (1 - undone(taken, one.clients)) ** 2 * variance + taken**2
+        return self._steered(self.step_control.free()), variance**0.5 / self.fraction_for(rounds[-1].clients)
+
+    def _steered(self, control: StepControl) -> Self:
+        """This algorithm with another control of its steps, where these have any."""
+        single = isinstance(self.client, Newton) and self.client.steps == 1
+        return replace(self, step_control=control) if single else self
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fractions taken of the clients' messages, and their shares of what was added to q."""

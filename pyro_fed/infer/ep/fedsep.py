@@ -12,12 +12,12 @@ rounds and keeps a noise that a smaller δ lowers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Sent, Undoing, no_sites
+from pyro_fed.algorithm.capabilities import Held, NoisyRound, Sent, no_sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
@@ -32,7 +32,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(FedEP, Undoing):
+class FedSEP(FedEP):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
@@ -130,6 +130,6 @@ class FedSEP(FedEP, Undoing):
         held, cut = held_changes(limits, base, each, everyone, deltas, centre)
         return Held(shared, without_value(sent.messages) | as_state(held), {}, cut)
 
-    def undone(self, clients: int, num_clients: int) -> float:
-        """δ of the clients at work: each replaces what the average site, which has the error, says for it."""
-        return min(1.0, self.fraction_for(clients) * clients / num_clients)
+    def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
+        """Each round replaces what the average site, which has the noise, says for its clients: δ of it for each."""
+        return self.noise_left(rounds, lambda taken, clients: min(1.0, taken * clients / num_clients))

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import OnCPU, ServerWork, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -49,7 +49,7 @@ DRAWS_SEED = 0
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(Algorithm, SiteKeeping, ServerWork):
+class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
     """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
 
     Args:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +98,9 @@ def site_warnings(record: Record, newton: bool) -> list[str]:
         newton: whether the clients took expected Newton steps.
     """
     usable, fraction = record.last("usable"), record.last("fraction")
-    clients = next((r.clients for r in reversed(record.rounds) if "usable" in r.info), [])
+    clients = next((r.clients for r in reversed(record.rounds) if "fraction" in r.info), [])
+    if not len(usable):  # where sums alone are known, a client's own word is in none of the figures
+        usable = np.ones(len(clients), bool)
     skipped = [
         record.client_names[k]
         for k, good, taken in zip(clients, usable, fraction, strict=True)

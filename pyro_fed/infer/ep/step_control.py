@@ -19,7 +19,7 @@ fewer rounds than holding back takes, up to a few hundred parameters; where it d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -33,6 +33,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: So often a fraction is halved in search of one within reach.
 HALVINGS = 40
+#: A reach that no step comes to.
+UNHELD = 1e30
 #: Rounds that the acceleration remembers and its longest step where none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
@@ -45,8 +47,8 @@ class StepControl(Settings):
     It is for `client=pf.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
 
     Args:
-        memory: rounds that the acceleration remembers, at least 2; None takes 4 for a full covariance and 20 for a
-            diagonal one.
+        memory: rounds that the acceleration remembers, at least 2, or 0 for none; None takes 4 for a full covariance
+            and 20 for a diagonal one.
         longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
         growth: the acceleration starts again where a step is this many times longer than one it remembers; diagonal
             steps of a part of the clients are halved there.
@@ -73,14 +75,23 @@ class StepControl(Settings):
     fall: float = 1.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "memory", allow_none=True)
+        if self.memory != 0:
+            check_at_least(self, 2, "memory", allow_none=True)
         check_positive(self, "longest_step", allow_none=True)
         check_positive(self, "growth", "reach", "fall")
+
+    def evenly(self) -> StepControl:
+        """Without what depends on the steps before: for changes with noise in them, which it would follow."""
+        return replace(self, memory=0)
+
+    def free(self) -> StepControl:
+        """Likewise, and nothing is held back."""
+        return replace(self, memory=0, reach=UNHELD)
 
     def acceleration(self, q: Gaussian) -> tuple[int, float]:
         """Rounds that the acceleration remembers, and its longest step."""
         memory, longest = ACCELERATION["full" if q.dense else "diag"]
-        return self.memory or memory, self.longest_step or longest
+        return memory if self.memory is None else self.memory, self.longest_step or longest
 
     def before(self, q: Gaussian) -> State:
         """What is remembered before the first round: an empty history, and that nothing was held back."""
@@ -136,7 +147,7 @@ class StepControl(Settings):
             damping: the fraction of the move that q takes.
         """
         q = gaussian(shared)
-        if not whole:
+        if not whole or self.memory == 0:
             return {**nothing_added(q), **self.nothing_known(q)}
         points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
         further = acceleration(points, moves, damping, self.growth, self.acceleration(q)[1])

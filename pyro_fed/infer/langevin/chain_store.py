@@ -21,6 +21,9 @@ FIRST_NUMBERS = 10_000_000
 JUDGED = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share.
 GROWTH = 1.25
+#: Draws a chain that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains are
+#: judged, is far from having as many effective draws.
+JUDGED_DRAWS = 4000
 #: Draws a chain before which R-hat and ESS say nothing.
 FEWEST = 8
 #: What a kept draw consists of.
@@ -43,12 +46,13 @@ def start_chains(position: Tensor) -> State:
     }
 
 
-def append(shared: State, columns: dict[str, Tensor]) -> State:
+def append(shared: State, columns: dict[str, Tensor], wanted: int | None = None) -> State:
     """The state with more draws at the end.
 
     Args:
         shared: from `start_chains`.
         columns: `draws` (M, n, D); `client`, `gradient_norm` and `step_size`, each (M, n).
+        wanted: effective draws of all chains that the run ends at, which those that are judged must be able to show.
     """
     kept, more = int(shared["kept"]), columns["draws"].shape[1]
     if more == 0:
@@ -61,16 +65,18 @@ def append(shared: State, columns: dict[str, Tensor]) -> State:
             buffer = out[f"kept_{name}"] = torch.cat([buffer, room], dim=1)
         buffer[:, kept : kept + more] = value.to(buffer.dtype)
     out["kept"] = shared["kept"] + more
-    return _judge(out)
+    return _judge(out, max(JUDGED_DRAWS, 4 * (wanted or 0) // len(out["position"])))
 
 
-def _judge(shared: State) -> State:
+def _judge(shared: State, most: int) -> State:
     """R-hat (largest) and ESS (smallest) over the coordinates, where there are enough new draws."""
     kept = int(shared["kept"]) // 2 * 2
     if kept < max(FEWEST, GROWTH * int(shared["judged"])):
         return shared
+    stride = -(-kept // most)
+    number = kept // stride // 2 * 2
     draws = shared["kept_draws"]
-    draws = draws[:, :kept, evenly(draws.shape[-1], JUDGED)].double()
+    draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED)].double()
     moving = draws.var(1).sum(0) > 0
     if not bool(moving.all()):
         return shared

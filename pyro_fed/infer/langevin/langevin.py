@@ -273,7 +273,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
 
     def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), of chains that have had so many."""
-        steps = done + torch.arange(self.local_steps).reshape(-1, *[1] * done.dim())
+        steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
         scale = step_size * self.decay_offset**self.decay
         decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)
         found: Tensor = scale * decay
@@ -338,7 +338,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
         columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
         columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
-        after = append(shared, columns)
+        after = append(shared, columns, self.target_ess)
         return after | {"position": messages["position"], "steps": shared["steps"] + self.local_steps}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:

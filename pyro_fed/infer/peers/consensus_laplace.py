@@ -5,6 +5,9 @@ average consensus: agent i puts in its message divided by its centrality v_i, an
 agent holds Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same
 decision.
 
+Curvatures are told in single precision after a round's first step: they say where Newton's step points, not where it is
+zero.
+
 It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
 likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
 
@@ -26,7 +29,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.graph import Graph
+from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import widened
@@ -52,13 +55,19 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     draws_are: ClassVar[str] = "agents"
     needs_all: ClassVar[bool] = True
+    symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
+    coarse: ClassVar[frozenset[str]] = frozenset({"precision"})
 
     newton: FedLaplace = field(default_factory=FedLaplace)
     gossip_tolerance: float = 1e-10
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """Until the sums agree."""
-        return int(graph.consensus_rounds(self.gossip_tolerance))
+        return self.consensus(graph, sleepers).steps
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """The fewest of these."""
+        return graph.consensus(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
         """As Newton's method at a server."""

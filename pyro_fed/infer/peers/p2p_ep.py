@@ -64,8 +64,9 @@ class P2PEP(PeerGaussian):
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more.
         damping: share of a site's change that is made in a round, in (0, 1].
-        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
-            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
+            round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
             None.
         start: where `P2PVI`, which comes first, starts: "consensus": a Laplace approximation of all data, by Newton's

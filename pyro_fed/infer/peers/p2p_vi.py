@@ -76,8 +76,9 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
             random, nor as published where data count again in every round.
         damping: share of a site's change that is made in a round, in (0, 1].
-        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
-            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
+            round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
             None.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each

@@ -38,7 +38,7 @@ from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError, listed
-from pyro_fed.graph import Graph
+from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
@@ -55,6 +55,8 @@ from pyro_fed.ops.mixing import mix
 
 #: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
 DISAGREEMENT = 0.1
+#: Length of the Newton step, in SDs, at which the start is near enough: sites are taken anew in every round after it.
+START_TOLERANCE = 1e-2
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
 
@@ -65,8 +67,9 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
 
     Args:
         damping: share of a site's change that is made in a round.
-        gossip_steps: consensus steps a round; None takes as many as the graph needs to shrink disagreement by
-            `gossip_tolerance` (one, where different groups are awake in each round).
+        gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
+            round).
         gossip_tolerance: see `gossip_steps`.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
             `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
@@ -79,6 +82,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     """
 
     draws_are: ClassVar[str] = "agents"
+    symmetric: ClassVar[frozenset[str]] = frozenset({"precision"})
 
     tolerance: float = 1e-4
     damping: float = 1.0
@@ -108,6 +112,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
                 covariance=self.covariance,
                 full_dim=self.full_dim,
                 curvature=self.curvature,
+                tolerance=START_TOLERANCE,
             )
         )
 
@@ -131,10 +136,17 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             )
         grouped = graph.active(0) is not None
         if self.gossip_steps is None:
-            return 1 if grouped else int(graph.consensus_rounds(self.gossip_tolerance))
+            return 1 if grouped else graph.consensus(self.gossip_tolerance).steps
         if grouped and self.gossip_steps > 1:
             raise GraphError(f"gossip_steps must be 1 where groups take turns, received {self.gossip_steps}")
         return self.gossip_steps
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """The fewest that shrink disagreement by the tolerance; as many of W itself as `gossip_steps` says."""
+        steps = self.consensus_steps(graph, sleepers)
+        if self.gossip_steps is None and graph.active(0) is None:
+            return graph.consensus(self.gossip_tolerance)
+        return Consensus((0.0,) * steps)
 
     @property
     def needs_centrality(self) -> bool:

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats, Pooled
+from pyro_fed.algorithm.capabilities import DrawStats, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -42,7 +42,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class NUTS(Algorithm, Pooled, DrawStats):
+class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
     """Markov chains on the pooled data by Pyro's NUTS.
 
     Args:

@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.algorithm.capabilities import OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -31,7 +31,7 @@ from pyro_fed.infer.guides.param_store import own_params
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(Algorithm, Pooled):
+class SVI(Algorithm, Pooled, OnCPU):
     """Pyro's SVI on the pooled data, in one round.
 
     Args:
@@ -93,13 +93,16 @@ class SVI(Algorithm, Pooled):
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
             svi = PyroSVI(problem.model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
             losses = [svi.step(*args, **kwargs) for _ in range(self.num_steps)]
-            draws = torch.stack([self._draw(problem, guide, args, kwargs) for _ in range(self.num_guide_draws)])
+            draws = self._draws(problem, guide, args, kwargs)
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
 
-    def _draw(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
+    def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
+        """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""
         with torch.no_grad():
-            trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            return problem.unconstrain({name: trace.nodes[name]["value"] for name in problem.sites})
+            traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.num_guide_draws)]
+            values = {name: torch.stack([nodes[name]["value"] for nodes in traces]) for name in problem.sites}
+            vectors: Tensor = problem.vmap(problem.unconstrain)(values)
+        return vectors
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The draws of the guide that the one client with all rows sends."""

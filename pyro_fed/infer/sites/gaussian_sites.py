@@ -39,7 +39,9 @@ from pyro_fed.ops.matrices import times
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
 #: Numbers that the points of an expectation may have together; of large models there are fewer points.
-POINT_NUMBERS = 4_000_000
+POINT_NUMBERS = 1_000_000
+#: Points that there are at least; a density that is Gaussian on the unconstrained scale needs two.
+FEWEST_POINTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +216,7 @@ def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
     """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than asked for beyond `POINT_NUMBERS`."""
-    fewer = max(2, min(count, POINT_NUMBERS // q.dim) // 2 * 2)
+    fewer = min(count, max(FEWEST_POINTS, POINT_NUMBERS // q.dim // 2 * 2))
     standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 

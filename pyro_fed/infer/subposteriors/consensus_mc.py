@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, OnCPU, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm, Bounding):
+class ConsensusMC(Algorithm, Bounding, OnCPU):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:

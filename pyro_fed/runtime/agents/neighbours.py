@@ -2,7 +2,7 @@
 
 In a step an agent puts its message into its outbox, fetches those of its neighbours, and takes its row of W,
 
-    q_i ← Σ_j W_ij b_j,
+    q_i ← Σ_j W_ij b_j          (or the row of a polynomial's step, see `graph.consensus`),
 
 with the weight of a neighbour that cannot be had put on its own belief: `graph.LinkFailures`' rule. What a simulation
 takes from all agents is had as follows.
@@ -30,9 +30,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.states import State, concatenate, prefixed, select, within
+from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import ProtocolError, QuorumError, listed
+from pyro_fed.graph import Consensus
 from pyro_fed.runtime.agents.flows import Flows
 from pyro_fed.runtime.agents.outbox import NEVER, At, Outbox, Refused, Why, at_of
 from pyro_fed.runtime.agents.peers import Peers
@@ -41,6 +42,7 @@ from pyro_fed.runtime.agents.wire import Answers, Ask, Wire, with_step
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
 from pyro_fed.runtime.messages.header import Entry
 from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
+from pyro_fed.runtime.told import Told
 
 #: Steps that spread figures come after those of consensus, whose number is far below.
 SPREAD = 10**6
@@ -186,18 +188,26 @@ class Neighbours(Network):
 
     Args:
         links: to its neighbours.
-        steps: consensus steps a round.
+        consensus: the steps of a round.
+        symmetric: entries of messages that are symmetric matrices.
+        coarse: entries whose changes are told in single precision.
     """
 
-    def __init__(self, links: Links, steps: int) -> None:
-        self.links, self.steps = links, steps
+    def __init__(
+        self,
+        links: Links,
+        consensus: Consensus,
+        symmetric: frozenset[str] = frozenset(),
+        coarse: frozenset[str] = frozenset(),
+    ) -> None:
+        self.links, self.consensus, self.symmetric, self.coarse = links, consensus, symmetric, coarse
         self.me, self.peers, self.settings = links.me, links.peers, links.settings
         self.centrality = self.peers.graph.centrality()
         self.weights = self.peers.links(self.me)
         self._round, self._wake, self._complete = -1, 0, True
         self._owed: State = {}
         self._unheard: list[str] = []
-        self._bytes = 0
+        self._bytes = 0.0
         self._down_rounds: dict[int, list[int]] = {}
 
     # -- the phase -------------------------------------------------------------------------------------------
@@ -208,9 +218,10 @@ class Neighbours(Network):
             links.outbox.end(phase - 1, round - 1)
         with links.outbox.lock:
             links.at = At(phase, -1, 0)
-            links.flows = Flows.none(links.wire.neighbours, shared) if not kept else Flows.restored(
-                links.wire.neighbours, kept
-            )  # fmt: skip
+            empty = packed(shared, self.symmetric)
+            links.flows = (
+                Flows.restored(links.wire.neighbours, kept) if kept else Flows.none(links.wire.neighbours, empty)
+            )
         self._owed = within(kept, "owed")
         if not kept:
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
@@ -262,7 +273,7 @@ class Neighbours(Network):
             if self.links.outbox.is_down(j, here):
                 self._down_rounds.setdefault(j, []).append(round)
         after = {name: value.clone() for name, value in shared.items()}
-        for name, value in self._owed.items():
+        for name, value in unpacked(self._owed, shared).items():
             after[name][self.me] += value[0]
         self._owed = {}
         return after
@@ -341,27 +352,31 @@ class Neighbours(Network):
     def combine(
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
-        """Its row of W, `steps` times, over the links that are up."""
-        mine, expected = messages, spec_of(messages)
-        self._bytes = encoded_size(spec_of_one(messages))
+        """Its row of W, or of the step's polynomial, over the links that are up."""
+        mine, told = packed(messages, self.symmetric), Told(self.coarse)
+        theirs: dict[int, State] = {}
         if self.needs_all:
             with self.links.outbox.lock:
-                self.links.flows = Flows.none(self.links.wire.neighbours, messages)
-        heard = 0
-        for step in range(self.steps):
+                self.links.flows = Flows.none(self.links.wire.neighbours, mine)
+        heard, sizes = 0, []
+        for step, shift in enumerate(self.consensus.shifts):
             at = At(self.phase, round, step)
-            self.links.outbox.put(at, mine)
-            theirs = self._exchange(at, expected)
-            heard += len(theirs)
-            before, mine = mine, self._mixed(algorithm, mine, theirs)
+            message = told.message(step, mine)
+            self.links.outbox.put(at, message)
+            news = self._exchange(at, spec_of(message))
+            theirs = {j: told.after(theirs[j], new) for j, new in news.items()} if step else news
+            sizes.append(encoded_size(spec_of_one(message)))
+            heard += len(theirs) * sizes[-1]
+            mine = self._mixed(algorithm, mine, told, theirs, shift)
             if not self.needs_all:
                 with self.links.outbox.lock:
                     for j, other in theirs.items():
-                        self.links.flows.add(j, at, self.weights[j], other, before)
+                        self.links.flows.add(j, at, self.weights[j] / (1.0 - shift), other, told.known)
+        self._bytes = sum(sizes) / len(sizes)
         after = {name: value.clone() for name, value in shared.items()}
-        for name, value in mine.items():
+        for name, value in unpacked(mine, shared).items():
             after[name][clients] = value
-        traffic = np.array([heard * self._bytes])
+        traffic = np.array([heard])
         return after, Traffic(traffic, traffic)
 
     def _exchange(self, at: At, expected: Spec) -> dict[int, State]:
@@ -378,20 +393,21 @@ class Neighbours(Network):
                 usable[j] = answer
         return usable
 
-    def _mixed(self, algorithm: Algorithm, mine: State, theirs: dict[int, State]) -> State:
-        """The agent's row of W, in W's own order, with the weight of links that are down on its own message."""
+    def _mixed(self, algorithm: Algorithm, mine: State, told: Told, theirs: dict[int, State], shift: float) -> State:
+        """The agent's row of the step, in W's own order, with the weight of links that are down on its own message."""
         row = self.peers.graph.matrix[[self.me], :]
         order = [int(j) for j in row.indices]
         weights = dict(zip(order, row.data.tolist(), strict=True))
         lost = sum(weights[j] for j in order if j != self.me and j not in theirs)
         weights[self.me] = weights.get(self.me, 0.0) + lost
         taken = [j for j in order if j in theirs or j == self.me]
-        if self.me not in taken and weights[self.me] > 0:
-            taken.append(self.me)
-        parts = [mine if j == self.me else theirs[j] for j in taken]
+        if self.me not in taken and (weights[self.me] > 0 or shift):
+            taken = sorted([*taken, self.me])
+        weights = {j: (weights[j] - (shift if j == self.me else 0.0)) / (1.0 - shift) for j in taken}
+        parts = [told.known if j == self.me else theirs[j] for j in taken]
         data, columns = np.array([weights[j] for j in taken]), np.arange(len(taken))
         own = sparse.csr_array((data, columns, np.array([0, len(taken)])), shape=(1, len(taken)))
-        return algorithm.combine(mine, concatenate(parts), own)
+        return told.mixed(algorithm, mine, own, concatenate(parts))
 
     # -- figures ---------------------------------------------------------------------------------------------
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
@@ -411,7 +427,7 @@ class Neighbours(Network):
 
     def figures(self) -> dict[str, float]:
         """As in a simulation."""
-        return {"spectral_gap": self.peers.graph.gap, "bytes_per_edge": float(self._bytes)}
+        return {"spectral_gap": self.peers.graph.gap, "bytes_per_edge": self._bytes}
 
     def notes(self) -> list[str]:
         """Agents that were not there at the end, and links that were down."""
@@ -441,4 +457,5 @@ def neighbours_of(links: Links, algorithm: OnGraph) -> Neighbours:
     Raises:
         GraphError: the algorithm is not exact where an agent of this graph is missing.
     """
-    return Neighbours(links, algorithm.consensus_steps(links.peers.graph, sleepers=True))
+    consensus = algorithm.consensus(links.peers.graph, sleepers=True)
+    return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import Indicators, Tempered
+from pyro_fed.algorithm.capabilities import Indicators, OnCPU, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.density.problem import CPU
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.errors import SettingError
@@ -101,6 +102,9 @@ class Executor(ABC, metaclass=Checked):
             clients: their numbers in the run, (K,), where these are some of its clients only.
         """
         self.algorithm, self.problem, self.data = algorithm, problem, data
+        self.device = device_of(algorithm, problem)
+        self.working = problem if self.device == CPU else problem.placed()
+        self.working_data = data.on(self.device)
         self.local = contiguous({name: value.clone() for name, value in local.items()})  # it is written to in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
@@ -130,12 +134,12 @@ class Executor(ABC, metaclass=Checked):
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call; or `LOG_LIK`."""
         at = self.at(work.clients)
-        shared, local = contiguous(work.shared), select(self.local, at)
+        shared, local = (self.there(state) for state in (contiguous(work.shared), select(self.local, at)))
         if kind == LOG_LIK:
-            return {LOG_LIK: clients_log_likelihoods(self.problem, shared["draws"], self.rows_of(at))}
+            return self.here({LOG_LIK: clients_log_likelihoods(self.working, shared["draws"], self.rows_of(at))})
         if not isinstance(self.algorithm, Indicators):
             raise SettingError(f"{type(self.algorithm).__name__} has no indicator {kind!r}")
-        return self.algorithm.indicate(kind, self.problem, shared, local, self.rows_of(at))
+        return self.here(self.algorithm.indicate(kind, self.working, shared, local, self.rows_of(at)))
 
     def close(self) -> None:
         """Release what the run took."""
@@ -147,10 +151,35 @@ class Executor(ABC, metaclass=Checked):
 
     def rows_of(self, at: Tensor) -> ClientData:
         """The rows of the clients at these places, tempered as the algorithm asks for."""
-        power = self.data.power
+        data = self.working_data
+        power, at = data.power, at.to(data.row_index.device)
         if isinstance(self.algorithm, Tempered) and self.algorithm.temperature != 1:
-            power = torch.tensor(1.0 / self.algorithm.temperature, device=self.data.row_index.device)
-        return ClientData(self.data.rows, self.data.row_index[at], self.data.num_rows[at], power)
+            power = torch.tensor(1.0 / self.algorithm.temperature, device=data.row_index.device)
+        return ClientData(data.rows, data.row_index[at], data.num_rows[at], power)
+
+    def there(self, tree: Any) -> Any:
+        """Tensors of a tree on the device that clients' steps are computed on."""
+        return pytree.tree_map_only(Tensor, lambda part: part.to(self.device), tree)
+
+    def here(self, state: State) -> State:
+        """What clients have made there, on the CPU, where the server and what travels are."""
+        return {name: value.cpu() for name, value in state.items()}
+
+    def step(self, shared: State, local: State, data: ClientData, noise: Any) -> tuple[State, State, State]:
+        """The local steps of some clients, on their device: messages, states and figures, (C, ...).
+
+        Noise is drawn on the CPU and moved, so that a run draws the same numbers whatever the device.
+
+        Args:
+            shared: what they receive.
+            local: their states.
+            data: their rows, of `rows_of`.
+            noise: of `noise`.
+        """
+        shared, local, noise = (self.there(tree) for tree in (shared, local, noise))
+        out = self.algorithm.local_step(self.working, shared, local, data, noise)
+        messages, new, info = (self.here(state) for state in out)
+        return messages, new, info
 
     def noise(self, work: Work) -> Any:
         """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros."""
@@ -163,6 +192,16 @@ class Executor(ABC, metaclass=Checked):
             if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
         return pytree.tree_map(lambda *parts: _stacked(parts), *drawn)
+
+
+def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
+    """Where an algorithm's local steps are computed.
+
+    Args:
+        algorithm: what the clients run.
+        problem: the model's densities.
+    """
+    return CPU if isinstance(algorithm, OnCPU) else problem.device
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:

@@ -116,6 +116,7 @@ class Share:
         data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
         clients: their numbers in the run.
         compiler: level, auto and rounds of the run's compiler.
+        device: where the clients' steps are computed.
     """
 
     arguments: Arguments
@@ -128,6 +129,7 @@ class Share:
     data: ClientData
     clients: list[int]
     compiler: tuple[str, bool, int]
+    device: torch.device
 
     def build(self, model: Callable[..., Any]) -> tuple[Problem, ClientData]:
         """The problem at the worker, checked as at the server, and the clients' rows."""
@@ -143,7 +145,7 @@ class Share:
         if issubclass(self.form, NonCentred):
             problem = noncentred(problem) or problem
         data = self.data._replace(rows=self.data.rows or problem.rows)
-        return replace(problem, num_rows=self.num_rows, compiler=Compiler(*self.compiler)), data
+        return replace(problem, num_rows=self.num_rows, compiler=Compiler(*self.compiler), device=self.device), data
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
@@ -170,4 +172,5 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         ClientData(rows, moved, num_rows),
         clients,
         compiler,
+        problem.device,
     )

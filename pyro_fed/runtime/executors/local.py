@@ -96,7 +96,7 @@ class Vectorised(Local):
         fill = torch.arange(self.width) % count
         noise = pytree.tree_map(lambda x: x[:, fill], noise)
         local = select(self.local, at[fill])
-        out = self.algorithm.local_step(self.problem, select(work.shared, fill), local, self.rows_of(at[fill]), noise)
+        out = self.step(select(work.shared, fill), local, self.rows_of(at[fill]), noise)
         messages, new, info = (select(part, slice(count)) for part in out)
         return messages, new, info
 
@@ -112,7 +112,7 @@ class Sequential(Local):
             of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
             local, rows = select(self.local, at[one]), self.rows_of(at[one])
             shared = contiguous(select(work.shared, one))
-            out = self.algorithm.local_step(self.problem, shared, local, rows, of_one)
+            out = self.step(shared, local, rows, of_one)
             replies.append((out[0], {**local, **out[1]}, out[2]))  # not every client need renew the same parts
         messages, new, info = (concatenate(parts) for parts in zip(*replies, strict=True))
         return messages, new, info

@@ -9,11 +9,13 @@ import pytest
 import torch
 from algorithms import unequal_lines
 from late import late
-from short_runs import QUIET, values
+from short_runs import values
 
 import pyro_fed as pf
 
 az = late("arviz")
+
+QUIET = {"progress": False, "compile": "off"}  # the audit has a say
 
 
 def test_an_easy_posterior_is_fedep_alone():
@@ -45,7 +47,7 @@ def squared(y):
 def quiet_fit(**options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return pf.fit(pf.Federation(squared, (Y,), plate="data", num_clients=2), **QUIET, **options)
+        return pf.fit(pf.Federation(squared, (Y,), plate="data", num_clients=2), progress=False, **options)
 
 
 def test_where_a_gaussian_is_not_enough_it_goes_on():

@@ -85,7 +85,10 @@ def test_serverless_ep_has_the_exact_fixed_point(graph: pf.graph.Graph) -> None:
 
 def test_diagonal_beliefs_have_the_exact_mean_and_the_precision_s_diagonal() -> None:
     mean, variances, _ = beliefs(
-        KeptVI(tolerance=1e-8, num_points=16, covariance="diag", damping=0.5), federation(), pf.graph.ring(4)
+        KeptVI(tolerance=1e-8, num_points=16, covariance="diag", damping=0.5),
+        federation(),
+        pf.graph.ring(4),
+        num_rounds=200,
     )
     want_mean, want_covariance = exact(*data())
     torch.testing.assert_close(mean, want_mean.expand(4, -1), atol=1e-6, rtol=1e-6)

@@ -33,9 +33,9 @@ def test_disagreement_falls_and_the_gap_and_bytes_are_there(idata: object) -> No
     apart = group["disagreement"].values
     assert apart[-1] < 1e-4 < apart[0]
     np.testing.assert_allclose(group["spectral_gap"].values, pf.graph.star(4, 0.3).gap)
-    belief = {"precision": torch.zeros(1, 3, 3, dtype=torch.float64), "eta": torch.zeros(1, 3, dtype=torch.float64)}
-    per_edge = encoded_size(spec_of_one(belief))
-    assert per_edge > 8 * (3 + 9)
+    triangle, eta = torch.zeros(1, 6, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
+    per_edge = encoded_size(spec_of_one({"precision": triangle, "eta": eta}))
+    assert per_edge > 8 * (3 + 6)
     np.testing.assert_array_equal(group["bytes_per_edge"].values, per_edge)
     # Two steps a round: the centre hears three agents and each of these the centre.
     np.testing.assert_array_equal(group["bytes_down"].values[0], 2 * per_edge * np.array([3, 1, 1, 1]))

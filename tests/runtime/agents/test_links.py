@@ -110,7 +110,7 @@ def test_a_message_of_other_shapes_or_numbers_is_refused(ring):
             with pytest.raises(ProtocolError, match="expected"):
                 east.fetch(At(0, 0, 0), [0], _spec(torch.zeros(1, 3)), 5.0)
         north.outbox.put(At(0, 0, 0), {"q": torch.full((1, 3), torch.nan)})
-        network = Neighbours(east, steps=1)
+        network = Neighbours(east, pf.graph.Consensus((0.0,)))
         network.phase, network.needs_all, network.algorithm = 0, False, algorithm
         east.outbox.take_down(2, At(0, 0, 0))
         with pytest.raises(ProtocolError, match="north, round 0: its message is not finite"):

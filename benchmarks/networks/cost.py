@@ -1,0 +1,95 @@
+"""What a round and a run cost against the number of parameters: seconds, and the most memory that the process had.
+
+    python -m benchmarks.networks --cost --hidden 1 3 13 133 1333 13333 --algorithms FedEP P2PVI
+    python -m benchmarks.networks.cost FedEP 133              # one cell, in this process
+
+Every cell is a process of its own: the network of `benchmarks.networks` on the digits at ten clients, one thread. A
+round is the median of the algorithm's own rounds but the first, in which steps are traced. Where it starts from is cut
+short where that is a setting: one step of averaging, FedEP's one round in front of FSGLD. The memory is what the run
+added to what the process had with its data loaded, as a multiple of 8 d bytes, one vector of parameters in double
+precision; ten clients' messages of two vectors each are twenty of them.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import pyro_fed as pf
+
+#: Rounds of each run; the first one is left out.
+ROUNDS = 3
+SHORT = pf.Averaging(rounds=1, chain_steps=1, unit="steps")
+
+
+def short_fedep(large: bool) -> pf.FedEP:
+    """FedEP that starts at once, where a model is large."""
+    return pf.FedEP(start="fedavg", averaging=SHORT) if large else pf.FedEP()
+
+
+#: Each algorithm for a cost, by whether the model is large.
+SHORTENED: dict[str, Callable[[bool], tuple[Any, dict[str, Any]]]] = {
+    "FedAvg": lambda large: (pf.FedAvg(), {}),
+    "FedEP": lambda large: (short_fedep(large), {}),
+    "FedSEP": lambda large: (pf.FedSEP(start="fedavg", averaging=SHORT) if large else pf.FedSEP(), {}),
+    "PVI": lambda large: (pf.PVI(start="fedavg", averaging=SHORT) if large else pf.PVI(), {}),
+    "P2PVI": lambda large: (pf.P2PVI(), {"graph": pf.graph.complete(10)}),
+    "FSGLD": lambda large: (pf.FSGLD(), {}),
+    "DSVGD": lambda large: (pf.DSVGD(num_particles=5), {}),
+}
+
+
+def one(name: str, hidden: int) -> dict[str, float]:
+    """A cell, in this process."""
+    from benchmarks.networks.__main__ import federation, parameters, quiet
+
+    torch.set_num_threads(1)
+    fed, _ = federation(hidden, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    algorithm, options = SHORTENED[name](parameters(hidden) > 1000)
+    with quiet():
+        idata = pf.run(
+            algorithm,
+            fed,
+            num_rounds=ROUNDS,
+            num_draws=10,
+            log_likelihood=False,
+            audit=False,
+            progress=False,
+            **options,
+        )
+    seconds = idata["federation"]["seconds"].sum("client").values
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "seconds": float(np.median(seconds[-ROUNDS + 1 :])),
+        "start": float(seconds[:-ROUNDS].sum()),
+        "megabytes": (peak - before) / 1e3,
+        "vectors": (peak - before) * 1e3 / (8 * parameters(hidden)),
+    }
+
+
+def cell(name: str, hidden: int, limit: float) -> str:
+    """The same in a process of its own, as text; what takes longer than `limit` seconds is said to."""
+    command = [sys.executable, "-m", "benchmarks.networks.cost", name, str(hidden)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)
+    except subprocess.TimeoutExpired:
+        return f"not in {limit:.0f} s"
+    found = json.loads(done.stdout.splitlines()[-1])
+    return f"{found['seconds']:.3f} s, {found['megabytes']:.0f} MB ({found['vectors']:.0f} d)"
+
+
+def main() -> None:
+    name, hidden = sys.argv[1:]
+    print(json.dumps(one(name, int(hidden))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""FedEP on fresh data of equal shapes, one fit after the other: at least ten a second.
+
+    python -m benchmarks.speed.many_fits [--fits 1000] [--profile]
+
+Logistic regression, 100 rows, 5 covariates, five clients; new rows for each fit, in one process and one thread.
+Reported are fits a second of processor time after the first ten, in which steps are traced, without and with the
+log-likelihood and the audit.
+"""
+
+import argparse
+import cProfile
+import pstats
+import time
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyro_fed as pf
+
+COVARIATES = 5
+#: Fits in which steps are traced.
+FIRST = 10
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(COVARIATES), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def fit(seed, **options):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(100, COVARIATES, generator=generator)
+    y = (torch.rand(100, generator=generator) < torch.sigmoid(x.sum(1))).float()
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=5, seed=0)
+    return pf.run(pf.FedEP(), fed, seed=0, progress=False, **options)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fits", type=int, default=1000)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name, settings in (("bare", {"audit": False, "log_likelihood": False}), ("as by default", {})):
+        began = time.process_time()
+        for seed in range(FIRST):
+            fit(seed, **settings)
+        first, began = time.process_time() - began, time.process_time()
+        with cProfile.Profile() as profile:
+            if not options.profile:
+                profile.disable()
+            for seed in range(FIRST, options.fits):
+                fit(seed, **settings)
+        rate = (options.fits - FIRST) / (time.process_time() - began)
+        print(f"{name}: {rate:.1f} fits a second, the first ten in {first:.2f} s", flush=True)
+        if options.profile:
+            pstats.Stats(profile).sort_stats("cumtime").print_stats("pyro_fed|arviz|pyro/", 45)
+
+
+if __name__ == "__main__":
+    main()

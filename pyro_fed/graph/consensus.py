@@ -1,0 +1,147 @@
+"""How the agents of a fixed graph come together in few steps: polynomials of W in place of its powers.
+
+Source: Xiao & Boyd (2004), *Fast linear iterations for distributed averaging*; Montijano, Montijano & Sagues (2013),
+*Chebyshev polynomials in distributed consensus applications*; Kibangou (2012), *Graph Laplacian based matrix design for
+finite-time distributed average consensus*. Golub & Van Loan, Section 11.2, for the polynomials.
+
+    x ← p(W) x,    p(λ) = Π_s (λ - r_s) / (1 - r_s),    p(1) = 1
+
+A step takes the weights (W - r I) / (1 - r): the same links and numbers as one of W, and rows that sum to one. With
+v = v W also v p(W) = v, so that Σ_i v_i x_i stays what it is in every step and each datum counts once, whatever the
+shifts r are. What is left of the disagreement is max |p(λ)| over W's other eigenvalues, which are real where W is
+reversible:
+
+    plain        r = 0: |λ_2|^k
+    Chebyshev    r the zeros of T_k on [λ_min, λ_2]: 1 / T_k(ρ), ρ = (2 - λ_2 - λ_min) / (λ_2 - λ_min)
+    finite       r the eigenvalues themselves, each once: nothing, in as many steps as there are (5 on a ring of ten)
+
+The fewest are taken. Steps are in Leja's order, in which no partial product is much larger than the whole. All three
+are at most one on [λ_min, 1], where the eigenvalues go when links of a reversible W fail: an agent that is asleep for a
+round makes consensus slower, never unstable. Graphs that change, and W that are not reversible, keep the plain form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+
+from pyro_fed.graph import analysis
+
+#: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
+SAME = 1e-12
+#: Share of the tolerance that rounding may take.
+ROUNDING_SHARE = 0.1
+#: Points of [λ_min, 1] for each degree at which a polynomial is looked at, and by how much rounding may exceed one.
+POINTS_A_DEGREE, SLACK = 64, 1e-6
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The consensus steps of a round.
+
+    Args:
+        shifts: r_s of each step; zero is a step of W itself.
+    """
+
+    shifts: tuple[float, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return len(self.shifts)
+
+    def of_step(self, step: int, weights: sparse.csr_array) -> sparse.csr_array:
+        """(W - r I) / (1 - r).
+
+        Args:
+            step: its number, from 0.
+            weights: W, (C, C).
+        """
+        shift = self.shifts[step]
+        if shift == 0.0:
+            return weights
+        turned = sparse.csr_array(weights - shift * sparse.eye_array(weights.shape[0], format="csr"))
+        turned.data /= 1.0 - shift
+        return turned
+
+
+def plain(steps: int) -> Consensus:
+    """So many steps of W."""
+    return Consensus((0.0,) * steps)
+
+
+def fastest(matrix: sparse.csr_array, tolerance: float, plain_steps: float) -> Consensus:
+    """The fewest steps that leave a share of the disagreement.
+
+    Args:
+        matrix: W, (A, A), connected.
+        tolerance: that share, in (0, 1).
+        plain_steps: how many steps of W itself would.
+    """
+    others = analysis.real_spectrum(matrix)
+    if others is None or not len(others) or plain_steps <= 1 or others[0] >= 1:
+        return plain(int(plain_steps))
+    candidates = [chebyshev_shifts(float(others[-1]), float(others[0]), tolerance)]
+    if len(others) == matrix.shape[0] - 1:
+        candidates.insert(0, others[np.append(True, np.diff(others) < -SAME)])
+    sound = [_leja(shifts) for shifts in candidates if len(shifts) < plain_steps]
+    sound = [shifts for shifts in sound if _is_sound(shifts, others, tolerance)]
+    if not sound:
+        return plain(int(plain_steps))
+    best = min(sound, key=len)
+    return Consensus(tuple(best.tolist()))
+
+
+def chebyshev_shifts(lowest: float, highest: float, tolerance: float) -> np.ndarray:
+    """Zeros of the polynomial that is smallest on an interval, of the least degree with 1 / T_k(ρ) <= tolerance.
+
+    Args:
+        lowest: λ_min.
+        highest: λ_2, below 1.
+        tolerance: in (0, 1).
+    """
+    centre, half = (lowest + highest) / 2, (highest - lowest) / 2
+    if half <= SAME:
+        return np.array([centre])
+    degree = max(1, math.ceil(math.acosh(1 / tolerance) / math.acosh((1 - centre) / half)))
+    return centre + half * np.cos((np.arange(1, degree + 1) - 0.5) * math.pi / degree)
+
+
+def left_of(shifts: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """p(λ) at some λ."""
+    value = np.ones_like(at)
+    for shift in shifts:
+        value = value * (at - shift) / (1 - shift)
+    return value
+
+
+def amplification(shifts: np.ndarray, others: np.ndarray) -> float:
+    """The most that a rounding error grows in the steps that follow, and values in those that have been made."""
+    largest, begun, ahead = 1.0, np.ones_like(others), np.ones_like(others)
+    for first, last in zip(shifts, shifts[::-1], strict=True):
+        begun, ahead = begun * (others - first) / (1 - first), ahead * (others - last) / (1 - last)
+        largest = max(largest, float(np.abs(begun).max()), float(np.abs(ahead).max()))
+    return largest
+
+
+def _is_sound(shifts: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
+    """Whether rounding is harmless, and no eigenvalue of W with failed links grows."""
+    between = np.linspace(others[-1], 1.0, POINTS_A_DEGREE * len(shifts))
+    rounding = float(np.finfo(np.float64).eps) * amplification(shifts, others)
+    stable = bool(np.abs(left_of(shifts, between)).max() <= 1 + SLACK)
+    return stable and rounding <= ROUNDING_SHARE * tolerance
+
+
+def _leja(shifts: np.ndarray) -> np.ndarray:
+    """The shifts in an order in which each is as far from those before it as it can be."""
+    left = np.asarray(shifts, dtype=np.float64)
+    order = [int(np.abs(left).argmax())]
+    distance = np.zeros(len(left))
+    while len(order) < len(left):
+        with np.errstate(divide="ignore"):
+            distance += np.log(np.abs(left - left[order[-1]]))  # minus infinity for those that are taken
+        order.append(int(distance.argmax()))
+    return left[order]

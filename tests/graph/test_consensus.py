@@ -1,0 +1,84 @@
+"""Polynomials of W: mass is kept to rounding in every step, and what is left is what T_k's closed form says."""
+
+import numpy as np
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of
+from pyro_fed.ops.mixing import mix
+
+GRAPHS = {
+    "ring": pf.graph.ring(10),
+    "even ring of 40": pf.graph.ring(40),
+    "random": pf.graph.erdos_renyi(10, 0.4, seed=1),
+    "random, larger": pf.graph.erdos_renyi(30, 0.2, seed=3),
+    "grid": pf.graph.grid(4, 5),
+    "star": pf.graph.star(9, 0.3),
+    "complete": pf.graph.complete(6),
+}
+
+
+def steps_of(graph, consensus, values):
+    """The values after each step."""
+    for step in range(consensus.steps):
+        values = mix(consensus.of_step(step, graph.matrix), values)
+        yield values
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-6, 1e-10])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sums_are_kept_and_the_disagreement_that_is_left_is_the_tolerance(name, tolerance):
+    graph = GRAPHS[name]
+    v = torch.from_numpy(graph.centrality())
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(graph.num_agents, 7)))
+    mean = (v[:, None] * values).sum(0)
+    consensus = graph.consensus(tolerance)
+    assert consensus.steps <= graph.consensus_rounds(tolerance)
+    for after in steps_of(graph, consensus, values):
+        largest = float(after.abs().max())
+        torch.testing.assert_close((v[:, None] * after).sum(0), mean, rtol=0.0, atol=1e-14 * max(1.0, largest))
+    root = v.sqrt()[:, None]  # in this norm a reversible W is symmetric, and the bound is that of its eigenvalues
+    assert float((root * (after - mean)).norm()) <= (1.001 * tolerance + 1e-13) * float((root * (values - mean)).norm())
+
+
+@pytest.mark.parametrize("lowest, highest", [(-1 / 3, 0.873), (-0.24, 0.76), (0.1, 0.9), (-0.9, -0.2)])
+def test_the_zeros_leave_one_over_chebyshev_s_polynomial(lowest, highest):
+    for tolerance in (0.3, 1e-2, 1e-5):
+        shifts = chebyshev_shifts(lowest, highest, tolerance)
+        ratio = (2 - lowest - highest) / (highest - lowest)
+        closed = 1 / np.cosh(len(shifts) * np.arccosh(ratio))
+        found = np.abs(left_of(shifts, np.linspace(lowest, highest, 20_001))).max()
+        assert found == pytest.approx(closed, rel=1e-6) and closed <= tolerance
+        assert len(shifts) == 1 or 1 / np.cosh((len(shifts) - 1) * np.arccosh(ratio)) > tolerance
+
+
+def test_a_ring_of_ten_agrees_in_five_steps_and_long_rings_in_the_square_root_of_the_plain_ones():
+    assert pf.graph.ring(10).consensus(1e-10).steps == 5
+    assert pf.graph.ring(10).consensus_rounds(1e-10) == 170
+    assert pf.graph.complete(10).consensus(1e-10).steps == 1
+    large = pf.graph.ring(500)  # of which the eigenvalues at the ends alone are known
+    assert large.consensus(1e-2).steps ** 2 < 3 * large.consensus_rounds(1e-2)
+
+
+def test_agents_that_are_asleep_slow_consensus_and_keep_the_sum():
+    """Two of ten are missing: no disagreement grows among the others."""
+    from pyro_fed.graph.varying import without_links
+
+    for graph in (GRAPHS["ring"], GRAPHS["random"]):
+        links = graph.matrix.tocoo()
+        awake = without_links(graph.matrix, np.isin(links.row, (2, 7)) | np.isin(links.col, (2, 7)))
+        values = torch.from_numpy(np.random.default_rng(0).normal(size=(10, 7)))
+        consensus = graph.consensus(1e-2)
+        after = values
+        for step in range(consensus.steps):
+            after = mix(consensus.of_step(step, awake), after)
+        torch.testing.assert_close(after.mean(0), values.mean(0))
+        torch.testing.assert_close(after[[2, 7]], values[[2, 7]])
+        assert float((after - values.mean(0)).norm()) <= float((values - values.mean(0)).norm())
+
+
+def test_graphs_that_change_or_are_not_reversible_keep_the_plain_form():
+    directed = pf.graph.from_matrix([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0.3, 0.3, 0, 0.4]])
+    for graph in (directed, pf.graph.LinkFailures(pf.graph.ring(6), 0.2), pf.graph.rotating_stars(8, 4)):
+        assert graph.consensus(1e-2) == Consensus((0.0,) * int(graph.consensus_rounds(1e-2)))

@@ -1,0 +1,148 @@
+"""Clients' steps on a device: whatever forgets it fails on the emulated one, and draws are those of the CPU."""
+
+import algorithms
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from algorithms import ALGORITHMS, CHAIN
+from contract import short_run
+from emulated_device import DEVICE, There, emulated_device, in_modes
+
+import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import OnCPU
+from pyro_fed.density.running.torch_modes import OnDevice
+from pyro_fed.federation.devices import device_of
+
+#: Rows whose steps are those of another row with minibatches or of another schedule; or that are computed on the CPU.
+SAME_STEPS = {"SVGD", "PaperSVGD", "DSVGD", "ParallelDSVGD", "PaperDSVGD", "UDSVGD", "FedSEP", "SGLD", "DSGLD", "NUTS"}
+SAME_STEPS |= {"ConsensusMC", "SVI", "FSGLD, surrogates from draws", "P2PVI, published", "FedEP, diagonal", "GVI"}
+MORE = {
+    "FedEP, for networks": lambda: pf.FedEP(
+        client=pf.tilted.IVON(steps=2), covariance="diag", start="fedavg", averaging=pf.Averaging(rounds=1)
+    ),
+    "FedPA, tempered": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN), temperature=2.0),
+}
+CASES = {name: make for name, make, _ in ALGORITHMS if name not in SAME_STEPS} | MORE
+
+
+def lines(device=None):
+    parts = pf.partition.Explicit([list(range(3)), list(range(3, 10)), list(range(10, 23))])
+    return pf.Federation(algorithms.line, algorithms.line_data(), plate="data", partition=parts, device=device)
+
+
+def groups(device=None):
+    """Seven groups with rows of a nested plate, whose effects are integrated out."""
+
+    def model(owner, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+        with pyro.plate("group", 7):
+            effect = pyro.sample("effect", dist.Normal(mean, 1.0))
+        with pyro.plate("obs", len(y)):
+            pyro.sample("y", dist.Normal(effect[owner], 0.5), obs=y)
+
+    owner = torch.arange(20) % 7
+    y = torch.linspace(-1, 2, 20, dtype=torch.float64)
+    return pf.Federation(
+        model, (owner, y), plate="group", rows={"obs": "owner"}, num_clients=3, device=device, dtype=torch.float64
+    )
+
+
+def draws_of(make, federation, **options):
+    idata = short_run(make, federation, num_rounds=1, **options)
+    return {name: value.values for name, value in idata.posterior.data_vars.items()}
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in CASES.items()])
+def test_every_algorithm_on_a_device_draws_as_on_the_cpu(make):
+    here = draws_of(make, lines)
+    with emulated_device() as device:
+        there = draws_of(make, lambda: lines(device))
+    for name, value in here.items():
+        np.testing.assert_array_equal(there[name], value)
+
+
+def test_rows_of_nested_plates_and_their_integrals_on_a_device():
+    here = draws_of(pf.FedLaplace, groups, executor="sequential", collect_local=True)
+    with emulated_device() as device:
+        there = draws_of(pf.FedLaplace, lambda: groups(device), executor="sequential", collect_local=True)
+    assert set(here) == {"mean", "effect"}
+    for name, value in here.items():
+        np.testing.assert_array_equal(there[name], value)
+
+
+def test_the_clients_steps_are_computed_on_the_device():
+    seen = []
+
+    def model(x, y):
+        seen.append(x.device.type)
+        algorithms.line(x, y)
+
+    with emulated_device() as device:
+        fed = pf.Federation(model, algorithms.line_data(), plate="data", num_clients=2, device=device)
+        assert set(seen) == {"cpu"}  # checks
+        short_run(pf.FedAvg, lambda: fed, num_rounds=1)
+    assert "meta" in seen
+
+
+def test_a_model_may_hold_tensors_and_arrays_of_the_cpu():
+    scale, shift = torch.tensor([2.0, 3.0], dtype=torch.float64), np.array([0.5, -0.5])
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        offset = torch.zeros(2)
+        offset[0] = 1.0
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ (w * scale + offset) + torch.from_numpy(shift).sum(), 1.0), obs=y)
+
+    def federation(device=None):
+        return pf.Federation(model, algorithms.line_data(), plate="data", num_clients=2, device=device)
+
+    here = draws_of(pf.FedLaplace, federation)
+    with emulated_device() as device:
+        np.testing.assert_array_equal(draws_of(pf.FedLaplace, lambda: federation(device))["w"], here["w"])
+
+
+def test_a_write_into_a_tensor_of_the_cpu_is_refused_there():
+    table = torch.zeros(2)
+    with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="writes into a tensor that lies on the CPU"):
+        table[1] = 1.0
+    with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="leave device= out"):
+        table.add_(1.0)
+
+
+def test_what_pyro_samples_is_computed_on_the_cpu_and_says_so():
+    with emulated_device() as device:
+        fed = lines(device)
+        settings = {"num_steps": 5, "num_guide_draws": 10}
+        with pytest.warns(UserWarning, match="SVI draws by Pyro's own samplers and was computed on the CPU"):
+            pf.run(pf.SVI(**settings), fed, progress=False, audit=False, log_likelihood=False, compile="off")
+    assert issubclass(pf.NUTS, OnCPU)
+    assert issubclass(pf.SVI, OnCPU)
+    assert issubclass(pf.ConsensusMC, OnCPU)
+
+
+def test_the_device_is_that_of_the_data_unless_it_is_named():
+    data = tuple(value.to(torch.device("meta")) for value in (torch.zeros(4, 2), torch.zeros(4)))
+    assert device_of(None, data) == DEVICE
+    assert device_of("cpu", data) == torch.device("cpu")
+    assert lines().problem.device == torch.device("cpu")
+    with pytest.raises(pf.SettingError, match="torch has no such device here"):
+        lines("cuda:99")
+
+
+@pytest.mark.parametrize(
+    "forgetful",
+    [
+        lambda there: there + torch.zeros(3),
+        lambda there: torch.cat([there, torch.zeros(1)]),
+        lambda there: torch.func.vmap(lambda one: one * torch.arange(3))(there.expand(2, 3)),
+        lambda there: torch.randn(3, device=there.device),
+        lambda there: torch.randn(3, generator=torch.Generator(), device=there.device),
+        lambda there: there.numpy(),
+    ],
+)
+def test_the_emulated_device_refuses_what_a_gpu_refuses(forgetful):
+    with pytest.raises(RuntimeError):
+        in_modes(lambda: forgetful(There(torch.ones(3))))()
