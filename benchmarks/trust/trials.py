@@ -130,6 +130,8 @@ def wrong_settings() -> list[Trial]:
         _wrong("linear_scale", "DSVGD, 2 particles", lambda: pf.DSVGD(num_particles=2)),
         _wrong("half_cauchy_n4", "FedAIS, 50 proposals", lambda: pf.FedAIS(num_proposals=50)),
         _wrong("schools", "FedAIS, 20 proposals", lambda: pf.FedAIS(num_proposals=20)),
+        _wrong("logistic_labels", "FedEP, 20 draws", pf.FedEP, num_draws=20),
+        _wrong("linear_sorted", "FedLaplace, 2 draws", pf.FedLaplace, num_draws=2),
         _wrong("radon", "NUTS, 20 draws", lambda: pf.NUTS(num_samples=20, warmup_steps=10)),
         _wrong("logistic_labels", "FedEP by 30 MCMC steps", lambda: pf.FedEP(client=mcmc)),
         # too simple
@@ -141,6 +143,7 @@ def wrong_settings() -> list[Trial]:
         _wrong("autoregression", "BCM", pf.BCM),
         # another posterior
         _wrong("logistic_labels", "DSVGD, temperature 10", lambda: pf.DSVGD(temperature=10.0)),
+        _wrong("logistic_labels", "FedEP, temperature 4", lambda: pf.FedEP(temperature=4.0)),
         _wrong("logistic_labels", "NUTS, temperature 10", lambda: pf.NUTS(temperature=10.0)),
         # clients that are never asked
         _wrong("linear_sorted", "FedEP, the last client missed", pf.FedEP, schedule=missed),

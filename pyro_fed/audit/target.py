@@ -24,8 +24,9 @@ from pyro_fed.density.rows.batches import CHUNK
 ENOUGH = 4
 #: More parameters than this are whitened one by one.
 LARGEST_FULL = 500
-#: Points that are computed together, at most, and made up to: each further size would have to be traced.
-BATCH = 64
+#: Points that are computed together, at most, and made up to: each further size would have to be traced. Few points,
+#: as climbs are, have a size of their own.
+BATCH, SMALL_BATCH = 128, 32
 #: SDs that are less than this share of the largest are rounding.
 SMALLEST = 1e-10
 #: Half the distance over which scores are compared for a parameter's curvature, of its size or of one.
@@ -101,7 +102,8 @@ class Target:
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
         z = self.model(white).to(self.problem.dtype)
-        size = max(1, min(BATCH, CHUNK // max(1, self.problem.evaluations)))
+        most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH
+        size = max(1, min(most, CHUNK // max(1, self.problem.evaluations)))
         # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
         compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0, None))
         found = [self._piece(compiled, piece, size) for piece in z.split(size)]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import PAPER, SMALL, line, line_data, small, unequal_lines
@@ -128,3 +130,19 @@ def test_converged_is_told_and_its_absence_warned_of():
         late = pf.run(Criterion(**PAPER, enough=9), unequal_lines(), num_rounds=3, **QUIET)
     assert late.attrs["converged"] == 0
     assert "converged" not in quiet(pf.PaperDSVGD(**PAPER), unequal_lines()).attrs
+
+
+def empty_at_first(y):
+    """The density is infinite beyond the data, so that the search for modes ends before there is a particle."""
+    top = pyro.sample("top", dist.LogNormal(y.new_tensor(1.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Uniform(0.0 * top, top, validate_args=False), obs=y)
+
+
+def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error():
+    generator = torch.Generator().manual_seed(0)
+    rows = 3 * torch.rand(12, generator=generator, dtype=torch.float64)
+    fed = pf.Federation(empty_at_first, (rows,), plate="data", num_clients=4)
+    with pytest.raises(pf.DivergenceError, match="left the finite numbers") as caught:
+        pf.run(pf.DSVGD(), fed, **QUIET)
+    assert caught.value.result is None

@@ -287,6 +287,20 @@ def angles():
     return tensors(np.clip(1.0 + 0.5 * rng.normal(size=20), -math.pi, math.pi))
 
 
+def clumps(y):
+    """A location in long tails: the smaller of two clumps holds 0.03 % of the mass, and half of the variance."""
+    theta = pyro.sample("theta", dist.StudentT(1.0, 0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.StudentT(2.0, theta, 0.3), obs=y)
+
+
+def plateau(y):
+    """A mean that is one of two, by the side of a half on which theta lies: scores see the prior alone."""
+    theta = pyro.sample("theta", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((theta > 0.5).to(y.dtype), 0.5), obs=y)
+
+
 MODES = (
     Posterior("squared", "two modes", squared, lambda: around(4.0, 20, 48), Grid({"theta": (-5, 5)})),
     Posterior("squared_uneven", "two modes", squared_uneven, lambda: around(2.0, 6, 49), Grid({"theta": (-6, 6)})),
@@ -366,4 +380,13 @@ MODES = (
     Posterior("network_one", "two modes", network_one, curve, Grid(default=(-12, 12)), partition=by_time),
     Posterior("network", "many modes", network, curve, Grid(default=(-6, 6), points=49), partition=by_time),
     Posterior("angle", "many modes", angle, angles, Grid({"theta": (-25, 25)})),
+    Posterior(
+        "faint_mode",
+        "two modes",
+        clumps,
+        lambda: tensors([-4.0, -4.1, -3.9, 4.0, 4.2, 3.9, 3.8]),
+        Grid({"theta": (-30, 30)}, points=20001),
+        clients=3,
+    ),
+    Posterior("plateau", "jump", plateau, lambda: around(1.0, 10, 52), Grid({"theta": (-8, 8)}, points=20001)),
 )

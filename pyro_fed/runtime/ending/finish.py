@@ -74,6 +74,8 @@ class Finish:
             draws = self.algorithm.sample(shared, self.num_draws, generator).to(self.context.problem.dtype)
         except ImproperGaussianError as error:
             raise self._undrawn(shared, f"is no distribution ({str(error).partition(';')[0]})") from error
+        if not draws.numel():
+            raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
         if self.context.record.interrupted and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
