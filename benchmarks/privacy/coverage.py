@@ -24,7 +24,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.errors import PyroFedError
-from pyro_fed.runtime import finish
+from pyro_fed.runtime.ending import finish
 
 CLIENTS, ROWS, DIM, ROUNDS, NORM, DELTA = 200, 25, 3, 3, 100.0, 1e-5
 EPSILONS = (1.0, 3.0, 10.0)

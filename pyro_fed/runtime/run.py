@@ -33,9 +33,9 @@ from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.checkpoint.handover import hand_over
 from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.ending import Finish
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
-from pyro_fed.runtime.finish import Finish
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.stages import run_stages
 

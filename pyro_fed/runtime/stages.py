@@ -20,7 +20,7 @@ from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.finish import Finish, say
+from pyro_fed.runtime.ending import Finish, say
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.

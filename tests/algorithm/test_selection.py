@@ -5,7 +5,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from algorithms import SMALL, line, line_data, unequal_lines
+from algorithms import PAPER, SMALL, line, line_data, unequal_lines
 from torch.func import grad, vmap
 
 import pyro_fed as pf
@@ -48,7 +48,7 @@ def own_scores(fed, particles):
 
 def test_ksd_is_that_of_the_tilted_distribution():
     """In the first round the tilted distribution is prior times own likelihood, both known here."""
-    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**SMALL, kernel=KERNEL, temperature=2.0)
+    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**PAPER, kernel=KERNEL, temperature=2.0)
     reports, shared = asked(algorithm, fed, "ksd")
     x = shared["particles"]
     expected = torch.stack([ksd(x, -x + s / 2, KERNEL) for s in own_scores(fed, x)])
@@ -57,7 +57,7 @@ def test_ksd_is_that_of_the_tilted_distribution():
 
 
 def test_hip_is_the_product_with_the_mean_of_all():
-    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**SMALL, kernel=KERNEL)
+    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**PAPER, kernel=KERNEL)
     reports, shared = asked(algorithm, fed, "hip")
     x = shared["particles"]
     scores = own_scores(fed, x)

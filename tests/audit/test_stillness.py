@@ -151,7 +151,7 @@ def rows_with_effects(y):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of few draws
 def test_effects_of_rows_are_audited_where_the_result_has_them():
     fed = pf.Federation(rows_with_effects, (normal(6)[:, 0],), plate="data", num_clients=2)
-    found = pf.run(pf.NUTS(num_samples=60, warmup_steps=60, num_chains=1), fed, progress=False, compile="off")
+    found = pf.run(pf.NUTS(num_samples=60, warmup_steps=60, num_chains=1), fed, progress=False)
     assert {"tau", "tau (unconstrained)", "x[0]"} <= set(found["audit"]["parameter"].values)
 
 

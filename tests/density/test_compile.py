@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from algorithms import SMALL, line, line_data, unequal_lines
+from algorithms import PAPER, SMALL, line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
@@ -67,11 +67,11 @@ def test_the_same_model_on_other_data_is_compiled_once():
 def test_one_step_serves_all_clients_and_rounds():
     """Three clients of 3, 7 and 13 rows, nine rounds: a compiled step for moving, for distilling, and for judging."""
     fed = unequal_lines()
-    run(pf.PaperDSVGD(**SMALL), fed, rounds=9, compile="trace")
+    run(pf.PaperDSVGD(**PAPER), fed, rounds=9, compile="trace")
     assert len(fed.problem.compiler.cache) == 3
-    run(pf.PaperDSVGD(**SMALL), fed, rounds=5, compile="trace")
+    run(pf.PaperDSVGD(**PAPER), fed, rounds=5, compile="trace")
     assert len(fed.problem.compiler.cache) == 3, "an equal algorithm is traced again"
-    run(pf.PaperDSVGD(**SMALL, step_size=0.1), fed, rounds=1, compile="trace")
+    run(pf.PaperDSVGD(**PAPER, step_size=0.1), fed, rounds=1, compile="trace")
     assert len(fed.problem.compiler.cache) == 6, "another algorithm takes another's step"
 
 
@@ -79,7 +79,7 @@ def test_rounds_of_unequal_width_share_a_step():
     """The vectorised executor fills a round up to the widest one so far."""
     fed = unequal_lines()
     problem = replace(fed.problem, compiler=Compiler("trace"))
-    algorithm = pf.PaperDSVGD(**SMALL)
+    algorithm = pf.PaperDSVGD(**PAPER)
     executor = Vectorised()
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
     executor.start(algorithm, problem, fed.client_data(), local)

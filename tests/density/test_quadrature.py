@@ -12,7 +12,7 @@ import pyro_fed as pf
 from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite
 from pyro_fed.density.observations import observation
 from pyro_fed.runtime import collecting
-from pyro_fed.runtime.collecting import integration_error
+from pyro_fed.runtime.ending.collecting import integration_error
 
 CASES = pytest.mark.parametrize("name", hierarchies.CASES)
 

@@ -5,6 +5,7 @@ clients of 20, 40 and 60 rows. A recipe runs with its own settings; `SHORT` says
 a recipe that leaves the finite numbers does so in its first rounds, or, where it is momentum that runs away, in tens.
 """
 
+import functools
 import warnings
 
 import numpy as np
@@ -37,6 +38,7 @@ def data(name, columns):
     return x[:ROWS, columns].double(), y[:ROWS].double()
 
 
+@functools.cache
 def line():
     """Three of the diabetes data's columns: federation, exact mean and SDs."""
     module, (x, y) = load_model("linear_regression"), data("linear_regression", [2, 3, 10])
@@ -44,6 +46,7 @@ def line():
     return federation(module.model, x, y), mean, covariance.diagonal().sqrt()
 
 
+@functools.cache
 def classes():
     """Three of the breast cancer data's columns: federation, mean and SDs by 25³ Gauss-Hermite nodes at the mode."""
     x, y = data("logistic_regression", [1, 4, 30])
@@ -60,7 +63,7 @@ def classes():
     return federation(logistic, x, y), mean, (share @ (w - mean).square()).sqrt()
 
 
-PROBLEMS = {"line": line(), "classes": classes()}
+PROBLEMS = {"line": line, "classes": classes}
 
 #: (largest error of a mean in SDs, smallest and largest ratio of an SD) of those that are to be right: 500 draws have
 #: an error of 0.045 SD, FedLaplace's mode on `classes` is 0.28 from the mean, and ConsensusMC's one round is 0.4 off.
@@ -125,7 +128,7 @@ SHORT = {
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_recipe_ends_within_its_bounds(name, problem):
-    recipe, (federation, mean, sd) = load(name), PROBLEMS[problem]
+    recipe, (federation, mean, sd) = load(name), PROBLEMS[problem]()
     settings, rounds = SHORT.get(name, ({}, None))
     options = recipe.run_options(federation.num_clients) | {"num_draws": 500}
     if rounds:

@@ -11,7 +11,7 @@ import torch
 from short_runs import quiet
 
 import pyro_fed as pf
-from pyro_fed.runtime import privacy_noise
+from pyro_fed.runtime.ending import privacy_noise
 
 CLIENTS, ROWS = 40, 25
 

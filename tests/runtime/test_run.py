@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from algorithms import SMALL, line, unequal_lines
+from algorithms import PAPER, line, small, unequal_lines
 from contract import EVERY_ALGORITHM, baseline, lasting, short_run
 from short_runs import QUIET, quiet, values
 
@@ -66,7 +66,7 @@ def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factor
 )
 def test_options_out_of_range(options, message):
     with pytest.raises(pf.SettingError, match=message):
-        quiet(pf.PaperDSVGD(**SMALL), unequal_lines(), **options)
+        quiet(pf.PaperDSVGD(**PAPER), unequal_lines(), **options)
 
 
 @pytest.mark.parametrize("factory", [pf.PaperSVGD, pf.PaperDSVGD, pf.UDSVGD])
@@ -123,8 +123,8 @@ def test_a_round_with_nobody_changes_nothing(factory):
         def select(self, round, num_clients, rng):
             return [0] if round == 0 else []
 
-    one = quiet(factory(**SMALL), unequal_lines(), num_rounds=1)
-    three = quiet(factory(**SMALL), unequal_lines(), num_rounds=3, schedule=Sometimes())
+    one = quiet(small(factory), unequal_lines(), num_rounds=1)
+    three = quiet(small(factory), unequal_lines(), num_rounds=3, schedule=Sometimes())
     assert np.array_equal(values(one), values(three))
     assert three.federation["participated"].values.sum() == 1
 
@@ -134,7 +134,7 @@ def test_a_dead_kde_warns():
     x = 50 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     fed = pf.Federation(line, (x, x[:, 0]), plate="data", num_clients=2)
     with pytest.warns(UserWarning, match=r"the KDE of bandwidth 0.001 is dead: .* effective neighbours"):
-        pf.run(pf.PaperDSVGD(**SMALL, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
+        pf.run(pf.PaperDSVGD(**PAPER, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
 
 
 @pytest.mark.parametrize("swap", [False, True])

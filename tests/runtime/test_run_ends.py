@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from algorithms import SMALL, line, line_data, unequal_lines
+from algorithms import PAPER, SMALL, line, line_data, small, unequal_lines
 from short_runs import QUIET, Interrupting, quiet, values
 
 import pyro_fed as pf
@@ -19,7 +19,7 @@ SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
 @pytest.mark.filterwarnings("ignore:.* as published ends")
 @pytest.mark.parametrize("name", ["PaperDSVGD", "UDSVGD"])
 def test_ctrl_c_returns_what_is_done(name):
-    algorithm = getattr(pf, name)(**SMALL)
+    algorithm = small(getattr(pf, name))
     with pytest.warns(UserWarning, match=f"{name} was interrupted after 3 of 10 rounds"):
         partial = pf.run(algorithm, unequal_lines(), num_rounds=10, schedule=Interrupting(3), **QUIET)
     whole = quiet(algorithm, unequal_lines(), num_rounds=3)
@@ -47,12 +47,12 @@ class InterruptedMonitor(pf.PaperDSVGD):
 @SHORT
 def test_a_round_cut_short_does_not_count():
     with pytest.warns(UserWarning, match="interrupted after 2 of 5"):
-        result = pf.run(InterruptedMonitor(**SMALL), unequal_lines(), num_rounds=5, **QUIET)
+        result = pf.run(InterruptedMonitor(**PAPER), unequal_lines(), num_rounds=5, **QUIET)
     assert result.federation.sizes["round"] == 2
     assert result.federation["change"].values.tolist() == [0.0, 1.0]
 
 
-FIRST = pf.PaperDSVGD(**SMALL)
+FIRST = pf.PaperDSVGD(**PAPER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +75,14 @@ class Interrupted(pf.PaperDSVGD):
 
 def test_ctrl_c_in_a_warm_start_ends_the_run():
     with pytest.raises(pf.InterruptedRun, match="Interrupted, with which the run starts, after 0 of 20 rounds") as stop:
-        pf.run(Started(**SMALL, first=Interrupted(**SMALL)), unequal_lines(), num_rounds=2, **QUIET)
+        pf.run(Started(**PAPER, first=Interrupted(**PAPER)), unequal_lines(), num_rounds=2, **QUIET)
     assert isinstance(stop.value.algorithm, Interrupted)
     assert "particles" in stop.value.state
 
 
 @pytest.mark.parametrize("factory", [pf.PaperDSVGD, pf.UDSVGD, pf.PaperSVGD])
 def test_too_large_a_step_says_which_client_and_round_and_keeps_the_last_state(factory):
-    algorithm = factory(**SMALL, step_size=1e200)
+    algorithm = small(factory, step_size=1e200)
     with pytest.raises(pf.DivergenceError, match=r"client 0, round 0: 'particles' left the finite numbers") as caught:
         quiet(algorithm, unequal_lines())
     error = caught.value
@@ -93,7 +93,7 @@ def test_too_large_a_step_says_which_client_and_round_and_keeps_the_last_state(f
 
 
 def test_a_warm_start_that_diverges_keeps_its_own_result():
-    algorithm = Started(**SMALL, first=pf.PaperSVGD(**SMALL, step_size=1e200))
+    algorithm = Started(**PAPER, first=pf.PaperSVGD(**SMALL, step_size=1e200))
     with pytest.raises(pf.DivergenceError) as caught:
         quiet(algorithm, unequal_lines())
     assert caught.value.result.attrs["algorithm"] == "PaperSVGD"
@@ -122,9 +122,9 @@ class Criterion(pf.PaperDSVGD):
 @SHORT
 @pytest.mark.filterwarnings("ignore:Criterion as published")
 def test_converged_is_told_and_its_absence_warned_of():
-    done = quiet(Criterion(**SMALL), unequal_lines())
+    done = quiet(Criterion(**PAPER), unequal_lines())
     assert (done.attrs["converged"], done.federation.sizes["round"]) == (1, 2)
     with pytest.warns(UserWarning, match=r"not converged after 3 rounds: the last change was \d"):
-        late = pf.run(Criterion(**SMALL, enough=9), unequal_lines(), num_rounds=3, **QUIET)
+        late = pf.run(Criterion(**PAPER, enough=9), unequal_lines(), num_rounds=3, **QUIET)
     assert late.attrs["converged"] == 0
-    assert "converged" not in quiet(pf.PaperDSVGD(**SMALL), unequal_lines()).attrs
+    assert "converged" not in quiet(pf.PaperDSVGD(**PAPER), unequal_lines()).attrs

@@ -37,7 +37,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
-from pyro_fed.runtime.collecting import collected
+from pyro_fed.runtime.ending.collecting import collected
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256

@@ -32,6 +32,7 @@ from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.peers.update import IVON
 from pyro_fed.infer.sites.gaussian_sites import (
+    POINT_NUMBERS,
     GaussianAlgorithm,
     as_state,
     flat_site,
@@ -157,10 +158,19 @@ def step(
 
 
 def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gaussian:
-    """The prior's site by an expected Newton step under each agent's belief, of a precision that is not negative."""
-    points = spread_points(q, PRIOR_POINTS)
-    site = site_of(algorithm.derivatives(problem, "diag").of_prior(problem, points), q.mean())
-    return type(site)(site.precision.abs(), site.eta)
+    """The prior's site by an expected Newton step under each agent's belief, of a precision that is not negative.
+
+    A few agents at a time, as many as their points have room for: where all are in one process they are many numbers.
+    """
+    size = max(1, POINT_NUMBERS // (PRIOR_POINTS * q.dim))
+    derivatives, found = algorithm.derivatives(problem, "diag"), []
+    for first in range(0, len(q.eta), size):
+        some = slice(first, first + size)
+        belief = type(q)(q.precision[some], q.eta[some])
+        points = spread_points(belief, PRIOR_POINTS)
+        found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
+    precision = torch.cat([site.precision for site in found])
+    return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))
 
 
 def _first_site(

@@ -35,8 +35,8 @@ from pyro_fed.runtime.agents.together import Together
 from pyro_fed.runtime.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.ending import Finish, say
 from pyro_fed.runtime.executors.local import Sequential
-from pyro_fed.runtime.finish import Finish, say
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.run import NUM_DRAWS, compiled

@@ -1,5 +1,6 @@
 """Guo et al.'s client inferences as published: what they estimate, what is sent, and clients of unequal size."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -22,14 +23,12 @@ AVERAGING = pf.Averaging(rounds=10, batch_size=7)
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "num_draws": 50}
 
 
+@functools.cache
 def unequal():
     """Clients of 5, 20 and 35 rows."""
     x, y = data()
     parts = [list(range(5)), list(range(5, 25)), list(range(25, 60))]
     return pf.Federation(model, (x, y), plate="data", partition=pf.partition.Explicit(parts))
-
-
-FED = unequal()
 
 
 def received(precision):
@@ -45,16 +44,16 @@ def inferred(client):
     algorithm = pf.FedEP(client=client, start="prior", covariance="diag")
     given = received(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     sizes = enumerate((5, 20, 35))
-    every = [client.draw_noise(FED.problem, n, torch.Generator().manual_seed(k)) for k, n in sizes]
+    every = [client.draw_noise(unequal().problem, n, torch.Generator().manual_seed(k)) for k, n in sizes]
     longest = max(len(noise[1].weight) for noise in every)
 
     def stacked(parts):
         return torch.stack([torch.cat([p, p.new_zeros(longest - len(p), *p.shape[1:])]) for p in parts], 1)
 
     picks = type(every[0][1])(*(stacked([noise[1][i] for noise in every]) for i in range(2)))
-    rows = FED.client_data()
-    found = client.infer(FED.problem, algorithm._numerics(FED.problem), given, rows, ((), picks))
-    samples, _ = client.samples(FED.problem, algorithm._numerics(FED.problem), given, rows, ((), picks))
+    rows = unequal().client_data()
+    found = client.infer(unequal().problem, algorithm._numerics(unequal().problem), given, rows, ((), picks))
+    samples, _ = client.samples(unequal().problem, algorithm._numerics(unequal().problem), given, rows, ((), picks))
     return found.site.product(given.cavity), samples, given, rows, every
 
 
@@ -117,7 +116,7 @@ def test_fisher_is_equation_4_at_the_chain_s_mean(scale):
     tilted, samples, given, rows, _ = inferred(pf.tilted.Fisher(fisher_scale=scale, **SGD))
     for k, count in enumerate((5, 20, 35)):
         one = type(rows)(rows.rows, rows.row_index[k, :count], rows.num_rows[k])
-        fisher = fisher_information(FED.problem, samples.mean(0)[k], one.full_batch(), "diag")
+        fisher = fisher_information(unequal().problem, samples.mean(0)[k], one.full_batch(), "diag")
         torch.testing.assert_close(tilted.precision[k], scale * fisher + given.cavity.precision[k])
     torch.testing.assert_close(tilted.mean(), samples.mean(0))
 
@@ -125,7 +124,7 @@ def test_fisher_is_equation_4_at_the_chain_s_mean(scale):
 def short_run(algorithm, executor="vectorised"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # three rounds settle nothing
-        return pf.run(algorithm, FED, executor=executor, num_rounds=3, seed=0, **QUIET)
+        return pf.run(algorithm, unequal(), executor=executor, num_rounds=3, seed=0, **QUIET)
 
 
 def test_one_number_stands_for_a_client_s_precision():
@@ -144,11 +143,12 @@ def test_one_number_stands_for_a_client_s_precision():
 def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
     sites = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites()
     point = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-    shared, local = sites.init(FED.problem, 3, torch.Generator(), Start({"point": point}, {}))
+    shared, local = sites.init(unequal().problem, 3, torch.Generator(), Start({"point": point}, {}))
     message, local, _ = sites.local_step(
-        FED.problem, sites.download(shared, torch.arange(3)), local, FED.client_data(), ()
+        unequal().problem, sites.download(shared, torch.arange(3)), local, unequal().client_data(), ()
     )
-    torch.testing.assert_close(message["precision"], 0.05 * FED.client_data().num_rows.double()[:, None].expand(3, 3))
+    rows = unequal().client_data().num_rows.double()
+    torch.testing.assert_close(message["precision"], 0.05 * rows[:, None].expand(3, 3))
     q = gaussian(sites.combine(shared, message, torch.ones(3)))
     torch.testing.assert_close(q.mean(), point)
 
@@ -168,10 +168,10 @@ def test_averages_over_clients_of_unequal_size_do_not_move_in_padding():
     """One client that has the same rows alone or beside a longer one ends at the same point."""
     settings = {"chain_steps": 3, "unit": "epochs", "batch_size": 4, "step_size": 0.05}
     found = []
-    for fed in (FED, pf.Federation(model, tuple(t[:5] for t in data()), plate="data", num_clients=1)):
+    for fed in (unequal(), pf.Federation(model, tuple(t[:5] for t in data()), plate="data", num_clients=1)):
         algorithm = pf.FedAvg(**settings)
         noise = algorithm.draw_noise(fed.problem, 5, torch.Generator().manual_seed(3))
-        longest = 3 * 9 if fed is FED else len(noise.weight)
+        longest = 3 * 9 if fed is unequal() else len(noise.weight)
         padded = type(noise)(*(torch.cat([p, p.new_zeros(longest - len(p), *p.shape[1:])])[:, None] for p in noise))
         rows = fed.client_data([0])
         order = rows._replace(row_index=torch.arange(rows.row_index.shape[1])[None] % 5)

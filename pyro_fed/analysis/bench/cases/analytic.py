@@ -12,7 +12,6 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from scipy import stats
 from torch import Tensor
 
 from pyro_fed.analysis.bench.cases.case import Case, Reference
@@ -26,6 +25,8 @@ GRID = 200_001
 
 def uniforms(dim: int) -> np.ndarray:
     """Sobol points (n, dim) strictly inside the unit cube."""
+    from scipy import stats  # takes a second
+
     points: np.ndarray = stats.qmc.Sobol(dim, seed=0).random_base2(POINTS_LOG2)
     inside: np.ndarray = np.clip(points, 1e-12, 1 - 1e-12)
     return inside
@@ -33,6 +34,8 @@ def uniforms(dim: int) -> np.ndarray:
 
 def gaussian(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     """Points (n, D) whose mean and covariance are these."""
+    from scipy import stats
+
     z = stats.norm.ppf(uniforms(len(mean)))
     z = z - z.mean(0)
     whitened = np.linalg.solve(np.linalg.cholesky(z.T @ z / len(z)), z.T).T
@@ -151,6 +154,8 @@ def _share_data() -> tuple[Any, ...]:
 
 
 def _share_reference(args: tuple[Any, ...]) -> Reference:
+    from scipy import stats
+
     wins = float(args[0].sum())
     posterior = stats.beta(SHARE_PRIOR[0] + wins, SHARE_PRIOR[1] + len(args[0]) - wins)
     return exact(share=posterior.ppf(uniforms(1)[:, 0]))
@@ -175,6 +180,8 @@ def _normal_gamma_data() -> tuple[Any, ...]:
 
 
 def _normal_gamma_reference(args: tuple[Any, ...]) -> Reference:
+    from scipy import stats
+
     y = args[0].numpy()
     centre, worth, shape, rate = NORMAL_GAMMA
     n, mean = len(y), y.mean()

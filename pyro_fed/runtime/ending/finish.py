@@ -22,11 +22,11 @@ from pyro_fed.errors import DivergenceError, InterruptedRun
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
-from pyro_fed.runtime.by_sums import judge_by_sums
-from pyro_fed.runtime.collecting import collected, integration_notes
 from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.ending.by_sums import judge_by_sums
+from pyro_fed.runtime.ending.collecting import collected, integration_notes
+from pyro_fed.runtime.ending.privacy_noise import with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
-from pyro_fed.runtime.privacy_noise import with_noise
 from pyro_fed.runtime.replies import hidden
 
 

@@ -1,0 +1,12 @@
+"""The end of a run: its last state becomes draws, and these an InferenceData that says what speaks against it.
+
+finish         draws, doubts, the audit, the result
+final_state    a run without an end: its last state alone
+collecting     latents inside the plate, and how well they were integrated out
+by_sums        the audit of a result whose rows are elsewhere
+privacy_noise  what the noise of differential privacy does to an answer
+"""
+
+from pyro_fed.runtime.ending.finish import Finish, say
+
+__all__ = ["Finish", "say"]
