@@ -28,7 +28,7 @@ from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.told import Told
+from pyro_fed.runtime.messages.told import Told
 
 #: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
 #: should have brought disagreement down to this fraction.

@@ -41,8 +41,8 @@ from pyro_fed.runtime.agents.settings import LinkSettings
 from pyro_fed.runtime.agents.wire import Answers, Ask, Wire, with_step
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
 from pyro_fed.runtime.messages.header import Entry
+from pyro_fed.runtime.messages.told import Told
 from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
-from pyro_fed.runtime.told import Told
 
 #: Steps that spread figures come after those of consensus, whose number is far below.
 SPREAD = 10**6
