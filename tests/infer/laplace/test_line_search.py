@@ -50,7 +50,8 @@ def test_a_trial_of_any_curvature_is_turned_down(by_time, algorithm, has_prior, 
 
     problem = by_time.problem
     precision, eta = kept[0]["precision"].reshape(-1, 5, 5)[0], kept[0]["eta"].reshape(-1, 5)[0]
-    if not has_prior:  # agents sum the sites alone; the prior is normal around zero, unconstrained
+    if not has_prior:  # agents sum the sites alone, around their aim; the prior is normal around zero, unconstrained
+        eta = eta + precision @ kept[0]["aim"][0]
         precision = precision - torch.func.hessian(problem.log_prior)(torch.zeros_like(eta))
     mode = torch.linalg.solve(precision, eta)
     score = torch.func.grad(lambda z: problem.log_prior(z) + problem.log_lik(z))(mode)
