@@ -186,6 +186,7 @@ def test_the_corrupted_client_is_named_without_sites(kind):
     assert all(named), named
 
 
+@pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # nor could it be
 def test_messages_that_stand_apart_are_told():
     fed, _ = trial(0, "none")
     liar = pf.executors.Faulty("vectorised", probability=1.0, kinds=("hundredfold",), clients=(4,))

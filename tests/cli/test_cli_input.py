@@ -92,6 +92,7 @@ def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, command):
     assert (result.exit_code, "pip install 'pyro_fed[compare]'" in result.output) == (2, True)
 
 
+@pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # after one round
 def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypatch):
     import shutil
     from pathlib import Path
