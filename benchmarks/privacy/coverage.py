@@ -1,13 +1,15 @@
 """Coverage of 90 % intervals under differential privacy of clients, with its noise in the spread and without.
 
-Linear regression with three weights drawn from their prior, 200 clients of 25 rows, messages clipped at norm 100 (few
-are longer), δ = 1e-5, three rounds; the noise multiplier is the smallest that spends ε. `FedEP` is differentially
-private partitioned variational inference (Heikkilä et al. 2023) with a trusted server: clients keep their clipped
-sites, and three rounds' noise adds up in q. `FedSEP`'s clients keep none and take the noise of earlier rounds back. A
-row: in how many of all intervals the truth lies, aware (as the run returns) and not (draws of the released q alone),
-the SDs of both over the exact posterior's, and runs whose noise left no distribution (which say so).
+Linear or logistic regression with three weights drawn from their prior, 200 clients of 25 rows, δ = 1e-5, messages
+clipped at norm 100 or 20 (few are longer), three or six rounds (`FedEP` begins logistic regression by short steps); the
+noise multiplier is the smallest that spends ε. `FedEP` is differentially private partitioned variational inference
+(Heikkilä et al. 2023) with a trusted server: clients keep their clipped sites, and all rounds' noise adds up in q.
+`FedSEP`'s clients keep none and take the noise of earlier rounds back. A row: in how many of all intervals the truth
+lies, aware (as the run returns) and not (draws of the released q alone),
+the SDs of both over the exact posterior's (of logistic regression Laplace's, by Newton's method on all rows), how far
+the released means are from that posterior's in its SDs, and runs whose noise left no distribution (which say so).
 
-    python -m benchmarks.privacy.coverage [TRIALS]
+    python -m benchmarks.privacy.coverage [TRIALS] [linear|logistic]
 """
 
 from __future__ import annotations
@@ -26,37 +28,70 @@ import pyro_fed as pf
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime.ending import finish
 
-CLIENTS, ROWS, DIM, ROUNDS, NORM, DELTA = 200, 25, 3, 3, 100.0, 1e-5
+CLIENTS, ROWS, DIM, DELTA = 200, 25, 3, 1e-5
 EPSILONS = (1.0, 3.0, 10.0)
 ALGORITHMS = {"FedEP": pf.FedEP(start="prior"), "FedSEP": pf.FedSEP(start="prior")}
 INTERVAL = (0.05, 0.95)
 
 
-def model(x: torch.Tensor, y: torch.Tensor) -> None:
+def linear(x: torch.Tensor, y: torch.Tensor) -> None:
     """Linear regression with known noise."""
     w = pyro.sample("w", dist.Normal(torch.zeros(DIM, dtype=x.dtype), 1.0).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
 
-def multiplier(epsilon: float) -> float:
+def logistic(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Logistic regression."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM, dtype=x.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def outcomes(model: Any, score: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Rows of a model at linear predictors (n,)."""
+    if model is linear:
+        return score + torch.randn(len(score), generator=generator, dtype=score.dtype)
+    return torch.bernoulli(score.sigmoid(), generator=generator)
+
+
+def posterior(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and SDs; of logistic regression the mode and Laplace's SDs."""
+    mean, prior = torch.zeros(DIM, dtype=x.dtype), torch.eye(DIM, dtype=x.dtype)
+    for _ in range(1 if model is linear else 20):
+        fitted = x @ mean if model is linear else (x @ mean).sigmoid()
+        weight = torch.ones_like(y) if model is linear else fitted * (1 - fitted)
+        covariance = torch.linalg.inv(prior + x.T @ (weight[:, None] * x))
+        mean = mean + covariance @ (x.T @ (y - fitted) - mean)
+    return mean.numpy(), covariance.diagonal().sqrt().numpy()
+
+
+#: Models, the longest that a client's message may be, and rounds.
+MODELS = {"linear": (linear, 100.0, 3), "logistic": (logistic, 20.0, 6)}
+
+
+def multiplier(epsilon: float, rounds: int) -> float:
     """The smallest noise multiplier that spends ε in all rounds, by bisection."""
     low, high = 0.1, 100.0
     for _ in range(40):
         middle = (low * high) ** 0.5
-        spent = pf.Private(norm=NORM, noise_multiplier=middle, delta=DELTA).epsilon(ROUNDS)
+        spent = pf.Private(norm=1.0, noise_multiplier=middle, delta=DELTA).epsilon(rounds)
         low, high = (low, middle) if spent < epsilon else (middle, high)
     return high
 
 
-def trial(algorithm: Any, noise: float, seed: int) -> tuple[np.ndarray, ...] | None:
-    """Whether each weight is in its interval, aware and not, and both SDs over the exact; None: no distribution."""
+def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarray, ...] | None:
+    """Whether each weight is in its interval, aware and not, both SDs and the error over the exact SDs.
+
+    None: the noise has left no distribution.
+    """
+    model, norm, rounds = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(DIM, generator=generator, dtype=torch.float64)
     x = torch.randn(CLIENTS * ROWS, DIM, generator=generator, dtype=torch.float64)
-    y = x @ truth + torch.randn(len(x), generator=generator, dtype=torch.float64)
+    y = outcomes(model, x @ truth, generator)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS, seed=seed)
-    private = pf.Private(norm=NORM, noise_multiplier=noise, delta=DELTA)
+    private = pf.Private(norm=norm, noise_multiplier=noise, delta=DELTA)
     plain = []
 
     def keep(algorithm: Any, context: Any, shared: Any, draws: torch.Tensor, num_draws: int) -> Any:
@@ -66,15 +101,15 @@ def trial(algorithm: Any, noise: float, seed: int) -> tuple[np.ndarray, ...] | N
     with_noise = finish.with_noise
     try:
         with mock.patch.object(finish, "with_noise", keep):
-            idata = pf.run(algorithm, fed, combination=private, num_rounds=ROUNDS, progress=False, compile="off")
+            idata = pf.run(algorithm, fed, combination=private, num_rounds=rounds, progress=False, compile="off")
     except PyroFedError:
         return None
-    exact = torch.linalg.inv(x.T @ x + torch.eye(DIM, dtype=x.dtype)).diagonal().sqrt().numpy()
+    mean, exact = posterior(model, x, y)
     found = []
     for draws in (idata.posterior["w"].values.reshape(-1, DIM), plain[0]):
         low, high = np.quantile(draws, INTERVAL, axis=0)
         found += [(low < truth.numpy()) & (truth.numpy() < high), draws.std(0) / exact]
-    return tuple(found)
+    return *found, np.abs(plain[0].mean(0) - mean) / exact
 
 
 def main() -> None:
@@ -82,17 +117,19 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    print("| algorithm | ε | noise multiplier | aware | not aware | SDs aware | not aware | no distribution |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    model = sys.argv[2] if len(sys.argv) > 2 else "linear"
+    print("| algorithm | ε | noise multiplier | aware | not aware | SDs aware | not aware | error | no distribution |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, algorithm in ALGORITHMS.items():
         for epsilon in EPSILONS:
-            noise = multiplier(epsilon)
-            runs = [trial(algorithm, noise, seed) for seed in range(trials)]
+            noise = multiplier(epsilon, MODELS[model][2])
+            runs = [trial(model, algorithm, noise, seed) for seed in range(trials)]
             good = [run for run in runs if run is not None]
-            aware, wide, plain, narrow = (np.stack(part) for part in zip(*good, strict=True))
+            aware, wide, plain, narrow, error = (np.stack(part) for part in zip(*good, strict=True))
             print(
                 f"| `{name}` | {epsilon:g} | {noise:.2f} | {aware.mean():.0%} | {plain.mean():.0%} "
-                f"| {np.median(wide):.2f} | {np.median(narrow):.2f} | {trials - len(good)} of {trials} |",
+                f"| {np.median(wide):.2f} | {np.median(narrow):.2f} | {np.median(error):.2f} "
+                f"| {trials - len(good)} of {trials} |",
                 flush=True,
             )
 
