@@ -20,15 +20,15 @@ test: lint  ## lint, types and every test
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # Folders and files that take seconds and reach every storey, and the contract's draws, which hold every algorithm to its
-# numbers on small federations (those on hierarchies, and NUTS, are left to `make test`).
+# numbers on small federations (those on hierarchies, NUTS, recipes' runs and workers are left to `make test`).
 QUICK := tests/test_layers.py tests/conventions tests/ops tests/graph tests/federation tests/recipes \
 	tests/density/test_problem.py tests/density/test_model_errors.py tests/density/test_discrete_errors.py \
 	tests/infer/langevin/test_langevin_scores.py tests/runtime/messages/test_messages.py \
 	tests/docs/test_fault_table.py tests/algorithm/test_contract_draws.py
 
 quick: lint  ## before a commit, within a minute: lint, types and the tests that take milliseconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "not hierarchy and not NUTS" \
-		--ignore=tests/federation/test_membership.py $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "not hierarchy and not NUTS and not workers" \
+		--ignore=tests/federation/test_membership.py --ignore=tests/recipes/test_recipes_run.py $(QUICK)
 
 test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the newest and the oldest dependencies
 	$(BIN)/python tests/helpers/pythons.py $(PYTHONS)
