@@ -18,8 +18,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.joining import Roll, description_in, question
 from pyro_fed.flower.post import ANEW, GONE, LOOK_EVERY, Post
-from pyro_fed.flower.secure import FEWEST, SecAgg, Summed, check_secure, stand_ins
-from pyro_fed.flower.secure import Round as SecureRound
+from pyro_fed.flower.secure import FEWEST, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.flower.wire import LOST, SETTINGS, STATES, WORK, Order, bytes_of, pack
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request, WorkerPhase
@@ -107,20 +106,19 @@ class Flower(Remote):
 
         Nodes that nobody knows are asked who they are by the way, and take part from the next exchange on.
         """
+        nodes = self._nodes(requests)
         if self.secure is not None:
-            return self._summed(requests, self.secure)
-        online = self._present(requests)
+            return self._summed(requests, nodes, self.secure)
         headers = {client: self._header(client, request) for client, request in requests.items()}
         messages = {
             client: Message(
-                self._content(client, request, headers[client]),
+                self._content(client, requests[client], headers[client]),
                 node,
                 MessageType.TRAIN,
                 ttl=self.timeout,
                 group_id=str(headers[client].round),
             )
-            for client, request in requests.items()
-            if (node := self.roll.nodes[client]) is not None and node in online
+            for client, node in nodes.items()
         }
         replies = self.post.exchange(messages, self.timeout)
         answers = {client: self._answer(client, requests[client], replies.get(client, GONE)) for client in requests}
@@ -133,12 +131,14 @@ class Flower(Remote):
             self._begun.discard(client)
         return super()._beginning(client)
 
-    def _summed(self, requests: Mapping[int, Request], secure: SecAgg) -> dict[int, Any]:
-        """Answers that have the sums of the clients' own, which nobody but they has seen."""
+    def _nodes(self, requests: Mapping[int, Request]) -> dict[int, int]:
+        """The nodes of those clients that are there."""
         online = self._present(requests)
-        nodes = {
-            client: node for client in requests if (node := self.roll.nodes[client]) is not None and node in online
-        }
+        nodes = {client: self.roll.nodes[client] for client in requests}
+        return {client: node for client, node in nodes.items() if node is not None and node in online}
+
+    def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
+        """Answers that have the sums of the clients' own, which nobody but they has seen."""
         answers: dict[int, Any] = dict.fromkeys(requests, GONE)
         if len(nodes) < FEWEST:
             return answers | dict.fromkeys(nodes, f"is one of {len(nodes)}: a sum of fewer than {FEWEST} hides nobody")

@@ -109,7 +109,7 @@ class Summed(NamedTuple):
 
 
 @dataclass
-class Round:
+class SecureRound:
     """One sum, by Flower's workflow.
 
     Args:
@@ -167,7 +167,7 @@ class Round:
 class _Letters:
     """As much of a Grid as the workflow needs: it sends, and remembers who has not answered."""
 
-    round: Round
+    round: SecureRound
     say: Callable[[Message], str]
 
     def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:

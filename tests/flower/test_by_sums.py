@@ -26,13 +26,6 @@ RECIPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def flower():
-    import flower_case
-
-    return flower_case
-
-
 @pytest.fixture
 def over_grid(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, RECIPES)

@@ -25,14 +25,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def flower():
-    """All that imports Flower, which takes longer than to collect all tests: imported by the first test that runs."""
-    import flower_case
-
-    return flower_case
-
-
 def quiet_serve(flower, grid, model, recipe, **config):
     """Without the warnings that so short a run deserves; keys of the configuration with "_" for "-"."""
     given = {"num_clients": 3, "timeout": 100.0, "compile": "off", "audit": False, **config}

@@ -24,13 +24,6 @@ RECIPE = {"FedEP": f"[settings]\n{SETTINGS}\n[run]\nnum_rounds = 8"}
 STATELESS = {"FedSEP": "[run]\nnum_rounds = 6"}
 
 
-@pytest.fixture(scope="module")
-def flower():
-    import flower_case
-
-    return flower_case
-
-
 @pytest.fixture
 def case(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, RECIPE)

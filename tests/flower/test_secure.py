@@ -32,14 +32,6 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def flower():
-    """All that imports Flower, which takes longer than to collect all tests: imported by the first test that runs."""
-    import flower_case
-
-    return flower_case
-
-
 def served(flower, grid, model, recipe, secure="{largest = 1e5}", **config):
     given = {"num_clients": 3, "timeout": 1.0, "compile": "off", "audit": False, **config}
     settings = flower.read(

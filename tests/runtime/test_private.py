@@ -112,6 +112,16 @@ def test_the_noise_is_in_the_spread(algorithm, left):
     assert low < float((errors @ np.linalg.inv(covariance) * errors).sum()) < high
 
 
+def test_the_noise_of_cohorts_is_not_held_back_as_steps_are():
+    """Steps of a part of the clients are: a run takes a fraction of each round's noise, which the record has."""
+    algorithm = pf.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2))
+    settings = {"norm": 200.0, "noise_multiplier": 0.06}
+    run = private(algorithm, num_rounds=16, num_draws=2000, schedule=pf.schedule.UniformRandom(20), **settings)
+    left = float((run.federation["fraction"] ** 2).sum())
+    noise = noise_of_means(left, **settings).diagonal() ** 0.5 / exact(federation())[1]
+    assert run.attrs["noise"] == pytest.approx(float(noise.max()), rel=0.4)  # of one run, 7 % off and a little above
+
+
 def test_steps_of_a_private_run_do_not_follow_the_noise():
     """Acceleration would take a part of each round's noise that depends on the noise."""
     idata = private(pf.FedEP(start="prior"), num_rounds=3)

@@ -171,6 +171,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
     #: What federates a hand-written guide in the place of this class; a subclass has none unless it names its own.
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
     corrected: ClassVar[bool] = True
+    steered: ClassVar[bool] = True  # `step_control` may be set
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
@@ -203,7 +204,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
         self._check_guide()
 
     def _check_together(self) -> None:
-        name, optimised = type(self).__name__, self.server_optimiser is not None or self.client_optimiser is not None
+        name, optimised = type(self).__name__, self._optimised
         if not isinstance(self.step_control, StepControl):
             raise SettingError(f"{name}: step_control must be a pf.StepControl, received {self.step_control!r}")
         if self.damping is None and optimised:
@@ -495,8 +496,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
                 most = ascent.within(q, move, share, float(known["radius"]))
                 share, known["cut"] = most, q.eta.new_tensor(float(most < share))
             fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
-            steps, single = deltas.power(fractions), isinstance(self.client, Newton) and self.client.steps == 1
-            whole = single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
+            steps = deltas.power(fractions)
+            whole = self._single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
             added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
             state |= known | added
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
@@ -519,9 +520,17 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
     @property
     def climbs(self) -> bool:
         """Whether the clients say what the bound is made of: where it is known which q their expectations are under."""
-        newton = isinstance(self.client, Newton) and self.client.steps == 1
-        optimised = self.server_optimiser is not None or self.client_optimiser is not None
-        return newton and not optimised and not self.additive
+        return self._single and not self._optimised and not self.additive
+
+    @property
+    def _single(self) -> bool:
+        """Whether a client's change is one expected Newton step, whose length is known."""
+        return isinstance(self.client, Newton) and self.client.steps == 1
+
+    @property
+    def _optimised(self) -> bool:
+        """Whether optimisers decide on the steps of q or of the sites."""
+        return self.server_optimiser is not None or self.client_optimiser is not None
 
     def _value(self, shared: State, messages: State) -> Tensor:
         """The evidence's lower bound at q, NaN where an expectation or a derivative was not finite, ()."""
@@ -555,7 +564,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
         Raises:
             SettingError: an optimiser decides on the steps.
         """
-        if self.server_optimiser is not None or self.client_optimiser is not None:
+        if self._optimised:
             raise SettingError(
                 f"{type(self).__name__}: an optimiser takes a part of each round's noise that changes with the round, "
                 "and the result's SDs could not have it: leave it out"
@@ -581,8 +590,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
 
     def _steered(self, control: StepControl) -> Self:
         """This algorithm with another control of its steps, where these have any."""
-        single = isinstance(self.client, Newton) and self.client.steps == 1
-        return replace(self, step_control=control) if single else self
+        return replace(self, step_control=control) if self.steered and isinstance(self.client, Newton) else self
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fractions taken of the clients' messages, and their shares of what was added to q."""
@@ -610,7 +618,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
 
     def sites(self, shared: State, local: State) -> State | None:
         """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
-        if self.server_optimiser is not None or self.client_optimiser is not None or "eta" not in local:
+        if self._optimised or "eta" not in local:
             return None
         return as_state(gaussian(local))
 
@@ -644,7 +652,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
 
     def cannot_bound(self) -> str:
         """An optimiser moves q and the sites by different amounts; networks have another scale of sites."""
-        if self.server_optimiser is not None or self.client_optimiser is not None:
+        if self._optimised:
             return "an optimiser moves q and the sites by different amounts; leave it out"
         return ""
 
@@ -675,7 +683,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
         notes = site_warnings(record, newton) + unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):
             notes += network_warnings(record, problem)
-        if self.server_optimiser is not None or self.client_optimiser is not None:
+        if self._optimised:
             notes.append(
                 "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
                 "and sites any more (Guo et al., Section 2.2.3)"

@@ -140,6 +140,7 @@ class BCM(FedEP):
     """
 
     guided: ClassVar[type[GuidedFedEP] | None] = None
+    steered: ClassVar[bool] = False
 
     client: TiltedInference | tilted.Name = Laplace()
     damping: float | None = 1.0

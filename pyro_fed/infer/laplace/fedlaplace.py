@@ -37,7 +37,7 @@ from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values, line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -177,7 +177,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
         """The point aimed at (1, C, D), and all points of the line (C, L, D)."""
         fractions = shared["point"].new_tensor(self.fractions).unsqueeze(-1)
         line = shared["point"].unsqueeze(1) + fractions * shared["direction"].unsqueeze(1)
-        return (shared["point"] + shared["aim"].unsqueeze(-1) * shared["direction"]).unsqueeze(0), line
+        return aimed(shared).unsqueeze(0), line
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""
@@ -250,7 +250,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
-        point = shared["point"] + shared["aim"] * shared["direction"]
+        point = aimed(shared)
         found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point)
         values, start = held_values(
             found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull

@@ -26,6 +26,11 @@ IMPROPER = (
 )
 
 
+def aimed(state: State) -> Tensor:
+    """The point aimed at, (D,), or of several states (C, D)."""
+    return state["point"] + state["aim"].unsqueeze(-1) * state["direction"]
+
+
 def arrived(shared: State, messages: State, value: Tensor, min_curvature: float) -> State:
     """The state at the point aimed at, whose curvature is known.
 
@@ -36,7 +41,7 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
         min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
     """
     q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
-    point = shared["point"] + shared["aim"] * shared["direction"]
+    point = aimed(shared)
     metric, indefinite = absolute(q, min_curvature)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()

@@ -34,6 +34,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.laplace_point import aimed
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
@@ -107,7 +108,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         v = shared["centrality"]
         unusable = (~message["usable"]).double()
         message = {**message, "values": message["values"].clamp_min(LOWEST), "unusable": unusable}
-        aim = asked["point"] + asked["aim"].unsqueeze(-1) * asked["direction"]
+        aim = aimed(asked)
         message["eta"] = gaussian(message).score(aim)
         put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
         return {**put_in, "aim": aim.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
