@@ -1,7 +1,7 @@
 """Models that people come for, over clients, and how far an answer is from their known posteriors.
 
-These are the benchmark's: four chains of 2,000 of NUTS on all rows, of which every fourth draw is kept. A mean's standard
-error is some 0.02 SD, an SD's some 2 %.
+These are the benchmark's: four chains of 2,000 of NUTS on all rows, of which every fourth draw is kept. A mean's
+standard error is some 0.02 SD, an SD's some 2 %.
 """
 
 import importlib
