@@ -115,7 +115,7 @@ def described(path: Path) -> tuple[str, str]:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring"
     title, _, rest = text.partition("\n")
-    return title.rstrip("."), rest.strip()
+    return title.rstrip("."), rest.strip("\n")
 
 
 def page(name: str, title: str, text: str, figure: str, cells: Mapping[str, Outcome]) -> str:
@@ -183,7 +183,7 @@ def figures(cell: Outcome) -> list[str]:
 def verdict(cell: Outcome) -> str:
     """Whether the answer is right, and what it says of itself or why there is none."""
     said = cell.error.splitlines()[0] if cell.error else cell.doubts[0] if cell.doubts else ""
-    words = html.escape(" ".join(said.split())[:160]).replace("|", "\\|").replace("`", "")
+    words = html.escape(" ".join(said.split())[:160], quote=False).replace("|", "\\|").replace("`", "")
     for sign in "*_[]$":
         words = words.replace(sign, "\\" + sign)
     return f"{cell.outcome}{': ' + words if words else ''}"
