@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, cast
 
 from torch import Tensor
 
@@ -262,12 +262,23 @@ class Sent(NamedTuple):
         clients: (C,) whose messages these are.
         round: its number.
         seed: of the run, from which everybody's randomness follows.
+        rows: of all clients as the server was told, (K,); None: as many each.
+        problem: the model's densities, of which a server may take the prior.
+        graph: over which agents talk.
     """
 
     messages: State
     clients: Tensor
     round: int
     seed: int
+    rows: Tensor | None = None
+    problem: Problem | None = None
+    graph: Graph | None = None
+
+    @property
+    def own_rows(self) -> Tensor | None:
+        """Of the clients whose messages these are, (C,)."""
+        return None if self.rows is None else self.rows[self.clients]
 
 
 class NoisyRound(NamedTuple):
@@ -306,6 +317,10 @@ class Bounding(ABC):
             local: the clients', (K, ...).
         """
         return {}
+
+    def boundable(self) -> Algorithm:
+        """This algorithm, with what it would choose by itself chosen so that it can be bounded."""
+        return cast("Algorithm", self)
 
     def cannot_bound(self) -> str:
         """Why not with these settings, and the cure; "" where it can."""

@@ -57,7 +57,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     corrections: State = {}
     if isinstance(context.combination, Bounded):
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        held = algorithm.hold(context.combination, shared, phase.ledger, Sent(messages, at, number, context.seed))
+        whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
+        sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
+        held = algorithm.hold(context.combination, shared, phase.ledger, sent)
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
     elif isinstance(context.combination, Middle):

@@ -219,7 +219,7 @@ def test_the_price_when_all_are_honest(algorithm):
     found = bounded(prior(2), honest, all_ten.mean(), pull=2.0, precision=4.0)
     q = prior(2).product(found.sites.product_over(0))
     price = float(((q.mean() - all_ten.mean()) * all_ten.moments()[1].diagonal().rsqrt()).abs().max())
-    assert 0.3 < price < 0.33
+    assert 0.32 < price < 0.35
     off, ratio = error(run(algorithm), range(CLIENTS))
     assert abs(off - price) < 0.08
     np.testing.assert_allclose(ratio, 1.0, atol=0.1 if algorithm == pf.FedEP(covariance="diag") else 0.056)
@@ -263,8 +263,8 @@ def test_the_liar_is_named():
     [
         (pf.NUTS(), "no rule for Bounded", None),
         (pf.FedEP(start="prior", damping=0.1, server_optimiser="adam"), "optimiser moves q", None),
-        (pf.P2PVI(), "start='local', or 'prior'", pf.graph.complete(3)),
-        (pf.P2PVI(start="prior"), "on this graph", pf.graph.star(3)),
+        (pf.P2PVI(start="consensus"), "start='local', or 'prior'", pf.graph.complete(3)),
+        (pf.P2PVI(start="prior"), "on this graph", pf.graph.GossipPairs(pf.graph.star(3))),
         (pf.P2PFedAvg(), "takes back", pf.graph.complete(3)),
     ],
 )

@@ -646,7 +646,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
             )
         base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
         changes = self.changes_of(sent.messages)
-        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, gaussian(shared).mean())
+        centre = gaussian(shared).mean()
+        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, centre, sent.rows)
         told = as_state(held.quotient(changes), "correction_")
         return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
 

@@ -129,7 +129,7 @@ class FSGLD(VisitingLangevin, Bounding):
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Visits that are within reach of the same visits to the surrogates."""
-        clients = sent.messages["client"]
+        clients = sent.clients  # not whom a message says that it is from
         shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
         noise = visit_noise(sent.seed, sent.round, clients, shape, dtype)
         steps = self._steps(shared["steps"], shared["step_size"])
@@ -138,8 +138,4 @@ class FSGLD(VisitingLangevin, Bounding):
 
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, in their units."""
-        if self.surrogates is None or not self.precondition:
-            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
-        if self.batch_size is not None and not self.control_variate:
-            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
-        return ""
+        return self.incomparable()

@@ -57,7 +57,8 @@ def held_visits(
     mean, root = shared["held_mean"], shared["held_root"]
     dense = root.dim() == 2
     spread = root.square().sum(-1).sqrt() if dense else root
-    away = shared["position"] - mean
+    start = shared["position"].repeat_interleave(len(noise) // len(shared["position"]), 0)  # several clients a chain
+    away = start - mean
     white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
     kept = []
     for h, normal in zip(steps, noise.unbind(1), strict=True):
@@ -73,7 +74,7 @@ def held_visits(
     reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
     departure = sent - expected
     over = (departure.abs() - reach).clamp_min(0) / spread
-    still = (messages["position"] == shared["position"]).all(-1)  # a visit that failed, or might as well have
+    still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
     beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
     held = expected + torch.minimum(torch.maximum(departure, -reach), reach)
     found = torch.where((beyond > 0).reshape(-1, 1, 1), held, sent)

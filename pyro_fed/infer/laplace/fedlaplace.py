@@ -251,9 +251,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
         point = aimed(shared)
-        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point)
+        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(
-            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull
+            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says

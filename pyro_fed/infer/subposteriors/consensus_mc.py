@@ -143,7 +143,7 @@ class ConsensusMC(Algorithm, Bounding, OnCPU):
         draws = sent.messages["draws"]
         p = products.moments(draws.double().flatten(1, 2))
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
-        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0))
+        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
         moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
         cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
         return Held(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
