@@ -15,6 +15,9 @@ from pyro_fed.algorithm.states import State
 SHOWN = 5
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
 TOLD = 0.25
+#: Clients differ too much for limits relative to the cohort where more than this share of their messages were cut back
+#: in the last rounds, and so many of these are looked at. Two liars of ten are no such share.
+UNLIKE, LAST_ROUNDS = 0.3, 10
 #: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
 FAR = 6.0
 
@@ -202,6 +205,19 @@ class Record:
             f"factor): {'; '.join(parts)}{more}. A liar, wrong units or labels, or another population: pf.influence "
             "without combination= shows which; all cuts are in the group `federation` (beyond)"
         ]
+
+    def unlike(self) -> str:
+        """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""
+        last = [one for one in self.rounds if "beyond" in one.info][-LAST_ROUNDS:]
+        cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
+        share = float((cut > TOLD).mean()) if len(cut) else 0.0
+        if share <= UNLIKE:
+            return ""
+        return (
+            f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
+            "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
+            "others say. Leave combination= out, raise its pull, or pool like clients"
+        )
 
     def apart_from_cohort(self) -> list[str]:
         """The clients most of whose messages were far from the others', one sentence; none where there are none."""

@@ -69,7 +69,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         messages = context.combination(messages)
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
-    refuse_divergence(algorithm, phase.shared, after, number)
+    refuse_divergence(algorithm, phase.shared, after, number, record.unlike())
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     context.executor.settle(found.slots, told | corrections)
