@@ -10,6 +10,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     SiteKeeping   its clients keep what the server made of their messages
     Sites         its answer is the prior's Gaussian site times one of each client
     Bounding      what one client's message does can be held to what the others' do
+    Moving        how far each client's message moves the answer in a round is known
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -327,6 +328,22 @@ class Bounding(ABC):
         return ""
 
 
+class Moving(ABC):
+    """How far each client's message moves the answer in a round is known."""
+
+    @abstractmethod
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By how many SDs of the answer each message moves the mean of the parameter that it moves most, (C,).
+
+        Of particles and chains, which all clients move to and fro: besides what the others' messages explain.
+
+        Args:
+            shared: the server's state before `combine`.
+            kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
+            sent: the messages, as they are taken.
+        """
+
+
 def no_sites(algorithm: object) -> SettingError:
     """The error of an algorithm whose clients' contributions cannot be put in or taken out."""
     return SettingError(
@@ -487,6 +504,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SiteKeeping,
         Sites,
         Bounding,
+        Moving,
         Chains,
         ServerWork,
         KnownDensity,

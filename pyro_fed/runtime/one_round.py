@@ -7,7 +7,7 @@ import time
 import torch
 
 from pyro_fed.algorithm.bounding import apart
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
@@ -55,10 +55,10 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if _comparable(phase, context, len(at)):
         found.info["apart"] = apart(_numbers(messages))
     corrections: State = {}
+    whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
+    sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     if isinstance(context.combination, Bounded):
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
-        sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
         held = algorithm.hold(context.combination, shared, phase.ledger, sent)
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
@@ -67,6 +67,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
             messages = algorithm.alone(messages)
             corrections = context.combination.corrections(messages) if algorithm.corrected else {}
         messages = context.combination(messages)
+    if phase.last and isinstance(algorithm, Moving) and not hidden(context):
+        moved = algorithm.moved(shared, phase.ledger, sent._replace(messages=messages))
+        found.info["moved"] = moved[found.slots] if len(moved) > len(at) else moved
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number, record.unlike())

@@ -37,7 +37,7 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Sent, Sites
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Moving, Sent, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -56,7 +56,7 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.
@@ -65,7 +65,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
+class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -359,6 +359,13 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
         base = common / sites.product_over(0)
         held, cut = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
         return Held(shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
+        q, count = gaussian(shared), len(shared["eta"])
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
+        common = q.product_over(0) ** (1.0 / count)
+        return sds_moved(common, (gaussian(sent.messages) / mine) ** (1.0 / count))
 
     def boundable(self) -> Algorithm:
         """From the agents' own Laplace approximations, where a start is not asked for."""

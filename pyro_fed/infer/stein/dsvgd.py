@@ -63,7 +63,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Sent
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -109,7 +109,7 @@ OF_LARGE_MODELS = {"num_particles": 20, "local_steps": 50, "batch_size": 32}
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, Bounding, FitsSize):
+class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -377,6 +377,10 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, FitsSize):
             **{name: value[None] for name, value in figures.items()},
         }
         return Held(entered(state, sent.clients, residual, found.residuals), held, {}, found.cut + beyond)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
+        return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
 
     def boundable(self) -> Algorithm:
         """From the Gaussian, where a start is not asked for."""

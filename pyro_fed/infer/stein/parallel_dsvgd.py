@@ -148,6 +148,10 @@ class ParallelDSVGD(DSVGD, ServerWork):
         change = found.residuals - state["taken"][sent.clients]
         return Held(entered(state, sent.clients, claimed, found.residuals), {"change": change}, {}, found.cut)
 
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the residuals: one of e on average moves the mean by e."""
+        return sent.messages["change"].mean(-2).abs().amax(-1).double()
+
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)

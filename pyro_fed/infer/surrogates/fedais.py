@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Sent
+from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -74,7 +74,7 @@ LEAST = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Advice, FitsSize):
+class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -249,6 +249,16 @@ class FedAIS(Algorithm, Bounding, Advice, FitsSize):
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
         return Held(shared, message, {}, cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the weights with and without the client's log-likelihoods."""
+        values, draws = sent.messages["log_lik"], shared["draws"].double()
+        whole = shared["log_weights"] + values.sum(0)
+        mean = whole.softmax(0) @ draws
+        others = (whole - values).softmax(1)
+        other = others @ draws
+        spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return ((mean - other).abs() / spread).amax(-1)
 
     def cannot_bound(self) -> str:
         """Log-likelihoods are compared with those of the clients' sites."""
