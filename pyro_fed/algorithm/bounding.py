@@ -13,7 +13,7 @@ is the client's rows over the median client's, at most `MOST_ROWS`; medians are 
 ũ_i that of the pulls and s_i that of |u_ki - ũ_i| / (0.6745 r_k^(1/2)), a site is cut back to
 
     λ ≤ c_k med_j λ_max,j / r_j      Σ λ ≤ c_k med_j Σ λ_j / r_j      λ ≥ -c_k med_j (-λ_min,j)_+ / r_j
-    |u_ki - min(r_k, 1) ũ_i| ≤ b (1 - v_ki²)^(1/2) max(v_ki, r_k^(1/2) s_i)         c_k = c max(1, r_k / 2)
+    |u_ki - min(r_k, 1) ũ_i| ≤ b (1 - v_ki²)^(1/2) max(v_ki, min(r_k, 1)^(1/2) s_i)         c_k = c max(1, r_k / 2)
 
 with b `pull` and c `precision`. Beyond twice the limit of a pull less and less is left of it, and nothing beyond four
 times (Hampel's three-part function): who is so far away says nothing of θ. A direction whose precision is cut keeps its
@@ -191,7 +191,7 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Te
     pulls = sites.score(centre.expand_as(sites.eta)) / root
     apart = (pulls - share.clamp_max(1.0).unsqueeze(-1) * median_of(pulls / share.unsqueeze(-1), share)).norm(dim=1)
     allowed = limit * (share / 2).clamp_min(1.0) * median_of(size / share, share)
-    reach = limit * share.clamp_min(1.0).sqrt() * median_of(apart / share.sqrt(), share)
+    reach = limit * median_of(apart / share.sqrt(), share)
     weights = [(most / each).nan_to_num(nan=1.0).clamp_max(1.0) for most, each in ((allowed, size), (reach, apart))]
     return torch.minimum(*weights)
 
@@ -231,7 +231,7 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
     known = spread.clamp(0, 1)
-    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt() * usual)
+    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + descending(away, reach), part)

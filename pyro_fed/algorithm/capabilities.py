@@ -295,7 +295,13 @@ class NoisyRound(NamedTuple):
 
 
 class Bounding(ABC):
-    """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
+    """What one client's message does can be held to what the others' do, see `combination.Bounded`.
+
+    Class attributes:
+        alike: whether like clients send like numbers; one unlikely row makes all of a client's log-likelihoods small.
+    """
+
+    alike: ClassVar[bool] = True
 
     @abstractmethod
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:

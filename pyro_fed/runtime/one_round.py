@@ -82,12 +82,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account.
-
-    Log-likelihoods of draws are not: one unlikely row makes all of a client's numbers small.
-    """
+    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
     algorithm = phase.algorithm
-    alike = isinstance(algorithm, Bounding) and algorithm.additive and not phase.ledger
+    alike = isinstance(algorithm, Bounding) and algorithm.alike and algorithm.additive and not phase.ledger
     return phase.last and alike and context.combination is None and clients >= FEWEST_COMPARED
 
 

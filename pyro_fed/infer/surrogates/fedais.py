@@ -111,6 +111,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
+    alike: ClassVar[bool] = False
 
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
