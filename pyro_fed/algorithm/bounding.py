@@ -7,19 +7,26 @@ In coordinates that whiten q, of covariance Σ and mean m, client k's precision 
     P_k = Σ^(1/2) Λ_k Σ^(1/2)                   eigenvalues λ, about 1 / K each of K like clients
     u_ki = [Σ (η_k - Λ_k m)]_i / Σ_ii^(1/2)     the SDs by which it moves the mean of θ_i
 
-Where the model is right a pull is noise, and its SD follows from the client's own precision (Fisher's information
-equality): v_ki = ([Σ Λ_k Σ]_ii / Σ_ii)^(1/2). With ũ_i the median of the pulls and s_i the median distance from it,
-over 0.6745, a site is cut back to
+Where the model is right a pull is noise, and its variance follows from the client's own precision (Fisher's information
+equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the truth, v² (1 - v²) about the mean m, of which the client is a part. r_k
+is the client's rows over the median client's, at most `MOST_ROWS`; medians are over clients of weight min(r, 1). With
+ũ_i that of the pulls and s_i that of |u_ki - ũ_i| / (0.6745 r_k^(1/2)), a site is cut back to
 
-    λ ≤ c med_j λ_max,j      Σ λ ≤ c med_j Σ λ_j      λ ≥ -c med_j (-λ_min,j)_+      |u_ki - ũ_i| ≤ b max(v_ki, s_i)
+    λ ≤ c_k med_j λ_max,j / r_j      Σ λ ≤ c_k med_j Σ λ_j / r_j      λ ≥ -c_k med_j (-λ_min,j)_+ / r_j
+    |u_ki - min(r_k, 1) ũ_i| ≤ b (1 - v_ki²)^(1/2) max(v_ki, min(r_k, 1)^(1/2) s_i)         c_k = c max(1, r_k / 2)
 
-with b `pull` and c `precision`. A direction whose precision is cut keeps its mean, as if the client had fewer rows.
-What lies within the limits is returned as it came: honest clients that differ no more than that lose nothing.
+with b `pull` and c `precision`. Beyond twice the limit of a pull less and less is left of it, and nothing beyond four
+times (Hampel's three-part function): who is so far away says nothing of θ. A direction whose precision is cut keeps its
+mean, as if the client had fewer rows. What lies within the limits is returned as it came: honest clients that differ no
+more than that lose nothing, however unequal their numbers of rows; a client with more than 2 `MOST_ROWS` times the
+median client's counts as one with so many.
 
-The honest sites enter whole, whatever m, so that one liar among K like clients moves no mean by much more than
-b (c / (c + K))^(1/2) SDs, 1.1 of ten; more where the clients' pulls happen to be wide, 1.6 in the worst of some hundred
-draws of three parameters. Where all clients pull apart by s SDs the bound is b s. What few clients know of nobody can
-check: of more parameters than a client has rows a liar may claim the directions that no other client sees.
+The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs of the others' posterior,
+so that one liar moves no mean by much more than b v: with c times what the median client knows b (c / (c + K))^(1/2),
+1.1 SDs of ten, and less than b, however many rows it claims to have; more where the clients' pulls happen to be wide,
+1.6 in the worst of some hundred draws of three parameters. Where all clients pull apart by s SDs the bound is b s. What
+few clients know of nobody can check: of more parameters than a client has rows a liar may claim the directions that no
+other client sees.
 
 q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
 median curvature, are shortened to c times the median (Huber's weights).
@@ -46,6 +53,10 @@ HALF = 0.6745
 FLOOR = 1e-6
 #: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
 LARGEST = 1e12
+#: A client counts as one of so many times the median client's rows at most, whatever it says that it has.
+MOST_ROWS = 10.0
+#: How far below the median client's rows a client's may be: pulls of one without rows are compared too.
+FEWEST_ROWS = 1e-3
 #: Numbers of a message that are compared, evenly spaced, where there are more.
 LOOKED_AT = 1000
 
@@ -69,8 +80,10 @@ class BoundedSites(NamedTuple):
         return self.pull + self.precision.log()
 
 
-def bounded(base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, precision: float) -> BoundedSites:
-    """Sites none of which does much more than the others.
+def bounded(
+    base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, precision: float, rows: Tensor | None = None
+) -> BoundedSites:
+    """Sites none of which does much more than the others, row for row.
 
     Args:
         base: t_0, or all that is not bounded; it only sets the units, and counts as flat where it is not finite, as a
@@ -79,11 +92,13 @@ def bounded(base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, pre
         centre: a point from which pulls are first measured, such as an earlier mean of q, (D,).
         pull: b.
         precision: c.
+        rows: of each client, (K,); None: all have as many.
     """
     if not bool(base.precision.isfinite().all() & base.eta.isfinite().all()):
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
-    q = _positive(base.product(sites.power(_weights(sites, centre, precision)).product_over(0)))
-    found = _limited(q, sites, pull, precision)
+    share = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
+    q = _positive(base.product(sites.power(_weights(sites, centre, precision, share)).product_over(0)))
+    found = _limited(q, sites, pull, precision, share)
     for number in range(PASSES):
         new = _positive(base.product(found.sites.product_over(0)))
         if float(((new.mean() - q.mean()).abs() * _inverse_sds(new)).amax()) < STILL:
@@ -92,8 +107,44 @@ def bounded(base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, pre
         # would go to and fro for ever.
         step = 1.0 if number < WHOLE else 1.0 / (number - WHOLE + 2)
         q = q.power(1 - step).product(new.power(step))
-        found = _limited(q, sites, pull, precision)
+        found = _limited(q, sites, pull, precision, share)
     return found
+
+
+def relative_rows(rows: Tensor) -> Tensor:
+    """r (K,): rows over the median of those that have any, within what counts."""
+    some = rows[rows > 0]
+    usual = some.quantile(0.5) if len(some) else rows.new_ones(())
+    return (rows / usual).clamp(FEWEST_ROWS, MOST_ROWS)
+
+
+def median_of(values: Tensor, share: Tensor) -> Tensor:
+    """The clients' median of values (K, ...), each with the weight of its rows, up to those of the median client.
+
+    Clients of a row or two say little of what is usual; one that claims many says no more than any other.
+
+    Args:
+        values: of the clients.
+        share: r, (K,).
+    """
+    ordered, order = values.sort(0)
+    weight = share.clamp_max(1.0)[order].cumsum(0)
+    half = weight[-1:] / 2
+    near = torch.finfo(weight.dtype).eps * len(values) * half
+    low, high = ((weight < edge).sum(0, keepdim=True) for edge in (half - near, half + near))
+    last = len(values) - 1
+    return 0.5 * (ordered.gather(0, low.clamp_max(last)) + ordered.gather(0, high.clamp_max(last))).squeeze(0)
+
+
+def descending(away: Tensor, reach: Tensor) -> Tensor:
+    """Departures: whole up to `reach`, as long as that up to twice as far, down to nothing at four times.
+
+    Args:
+        away: departures.
+        reach: limits, of a shape that fits.
+    """
+    falling = (2 - away.abs() / (2 * reach)).nan_to_num(0.0).clamp(0, 1)
+    return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
 def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
@@ -128,8 +179,8 @@ def apart(values: Tensor) -> Tensor:
     return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST).quantile(0.5, 1)
 
 
-def _weights(sites: Gaussian, centre: Tensor, limit: float) -> Tensor:
-    """The powers (K,) that shorten sites to `limit` times the median in size and pull."""
+def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Tensor:
+    """The powers (K,) that shorten sites to `limit` times the median in size and pull, row for row."""
     full = sites.dense
     diagonal = sites.precision.diagonal(dim1=-2, dim2=-1) if full else sites.precision
     usual = diagonal.abs().quantile(0.5, 0)
@@ -138,12 +189,14 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float) -> Tensor:
     matrix = sites.precision / (root.unsqueeze(-1) * root if full else root.square())
     size = matrix.flatten(1).norm(dim=1)
     pulls = sites.score(centre.expand_as(sites.eta)) / root
-    apart = (pulls - pulls.quantile(0.5, 0)).norm(dim=1)
-    weights = [(limit * each.median() / each).nan_to_num(nan=1.0).clamp_max(1.0) for each in (size, apart)]
+    apart = (pulls - share.clamp_max(1.0).unsqueeze(-1) * median_of(pulls / share.unsqueeze(-1), share)).norm(dim=1)
+    allowed = limit * (share / 2).clamp_min(1.0) * median_of(size / share, share)
+    reach = limit * median_of(apart / share.sqrt(), share)
+    weights = [(most / each).nan_to_num(nan=1.0).clamp_max(1.0) for most, each in ((allowed, size), (reach, apart))]
     return torch.minimum(*weights)
 
 
-def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float) -> BoundedSites:
+def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
     """The sites within the limits that a q gives."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
     score = sites.score(mean.expand_as(sites.eta))
@@ -152,31 +205,36 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float) -> Bou
         values, vectors = torch.linalg.eigh((white + white.mT) / 2)
     else:
         values, vectors = root.square() * sites.precision, None
-    high = precision * values.amax(-1).median().clamp_min(0)
-    low = -precision * (-values.amin(-1)).clamp_min(0).median()
-    inside = values.clamp(low, high)
-    total, most = inside.clamp_min(0).sum(-1), precision * values.clamp_min(0).sum(-1).median()
+    rows, allowed = share.unsqueeze(-1), precision * (share / 2).clamp_min(1.0)
+    high = (allowed * median_of(values.amax(-1) / share, share).clamp_min(0)).unsqueeze(-1)
+    low = -(allowed * median_of((-values.amin(-1)).clamp_min(0) / share, share)).unsqueeze(-1)
+    inside = torch.minimum(torch.maximum(values, low), high)
+    total = inside.clamp_min(0).sum(-1)
+    most = allowed * median_of(values.clamp_min(0).sum(-1) / share, share)
     inside = torch.where((total > most).unsqueeze(-1), inside * (most / total).nan_to_num(1.0).unsqueeze(-1), inside)
-    negative = (low - values.amin(-1)).clamp_min(0)
-    each = torch.stack([values.amax(-1) / high, values.clamp_min(0).sum(-1) / most, 1 + negative / high])
-    beyond = each.nan_to_num(1.0).amax(0).clamp_min(1)
+    negative = (low.squeeze(-1) - values.amin(-1)).clamp_min(0)
+    highest = high.squeeze(-1)
+    each = torch.stack([values.amax(-1) / highest, values.clamp_min(0).sum(-1) / most, 1 + negative / highest])
+    beyond = each.nan_to_num(1.0).amax(0).clamp(1, LARGEST)
     cut = (inside != values).any(-1)
-    share = torch.where(inside == values, 1.0, inside / values)
+    kept = torch.where(inside == values, 1.0, inside / values)
     if vectors is None:
-        spread, part = inside * root.square(), share * score * root.square() * per_sd
+        spread, part = inside * root.square(), kept * score * root.square() * per_sd
         new = inside / root.square()
     else:
         inner = vectors * inside.unsqueeze(-2) @ vectors.mT
-        along = vectors @ (share * (vectors.mT @ (score @ root).unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
+        along = vectors @ (kept * (vectors.mT @ (score @ root).unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
         part = (root @ along).squeeze(-1) * per_sd
         spread = (root @ inner * root).sum(-1) * per_sd.square()
         inverse = torch.linalg.inv(root)
         new = inverse.mT @ inner @ inverse
-    middle = part.quantile(0.5, 0)
-    usual = (part - middle).abs().quantile(0.5, 0) / HALF
-    reach = pull * torch.maximum(spread.clamp_min(0).sqrt(), usual)
-    over = ((part - middle).abs() - reach).clamp_min(0)
-    moved = torch.minimum(torch.maximum(part, middle - reach), middle + reach)
+    middle = rows.clamp_max(1.0) * median_of(part / rows, share)
+    usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
+    known = spread.clamp(0, 1)
+    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+    away = part - middle
+    over = (away.abs() - reach).clamp_min(0)
+    moved = torch.where(over > 0, middle + descending(away, reach), part)
     cut |= (over > 0).any(-1)
     at = FullGaussian(new, moved) if sites.dense else type(sites)(new, moved)
     back = moved / per_sd
@@ -185,7 +243,7 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float) -> Bou
     keep = ~cut
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
-    return BoundedSites(result, over.amax(-1), beyond)
+    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond)
 
 
 def _inverse_sds(q: Gaussian) -> Tensor:

@@ -10,6 +10,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     SiteKeeping   its clients keep what the server made of their messages
     Sites         its answer is the prior's Gaussian site times one of each client
     Bounding      what one client's message does can be held to what the others' do
+    Moving        how far each client's message moves the answer in a round is known
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, cast
 
 from torch import Tensor
 
@@ -262,12 +263,23 @@ class Sent(NamedTuple):
         clients: (C,) whose messages these are.
         round: its number.
         seed: of the run, from which everybody's randomness follows.
+        rows: of all clients as the server was told, (K,); None: as many each.
+        problem: the model's densities, of which a server may take the prior.
+        graph: over which agents talk.
     """
 
     messages: State
     clients: Tensor
     round: int
     seed: int
+    rows: Tensor | None = None
+    problem: Problem | None = None
+    graph: Graph | None = None
+
+    @property
+    def own_rows(self) -> Tensor | None:
+        """Of the clients whose messages these are, (C,)."""
+        return None if self.rows is None else self.rows[self.clients]
 
 
 class NoisyRound(NamedTuple):
@@ -283,7 +295,13 @@ class NoisyRound(NamedTuple):
 
 
 class Bounding(ABC):
-    """What one client's message does can be held to what the others' do, see `combination.Bounded`."""
+    """What one client's message does can be held to what the others' do, see `combination.Bounded`.
+
+    Class attributes:
+        alike: whether like clients send like numbers; one unlikely row makes all of a client's log-likelihoods small.
+    """
+
+    alike: ClassVar[bool] = True
 
     @abstractmethod
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
@@ -307,9 +325,29 @@ class Bounding(ABC):
         """
         return {}
 
+    def boundable(self) -> Algorithm:
+        """This algorithm, with what it would choose by itself chosen so that it can be bounded."""
+        return cast("Algorithm", self)
+
     def cannot_bound(self) -> str:
         """Why not with these settings, and the cure; "" where it can."""
         return ""
+
+
+class Moving(ABC):
+    """How far each client's message moves the answer in a round is known."""
+
+    @abstractmethod
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By how many SDs of the answer each message moves the mean of the parameter that it moves most, (C,).
+
+        Of particles and chains, which all clients move to and fro: besides what the others' messages explain.
+
+        Args:
+            shared: the server's state before `combine`.
+            kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
+            sent: the messages, as they are taken.
+        """
 
 
 def no_sites(algorithm: object) -> SettingError:
@@ -472,6 +510,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SiteKeeping,
         Sites,
         Bounding,
+        Moving,
         Chains,
         ServerWork,
         KnownDensity,

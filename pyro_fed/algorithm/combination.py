@@ -66,10 +66,10 @@ class Bounded(Combination):
     """Each client's message, cut back to what the cohort's messages do.
 
     A client moves no mean by more than `pull` SDs of what chance, or the median client, does, and knows at most
-    `precision` times as much as the median client (`algorithm.bounding` has the derivation). One of ten like clients
-    moves no mean by more than about 1.5 SDs, whatever it sends; two by twice that. Honest clients within the limits
-    lose nothing; one with more than `precision` times the median client's rows counts as if it had so many, which
-    widens the result: raise `precision` for it. The run names the clients whose messages were cut, and how often.
+    `precision` times as much as the median client, or half as many times what its rows would (`algorithm.bounding` has
+    the derivation). One of ten like clients moves no mean by more than about 1.5 SDs, whatever it sends; two by twice
+    that. Honest clients within the limits lose nothing; one with more than twenty times the median client's rows counts
+    as if it had so many, which widens the result. The run names the clients whose messages were cut, and how often.
 
     Args:
         pull: SDs of what chance or the median client does.
@@ -98,19 +98,20 @@ class Bounded(Combination):
                 "more for a bound below two SDs"
             )
 
-    def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor) -> BoundedSites:
+    def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
         """Sites (K,) within the limits.
 
         Args:
             base: all of q that is not bounded.
             sites: those that clients sent.
             centre: a point near q's mean, (D,).
+            rows: of each, (K,); None: as many.
 
         Raises:
             SettingError: there are fewer than three.
         """
         self.check_clients(len(sites.eta))
-        return bounded(base, sites, centre, pull=self.pull, precision=self.precision)
+        return bounded(base, sites, centre, pull=self.pull, precision=self.precision, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)

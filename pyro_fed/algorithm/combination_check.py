@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyro_fed.algorithm.capabilities import Bounding, OnGraph, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, OnGraph, Pooled, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.errors import SettingError
@@ -53,20 +53,25 @@ def check_combination(
 def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
     name = type(algorithm).__name__
     first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
-    if not isinstance(algorithm, Bounding):
+    if not isinstance(algorithm, Bounding) or isinstance(algorithm, Pooled):
         raise SettingError(
-            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, FedLaplace, ConsensusMC, "
-            "FedAvg, FSGLD and P2PVI have one"
+            f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, BCM, FedLaplace, ConsensusMC, "
+            "FedAvg, FSGLD, FALD, DSVGD, ParallelDSVGD, FedAIS and P2PVI have one"
         )
     if why := algorithm.cannot_bound():
         raise SettingError(f"{name}{first} cannot be bounded: {why}")
-    if isinstance(algorithm, OnGraph) and not (graph is not None and all_hear_all(graph)):
+    if isinstance(algorithm, OnGraph) and (graph is None or graph.active(0) is not None or not stands_still(graph)):
         raise SettingError(
-            f"{name}{first} cannot be bounded on this graph: where agents hear each other by others, a lie is mixed "
-            "with what is true before anybody can compare; give graph=pf.graph.complete(...)"
+            f"{name}{first} cannot be bounded on this graph: agents are held to what their neighbours' neighbours say, "
+            "and these change from round to round; give a graph that stays the same, such as pf.graph.ring(...)"
         )
+
+
+def stands_still(graph: Graph) -> bool:
+    """Whether an agent has the same neighbours in every round."""
+    return not graph.random and graph.window == 1
 
 
 def all_hear_all(graph: Graph) -> bool:
     """Whether one consensus step makes all agents agree, in every round."""
-    return graph.active(0) is None and not graph.random and graph.window == 1 and graph.gap > 1 - SAME
+    return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - SAME

@@ -15,6 +15,14 @@ from pyro_fed.algorithm.states import State
 SHOWN = 5
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
 TOLD = 0.25
+#: Of fewer clients the median is no cohort's.
+FEWEST_MOVERS = 4
+#: A client moves the answer more than others do where it moves it by so many SDs in its median round, and by so many
+#: times what the median client does in its own.
+MOVED, MOVED_TIMES = 0.5, 5.0
+#: Clients differ too much for limits relative to the cohort where more than this share of their messages were cut back
+#: in the last rounds, and so many of these are looked at. Two liars of ten are no such share.
+UNLIKE, LAST_ROUNDS = 0.3, 10
 #: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
 FAR = 6.0
 
@@ -201,6 +209,35 @@ class Record:
             "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
             f"factor): {'; '.join(parts)}{more}. A liar, wrong units or labels, or another population: pf.influence "
             "without combination= shows which; all cuts are in the group `federation` (beyond)"
+        ]
+
+    def unlike(self) -> str:
+        """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""
+        last = [one for one in self.rounds if "beyond" in one.info][-LAST_ROUNDS:]
+        cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
+        share = float((cut > TOLD).mean()) if len(cut) else 0.0
+        if share <= UNLIKE:
+            return ""
+        return (
+            f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
+            "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
+            "others say. Leave combination= out, raise its pull, or pool like clients"
+        )
+
+    def movers(self) -> list[str]:
+        """The clients that move the answer more than others do in most of their rounds, one sentence; none if none."""
+        usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
+        if len(usual) < FEWEST_MOVERS:
+            return []
+        least = max(MOVED, MOVED_TIMES * float(np.median(list(usual.values()))))
+        far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
+        if not far:
+            return []
+        named = ", ".join(f"client {self.client_names[k]} by {usual[k]:.2g} SDs" for k in far)
+        return [
+            f"in most of their rounds some clients move the answer more than {MOVED_TIMES:g} times as far as others "
+            f"do: {named} (`moved` in the group `federation`). A liar, wrong units or labels, another population, or "
+            "one that puts right what another of them has done?"
         ]
 
     def apart_from_cohort(self) -> list[str]:

@@ -80,6 +80,7 @@ def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> b
         listed = (
             not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__") and hasattr(value, "__iter__")
         )
+        listed = listed and getattr(value, "ndim", 1) != 0  # an array of no dimension has a length in name alone
         return listed and (not inner or all(fits(one, inner[0]) for one in _some(value)))
     wanted = origin if isinstance(origin, type) else hint
     return isinstance(value, wanted) if isinstance(wanted, type) and not _is_protocol(wanted) else True

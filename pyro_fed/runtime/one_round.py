@@ -7,7 +7,7 @@ import time
 import torch
 
 from pyro_fed.algorithm.bounding import apart
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Sent, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
@@ -55,9 +55,11 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if _comparable(phase, context, len(at)):
         found.info["apart"] = apart(_numbers(messages))
     corrections: State = {}
+    whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
+    sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     if isinstance(context.combination, Bounded):
         assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        held = algorithm.hold(context.combination, shared, phase.ledger, Sent(messages, at, number, context.seed))
+        held = algorithm.hold(context.combination, shared, phase.ledger, sent)
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
     elif isinstance(context.combination, Middle):
@@ -65,9 +67,12 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
             messages = algorithm.alone(messages)
             corrections = context.combination.corrections(messages) if algorithm.corrected else {}
         messages = context.combination(messages)
+    if phase.last and isinstance(algorithm, Moving) and not hidden(context):
+        moved = algorithm.moved(shared, phase.ledger, sent._replace(messages=messages))
+        found.info["moved"] = moved[found.slots] if len(moved) > len(at) else moved
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
-    refuse_divergence(algorithm, phase.shared, after, number)
+    refuse_divergence(algorithm, phase.shared, after, number, record.unlike())
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     context.executor.settle(found.slots, told | corrections)
@@ -77,12 +82,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account.
-
-    Log-likelihoods of draws are not: one unlikely row makes all of a client's numbers small.
-    """
+    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
     algorithm = phase.algorithm
-    alike = isinstance(algorithm, Bounding) and algorithm.additive and not phase.ledger
+    alike = isinstance(algorithm, Bounding) and algorithm.alike and algorithm.additive and not phase.ledger
     return phase.last and alike and context.combination is None and clients >= FEWEST_COMPARED
 
 

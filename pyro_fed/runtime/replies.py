@@ -24,6 +24,8 @@ from pyro_fed.runtime.executors import Reply, Work
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
+#: Where the state before is; the first rounds of some algorithms leave none that could be drawn from.
+KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
 #: How often a client is asked in a round that cannot do without it.
 ATTEMPTS = 10
 #: So many requests in a row without a usable reply end a run that asks for no quorum.
@@ -139,6 +141,10 @@ def _advice(algorithm: Algorithm, problem: Problem, before: State) -> str:
     return algorithm.advice(problem, before) if isinstance(algorithm, Advice) else "reduce the step size"
 
 
+def _said(sentence: str) -> str:
+    return f"{sentence}. " if sentence else ""
+
+
 def _diverged(
     algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
 ) -> DivergenceError:
@@ -147,8 +153,8 @@ def _diverged(
     largest = max((float(part.abs().max()) for part in floating), default=0.0)
     error = DivergenceError(
         f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g}); {_advice(algorithm, context.problem, before)}. The last finite "
-        "state is kept in this error's `result`",
+        f"(largest magnitude before: {largest:.3g}); {_advice(algorithm, context.problem, before)}. "
+        f"{_said(context.record.unlike())}{KEPT}",
         client=client,
         round=work.round,
     )
@@ -156,7 +162,7 @@ def _diverged(
     return error
 
 
-def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int) -> None:
+def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int, unlike: str = "") -> None:
     """Refuse a server's state with an entry that was finite and is so no more.
 
     Entries that begin as infinities, and those that the algorithm names as `may_be_infinite`, hold what is not known
@@ -167,6 +173,7 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
         before: the server's state before the round, which the error keeps.
         after: its state now.
         round: the round's number.
+        unlike: that the clients are no cohort, where a combination holds them to one.
 
     Raises:
         DivergenceError: names the entry.
@@ -181,8 +188,8 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
         error = DivergenceError(
             f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
             "client's reply was finite: the step was too long, or a density overflowed. Take a smaller step, give "
-            "parameters of very different scales a common one, or use dtype=torch.float64. The last finite state is "
-            "kept in this error's `result`",
+            "parameters of very different scales a common one, or use dtype=torch.float64. "
+            f"{_said(unlike)}{KEPT}",
             round=round,
         )
         error.algorithm, error.state = algorithm, before
@@ -196,7 +203,7 @@ def _check_quorum(algorithm: Algorithm, context: Context, work: Work, found: Gat
         need = max(need, 1)
     if replied >= need:
         return
-    where = "this error's `result`" if context.checkpoint is None else str(context.checkpoint.folder)
+    where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
     cure = (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Indicators, NoiseTracking, OnGraph, Pooled, check_taken_up
-from pyro_fed.algorithm.combination import Combination
+from pyro_fed.algorithm.capabilities import Bounding, Indicators, NoiseTracking, OnGraph, Pooled, check_taken_up
+from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.privacy import Private
@@ -145,6 +145,8 @@ def run(
     first = stages[0].algorithm
     if isinstance(combination, Private) and isinstance(first, NoiseTracking):
         first = first.evenly()
+    if isinstance(combination, Bounded) and isinstance(first, Bounding):
+        first = first.boundable()
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))

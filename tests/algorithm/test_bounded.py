@@ -9,10 +9,12 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.algorithm.bounding import apart, bounded, within_cohort
+from pyro_fed.algorithm.bounding import apart, bounded, descending, median_of, relative_rows, within_cohort
 from pyro_fed.algorithm.capabilities import Sent
 from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.record import Record, Round
 from pyro_fed.infer.laplace.line import held_values
+from pyro_fed.infer.peers.screening import two_links
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
 
@@ -159,7 +161,7 @@ def ten_clients():
 
 def run(algorithm, fed=None, **options):
     fed = fed or ten_clients()
-    graph = pf.graph.complete(CLIENTS) if isinstance(algorithm, pf.P2PVI) else None
+    graph = options.pop("graph", pf.graph.complete(CLIENTS) if isinstance(algorithm, pf.P2PVI) else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return pf.run(algorithm, fed, graph=graph, **{"combination": Bounded()} | QUIET | options)
@@ -191,8 +193,14 @@ FAMILIES = [
     pf.BCM(),
     pf.P2PVI(start="prior"),
     pf.P2PVI(start="local"),
+    pf.FedAIS(num_proposals=2000),
+    pf.ParallelDSVGD(num_particles=50),
+    pf.DSVGD(num_particles=50),
+    pf.FALD(burn_in=50, num_chains=2),
     pf.FedAvg(step_size=0.05),
 ]
+#: Those whose draws are few, or whose price is no closed form.
+SAMPLED = 5
 NAMES = [f"{type(a).__name__}{i}" for i, a in enumerate(FAMILIES)]
 
 
@@ -206,7 +214,7 @@ def test_every_family_is_bounded(algorithm):
         assert off < 2, kind
 
 
-@pytest.mark.parametrize("algorithm", FAMILIES[:-1], ids=NAMES[:-1])
+@pytest.mark.parametrize("algorithm", FAMILIES[:-SAMPLED], ids=NAMES[:-SAMPLED])
 def test_the_price_when_all_are_honest(algorithm):
     """That of the exact sites within the limits: one client pulls by 3.3 of its own SDs, and is held to two.
 
@@ -219,10 +227,106 @@ def test_the_price_when_all_are_honest(algorithm):
     found = bounded(prior(2), honest, all_ten.mean(), pull=2.0, precision=4.0)
     q = prior(2).product(found.sites.product_over(0))
     price = float(((q.mean() - all_ten.mean()) * all_ten.moments()[1].diagonal().rsqrt()).abs().max())
-    assert 0.3 < price < 0.33
+    assert 0.32 < price < 0.35
     off, ratio = error(run(algorithm), range(CLIENTS))
     assert abs(off - price) < 0.08
     np.testing.assert_allclose(ratio, 1.0, atol=0.1 if algorithm == pf.FedEP(covariance="diag") else 0.056)
+
+
+def test_agents_are_held_by_their_neighbours_neighbours():
+    """On a ring; the price where all are honest is that of limits of five agents."""
+    nine = [k for k in range(CLIENTS) if k != LIAR]
+    liar = Faulty(probability=1.0, kinds=("hundredfold",), clients=(LIAR,))
+    off, _ = error(run(pf.P2PVI(), executor=liar, num_rounds=6, graph=pf.graph.ring(CLIENTS)), nine)
+    assert off < 2
+    near = two_links(pf.graph.ring(CLIENTS))
+    assert near.sum(0).tolist() == [5] * CLIENTS
+
+
+def unequal(rows, seed=0, dim=3):
+    """Sites of linear regressions of so many rows with the same truth."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for count in rows:
+        x = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+        y = x.sum(1) + torch.randn(count, generator=generator, dtype=torch.float64)
+        parts.append((x.T @ x, x.T @ y))
+    return STRUCTURES["full"](*(torch.stack(part) for part in zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[400 // k for k in range(1, 11)], [400] + [20] * 9, [5] * 5 + [200] * 5, [1, 3, 8, 15, 22, 40, 60, 90, 200, 361]],
+)
+def test_honest_clients_of_unequal_sizes_widen_nothing(rows):
+    """Limits are row for row. Without the rows the SDs are 1.3 to 2.7 times as wide."""
+    for seed in range(5):
+        honest = unequal(rows, seed)
+        all_ten = prior().product(honest.product_over(0))
+        sd = all_ten.moments()[1].diagonal().sqrt()
+        ratios = []
+        for told in (torch.tensor(rows), None):
+            found = bounded(prior(), honest, all_ten.mean(), pull=2.0, precision=4.0, rows=told)
+            q = prior().product(found.sites.product_over(0))
+            ratios.append(float((q.moments()[1].diagonal().sqrt() / sd).max()))
+        assert ratios[0] < 1.05
+        assert ratios[1] >= ratios[0]
+
+
+def test_a_liar_that_claims_a_million_rows_moves_no_mean_by_two_sds():
+    """By what it may know, 20 times the median client, and by where it says that the parameters are."""
+    for seed in range(6):
+        honest = sites(seed)
+        nine = others(honest)
+        sd = nine.moments()[1].diagonal().sqrt()
+        rows = torch.full((CLIENTS,), 40.0).index_fill(0, torch.tensor(LIAR), 1e6)
+        for size in (1.0, 25.0, 1e6):
+            for away in (2.0, 4.0, 30.0):
+                told = type(honest)(honest.precision.clone(), honest.eta.clone())
+                told.precision[LIAR] = size * honest.precision[LIAR]
+                told.eta[LIAR] = told.precision[LIAR] @ (nine.mean() + away * sd)
+                found = bounded(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
+                q = prior().product(found.sites.product_over(0))
+                assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
+
+
+def test_medians_weigh_clients_by_their_rows_up_to_the_median_clients():
+    values = torch.tensor([5.0, 1.0, 3.0, 2.0], dtype=torch.float64)
+    assert float(median_of(values, torch.ones(4).double())) == 2.5
+    assert float(median_of(values, torch.tensor([1e-3, 1.0, 10.0, 1.0]).double())) == 2.0
+    share = relative_rows(torch.tensor([0.0, 20.0, 40.0, 60.0, 1e6]).double())
+    assert share.tolist() == pytest.approx([1e-3, 0.4, 0.8, 1.2, 10.0])
+
+
+def test_departures_far_beyond_a_limit_count_for_nothing():
+    away = torch.tensor([-0.5, 1.0, 1.5, 2.0, 3.0, -4.0, 1e9]).double()
+    assert descending(away, torch.tensor(1.0).double()).tolist() == pytest.approx([-0.5, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0])
+
+
+def test_how_far_each_message_moves_the_answer_is_recorded():
+    """Of the first step of sites of a linear model from the prior: by the closed form."""
+    fed = ten_clients()
+    found = run(pf.FedEP(start="prior"), num_rounds=2, combination=None).federation["moved"].values
+    x, y = line_data(rows=400, seed=5)
+    pulls = torch.stack([(x[rows].T @ y[rows]).abs().max() for rows in fed.client_rows])
+    np.testing.assert_allclose(found[0], pulls, rtol=1e-6)
+    liar = Faulty(probability=1.0, kinds=("hundredfold",), clients=(LIAR,))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pf.run(pf.FedAIS(num_proposals=2000), fed, executor=liar, **QUIET | {"audit": True})
+    said = [str(each.message) for each in caught]
+    assert any(f"5 times as far as others do: client {LIAR} by" in sentence for sentence in said), said
+
+
+def test_clients_that_are_no_cohort_are_said_to_be_none():
+    """Half of them with the opposite truth: most messages are cut."""
+    record = Record([str(k) for k in range(4)])
+    for _ in range(3):
+        record.rounds.append(Round("FedEP", [0, 1, 2, 3], 0, 0, 0.0, {"beyond": np.array([2.0, 1.0, 0.0, 0.0])}))
+    assert record.unlike().startswith("50 % of the clients' messages were cut back")
+    record.rounds[-1].info["beyond"][:] = 0.0
+    record.rounds[-2].info["beyond"][:] = 0.0
+    assert record.unlike() == ""
 
 
 def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
@@ -262,9 +366,14 @@ def test_the_liar_is_named():
     ("algorithm", "words", "graph"),
     [
         (pf.NUTS(), "no rule for Bounded", None),
+        (pf.SVGD(), "no rule for Bounded", None),
+        (pf.DSGLD(), "no rule for Bounded", None),
+        (pf.DSVGD(start="modes"), "start='gaussian'", None),
+        (pf.FedAIS(surrogates=pf.DSVGD()), "surrogates='auto'", None),
+        (pf.FALD(alpha=0), "alpha=1", None),
         (pf.FedEP(start="prior", damping=0.1, server_optimiser="adam"), "optimiser moves q", None),
-        (pf.P2PVI(), "start='local', or 'prior'", pf.graph.complete(3)),
-        (pf.P2PVI(start="prior"), "on this graph", pf.graph.star(3)),
+        (pf.P2PVI(start="consensus"), "start='local', or 'prior'", pf.graph.complete(3)),
+        (pf.P2PVI(start="prior"), "on this graph", pf.graph.GossipPairs(pf.graph.star(3))),
         (pf.P2PFedAvg(), "takes back", pf.graph.complete(3)),
     ],
 )

@@ -75,6 +75,12 @@ def test_an_argument_that_cannot_be_used_is_named(call, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_array_without_dimensions_is_no_list():
+    for parts in (np.array("x"), torch.tensor(2.0)):
+        with pytest.raises(pf.PyroFedError, match="parts"):
+            pf.pooled_moments(parts)
+
+
 def test_a_result_of_another_shape_is_no_traceback():
     known = fuzzing.result()
     other = with_group(known, "posterior", group_of(known, "posterior").isel(w_dim_0=[0]))

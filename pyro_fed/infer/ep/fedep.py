@@ -41,6 +41,7 @@ from pyro_fed.algorithm.capabilities import (
     Delegates,
     FitsSize,
     Held,
+    Moving,
     NoiseTracking,
     NoisyRound,
     Sent,
@@ -88,6 +89,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     gaussian,
     joined,
     kept_where,
+    sds_moved,
     site_of,
     unbatched,
 )
@@ -117,7 +119,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking, ServerWork, Delegates, FitsSize):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -646,9 +648,14 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, NoiseTracking, Serv
             )
         base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
         changes = self.changes_of(sent.messages)
-        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, gaussian(shared).mean())
+        centre = gaussian(shared).mean()
+        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, centre, sent.rows)
         told = as_state(held.quotient(changes), "correction_")
         return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the sites."""
+        return sds_moved(gaussian(shared), self.changes_of(sent.messages))
 
     def cannot_bound(self) -> str:
         """An optimiser moves q and the sites by different amounts; networks have another scale of sites."""

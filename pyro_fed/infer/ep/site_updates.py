@@ -179,7 +179,13 @@ def changes(found: Tilted, site: Gaussian, num_rows: Tensor) -> tuple[Gaussian, 
 
 
 def held_changes(
-    limits: Bounded, base: Gaussian, sites: Gaussian, clients: Tensor, deltas: Gaussian, centre: Tensor
+    limits: Bounded,
+    base: Gaussian,
+    sites: Gaussian,
+    clients: Tensor,
+    deltas: Gaussian,
+    centre: Tensor,
+    rows: Tensor | None = None,
 ) -> tuple[Gaussian, Tensor]:
     """Changes of sites after which no client's site is beyond the cohort's, (C,), and by how much each was, (C,).
 
@@ -190,12 +196,15 @@ def held_changes(
         clients: (C,) whose changes these are.
         deltas: as sent, (C,).
         centre: a point near q's mean, (D,).
+        rows: of all clients, (K,); None: as many each.
     """
     precision, eta = sites.precision.clone(), sites.eta.clone()
     precision[clients] += deltas.precision
     eta[clients] += deltas.eta
     spoken = (eta != 0).any(-1) | (precision.flatten(1) != 0).any(-1)
-    found = limits.sites(base, type(sites)(precision[spoken], eta[spoken]), centre)
+    found = limits.sites(
+        base, type(sites)(precision[spoken], eta[spoken]), centre, None if rows is None else rows[spoken]
+    )
     precision[spoken], eta[spoken] = found.sites.precision, found.sites.eta
     beyond = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
     beyond[spoken] = found.beyond

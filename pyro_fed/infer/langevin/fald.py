@@ -25,6 +25,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
@@ -33,13 +35,14 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
 from pyro_fed.infer.langevin.langevin import VisitingLangevin
 from pyro_fed.ops.entries import widened
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(VisitingLangevin):
+class FALD(VisitingLangevin, Bounding, Moving):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -129,8 +132,7 @@ class FALD(VisitingLangevin):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        f = shared["share"][clients].reshape(self.num_chains, number)
-        weight = (f / f.sum(1, keepdim=True)).reshape(-1)
+        weight = self._weights(shared, clients)
         every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
         position = shared["position"].repeat_interleave(number, 0)
         return {"position": position, "client": clients, "weight": weight, **every}
@@ -142,6 +144,37 @@ class FALD(VisitingLangevin):
         scaled = {**noise, "normal": noise["normal"] * shared["weight"].rsqrt().unsqueeze(-1)}
         message, news, info = super().local_step(problem, shared, local, data, scaled)
         return message | {"weight": shared["weight"]}, news, info
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Visits within reach of the same visits to the surrogates, of the weights that the clients were given."""
+        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        weight = self._weights(shared, sent.clients)
+        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
+        steps = self._steps(shared["steps"], shared["step_size"])
+        held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
+        return Held(shared, {**held, "weight": weight}, {}, cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
+        if "held_mean" not in shared:
+            return torch.zeros(len(sent.clients), dtype=torch.float64)
+        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        weight = self._weights(shared, sent.clients)
+        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
+        steps = self._steps(shared["steps"], shared["step_size"])
+        found = departures(shared, sent.messages, steps, noise, self.midpoint)
+        return found * weight
+
+    def _weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c of each visit, (C,)."""
+        f = shared["share"][clients].reshape(self.num_chains, -1)
+        return (f / f.sum(1, keepdim=True)).reshape(-1)
+
+    def cannot_bound(self) -> str:
+        """A visit is compared with one to the surrogates, which conducive gradients make alike."""
+        return self.incomparable() or (
+            "" if self.alpha else "without conducive gradients visits differ as lies do: alpha=1"
+        )
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Average the clients of each chain."""

@@ -20,7 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
@@ -28,7 +31,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.langevin.held_visits import held_visits, visit_noise
+from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
@@ -37,7 +40,7 @@ from pyro_fed.ops.visits import longest_visit
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(VisitingLangevin, Bounding):
+class FSGLD(VisitingLangevin, Bounding, Moving):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -129,17 +132,23 @@ class FSGLD(VisitingLangevin, Bounding):
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Visits that are within reach of the same visits to the surrogates."""
-        clients = sent.messages["client"]
+        clients = sent.clients  # not whom a message says that it is from
         shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
         noise = visit_noise(sent.seed, sent.round, clients, shape, dtype)
         steps = self._steps(shared["steps"], shared["step_size"])
         held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
         return Held(shared, held, {}, cut)
 
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
+        if "held_mean" not in shared:
+            return torch.zeros(len(sent.clients), dtype=torch.float64)
+        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
+        steps = self._steps(shared["steps"], shared["step_size"])
+        found = departures(shared, sent.messages, steps, noise, self.midpoint)
+        return found
+
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, in their units."""
-        if self.surrogates is None or not self.precondition:
-            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
-        if self.batch_size is not None and not self.control_variate:
-            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
-        return ""
+        return self.incomparable()

@@ -57,7 +57,8 @@ def held_visits(
     mean, root = shared["held_mean"], shared["held_root"]
     dense = root.dim() == 2
     spread = root.square().sum(-1).sqrt() if dense else root
-    away = shared["position"] - mean
+    start = shared["position"].repeat_interleave(len(noise) // len(shared["position"]), 0)  # several clients a chain
+    away = start - mean
     white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
     kept = []
     for h, normal in zip(steps, noise.unbind(1), strict=True):
@@ -73,11 +74,39 @@ def held_visits(
     reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
     departure = sent - expected
     over = (departure.abs() - reach).clamp_min(0) / spread
-    still = (messages["position"] == shared["position"]).all(-1)  # a visit that failed, or might as well have
+    still = (messages["position"] == start).all(-1)  # a visit that failed, or might as well have
     beyond = torch.where(still, 0.0, over.flatten(1).amax(1))
     held = expected + torch.minimum(torch.maximum(departure, -reach), reach)
     found = torch.where((beyond > 0).reshape(-1, 1, 1), held, sent)
     return {**messages, "draws": found[:, :-1], "position": found[:, -1]}, beyond.double()
+
+
+def departures(shared: State, messages: State, steps: Tensor, noise: Tensor, midpoint: bool) -> Tensor:
+    """By how many SDs visits end away from the same visits to the surrogates, (C,); none of those that failed.
+
+    A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t, so that its end is known
+    at once.
+
+    Args:
+        shared: the server's state, with `reference`.
+        messages: the visits, of C chains.
+        steps: h of each step, (T,).
+        noise: of each chain's steps, (C, T, D).
+        midpoint: whether a step's score is taken half of the noise further on.
+    """
+    mean, root = shared["held_mean"], shared["held_root"]
+    dense = root.dim() == 2
+    start = shared["position"].repeat_interleave(len(noise) // len(shared["position"]), 0)
+    away = start - mean
+    white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
+    shrunk = 1 - 0.5 * steps
+    left = torch.cat([shrunk.flip(0).cumprod(0).flip(0)[1:], shrunk.new_ones(1)])
+    each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
+    white = shrunk.prod() * white + torch.einsum("t,ctd->cd", each.to(noise), noise)
+    spread = root.square().sum(-1).sqrt() if dense else root
+    expected = mean + (white @ root.T if dense else root * white)
+    moved = ((messages["position"] - expected).abs() / spread).amax(-1)
+    return torch.where((messages["position"] == start).all(-1), 0.0, moved).double()
 
 
 def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

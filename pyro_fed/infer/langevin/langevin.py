@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats, Tempered
+from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -153,6 +153,14 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         """Posterior SDs beyond √D from the mode at which the conducive gradient stops growing; None: nowhere."""
         return None
 
+    def incomparable(self) -> str:
+        """Why a visit cannot be compared with one to the surrogates, and the cure; "" where it can."""
+        if self.surrogates is None or not self.precondition:
+            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
+        if self.batch_size is not None and not self.control_variate:
+            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
+        return ""
+
     def client_shares(self, num_clients: int) -> Tensor:
         """f_s, (K,), float64: how often a chain is at each client."""
         return shares(None, num_clients)
@@ -197,7 +205,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
-        if self.control_variate and self.batch_size is not None and self.surrogates is not None:
+        if isinstance(self, Bounding) and self.surrogates is not None and not self.cannot_bound():
             known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
         chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Sent, ServerWork, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, ServerWork, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -46,6 +46,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     flat_site,
     gaussian,
     kept_where,
+    sds_moved,
     site_of,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -56,7 +57,7 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
+class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -251,9 +252,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
         point = aimed(shared)
-        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point)
+        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(
-            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull
+            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
@@ -264,6 +265,12 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, ServerWork):
             {},
             found.beyond,
         )
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the expansions."""
+        sites, own = gaussian(sent.messages), type(self).sites(self, shared, kept) if kept else None
+        old = sites.power(0.0) if own is None else gaussian({n: v[sent.clients] for n, v in own.items()})
+        return sds_moved(gaussian(shared), sites.quotient(old))
 
     @property
     def _shortest(self) -> int:

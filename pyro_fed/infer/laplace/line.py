@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import HALF
+from pyro_fed.algorithm.bounding import HALF, median_of, relative_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CHUNK, Batch, ClientData
 from pyro_fed.density.rows.nested import NestedRows
@@ -36,11 +36,13 @@ def line_values(problem: Problem, line: Tensor, data: ClientData) -> Tensor:
     return found
 
 
-def held_values(sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
+def held_values(
+    sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pull: float, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Values on a line, (K, L), held to what the clients' sites say of them and the cohort's own departures from that.
 
-    Sites are quadratics, so that honest values depart from them by terms of third order, which are alike in size. No
-    client's level counts, which nothing could check: all are put at the median one.
+    Sites are quadratics, so that honest values depart from them by terms of third order, which are alike in size, row
+    for row. No client's level counts, which nothing could check: all are put at the median one.
 
     Args:
         sites: within their limits, (K,).
@@ -48,6 +50,7 @@ def held_values(sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pu
         line: the points' differences from it, (L, D), followed by that of the present point, (L + 1, D).
         values: as sent, of the points, (K, L); the one nearest to the present point is the last in `line` again.
         pull: departures beyond so many SDs of the cohort's are cut.
+        rows: of each client, (K,); None: as many.
 
     Returns:
         values (K, L), and their sum at the present point.
@@ -59,7 +62,8 @@ def held_values(sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pu
     expected = expected[:, :-1] - expected[:, here : here + 1]
     level = values[:, here : here + 1]
     apart = values - level - expected
-    reach = pull * apart.abs().quantile(0.5, 0) / HALF
+    share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+    reach = pull * share.clamp_min(1.0).unsqueeze(-1) * median_of(apart.abs() / share.unsqueeze(-1), share) / HALF
     usual = level.median()
     return usual + expected + torch.minimum(torch.maximum(apart, -reach), reach), len(values) * usual
 

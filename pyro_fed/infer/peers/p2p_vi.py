@@ -37,8 +37,9 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Sent, Sites
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Moving, Sent, Sites
 from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -53,8 +54,9 @@ from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief
+from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Beliefs that move by less than this, in SDs, have no more data to come.
@@ -63,7 +65,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
+class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -342,17 +344,32 @@ class P2PVI(PeerGaussian, Sites, Bounding, FitsSize):
         """Beliefs whose changes of the agents' sites are within the limits.
 
         Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
-        server of its own, and all come to the same verdict.
+        server of its own, and all come to the same verdict. Elsewhere `peers.screening` says who judges whom.
         """
         q, count = gaussian(shared), len(shared["eta"])
         mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
-        common, sites = q.product_over(0) ** (1.0 / count), gaussian(kept)
-        deltas = (gaussian(sent.messages) / mine) ** (1.0 / count)
-        centre = (
-            common.mean() if bool(common.is_proper()) else gaussian(sent.messages).mean().nan_to_num().quantile(0.5, 0)
-        )
-        held, cut = held_changes(limits, common / sites.product_over(0), sites, sent.clients, deltas, centre)
+        sites, told = gaussian(kept), gaussian(sent.messages)
+        if sent.graph is not None and not all_hear_all(sent.graph):
+            weight = torch.from_numpy(sent.graph.centrality(0))[sent.clients]
+            held, cut = screened(limits, sent.graph, q, sites, sent.clients, (told / mine) ** weight, told, sent.rows)
+            taken = held ** (1.0 / weight)
+            return Held(shared, {**sent.messages, **as_state(mine * taken)}, as_state(held, "taken_"), cut)
+        common = q.product_over(0) ** (1.0 / count)
+        deltas = (told / mine) ** (1.0 / count)
+        base = common / sites.product_over(0)
+        held, cut = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
         return Held(shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
+        q, count = gaussian(shared), len(shared["eta"])
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
+        common = q.product_over(0) ** (1.0 / count)
+        return sds_moved(common, (gaussian(sent.messages) / mine) ** (1.0 / count))
+
+    def boundable(self) -> Algorithm:
+        """From the agents' own Laplace approximations, where a start is not asked for."""
+        return replace(self, start="local") if self.start == "auto" and self.begin == "consensus" else self
 
     def cannot_bound(self) -> str:
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""

@@ -225,3 +225,13 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
 def sobol(count: int, dim: int) -> Tensor:
     """Standardised points, remembered: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
     return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)
+
+
+def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
+    """By how many SDs of q changes (C,) of its parameters move its mean, the coordinate that moves most, (C,)."""
+    if not bool(q.is_proper()):
+        return torch.zeros(len(deltas.eta), dtype=torch.float64)
+    spread, pull = q.moments()[1], deltas.score(q.mean().expand_as(deltas.eta))
+    if q.dense:
+        return ((pull @ spread) * spread.diagonal().rsqrt()).abs().amax(-1)
+    return (pull * spread.sqrt()).abs().amax(-1)

@@ -57,13 +57,14 @@ n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.capabilities import FitsSize, Indicators
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
@@ -73,12 +74,13 @@ from pyro_fed.conventions.nested_settings import explains_unknown, given, refuse
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
-from pyro_fed.density.scores import likelihood_scores
+from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
+from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
@@ -107,7 +109,7 @@ OF_LARGE_MODELS = {"num_particles": 20, "local_steps": 50, "batch_size": 32}
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
+class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -224,7 +226,7 @@ class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
         found, sites = start.shared, gaussian(start.local)
         if bool(found["apart"]):
             found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)
-        white, scores = found["white"], start.local["scores"]
+        white, scores = found["white"], found.get("held_scores", start.local["scores"])
         residual = scores - site_scores(sites.precision, sites.eta, white)
         coordinates = Coordinates(found["mean"], found["factor"])
         tensors = {
@@ -348,6 +350,75 @@ class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
         scores = self.target_scores(problem, white, const, batch_of(rows, picks))
         return self.move(white, scores, optimiser, const["pace"]), ()
 
+    # -- a turn that is not trusted ---------------------------------------------------------------------------
+    def known(self, shared: State, local: State) -> State:
+        """The residuals that the phase begins with."""
+        return {"residual": local["residual"]}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """The client's residual within the cohort's, and its particles within reach of the server's own turn.
+
+        What a client says of its residual follows what it said before: the server keeps that (`claimed`) beside what it
+        took of it (`taken`).
+        """
+        self.require_one(sent.clients)
+        state, message = with_account(shared, kept), sent.messages
+        residual = message["residuals"] - (shared["residuals"] - state["claimed"][sent.clients])
+        found = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
+        change = found.residuals - state["taken"][sent.clients]
+        own, figures = self.server_turn(cast(Problem, sent.problem), shared)
+        reach = self.local_steps * shared["pace"] * self.step_size
+        reach = reach * (1 + shared["steps"] / self.decay_offset) ** -self.decay
+        white, beyond = held_particles(message["white"][0], own["white"], reach)
+        held = {
+            "white": white[None],
+            "residuals": shared["residuals"] + change,
+            **{name: own[name][None] for name in ("history", "steps")},
+            **{name: value[None] for name, value in figures.items()},
+        }
+        return Held(entered(state, sent.clients, residual, found.residuals), held, {}, found.cut + beyond)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
+        return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
+
+    def boundable(self) -> Algorithm:
+        """From the Gaussian, where a start is not asked for."""
+        return replace(self, start="gaussian") if self.start == "auto" else self
+
+    def cannot_bound(self) -> str:
+        """A turn is compared with one towards the clients' sites."""
+        if self.start in ("auto", "gaussian"):
+            return ""
+        return "turns are compared with those towards Gaussian sites: start='gaussian'"
+
+    def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
+        """L steps of the server towards the prior and all clients' sites: particles and optimiser, and what is judged.
+
+        Args:
+            problem: the model's densities; its prior alone is asked.
+            shared: the server's state.
+        """
+        names = ("mean", "factor", "residuals", "precision", "eta", "pace")
+        const = {name: shared[name][None] for name in names}
+        figures = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
+        carry = (shared["white"][None], AdaGradState(shared["history"][None], shared["steps"][None]))
+        (white, optimiser), _ = problem.scan(self._server_step, carry, const, (), self.local_steps)
+        moved = {"white": white[0], "history": optimiser.history[0], "steps": optimiser.steps[0]}
+        return moved, {name: value[0].double() for name, value in figures.items()}
+
+    def _server_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
+        coordinates = Coordinates(const["mean"], const["factor"])
+        prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
+        return prior + site_scores(const["precision"], const["eta"], white) + const["residuals"]
+
+    def _server_figures(self, problem: Problem, white: Tensor, const: State) -> State:
+        return judged(white, self._server_scores(problem, white, const), self.kernel)
+
+    def _server_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[()]]:
+        white, optimiser = carry
+        return self.move(white, self._server_scores(problem, white, const), optimiser, const["pace"].to(white)), ()
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and where the particles were on average of late."""
         self.require_one(weights)
@@ -440,6 +511,20 @@ class DSVGD(ParticleAlgorithm, Indicators, FitsSize):
         """The particles, (1, N, D); those that started apart at their mean positions of late."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
+
+
+def with_account(shared: State, kept: State) -> State:
+    """The server's state with what clients said of their residuals, and what was taken of it."""
+    if "claimed" in shared:
+        return shared
+    residual = kept["residual"].to(shared["residuals"])
+    return {**shared, "claimed": residual, "taken": residual.clone()}
+
+
+def entered(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
+    """The same after some clients' messages, (C, N, D)."""
+    new = {"claimed": claimed, "taken": taken}
+    return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}
 
 
 def judged(white: Tensor, scores: Tensor, kernel: Kernel) -> State:

@@ -16,23 +16,21 @@ Letters: as in `dsvgd`; L_s `local_steps`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import ServerWork
+from pyro_fed.algorithm.capabilities import Held, Sent, ServerWork
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData
-from pyro_fed.density.scores import prior_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.dsvgd import DSVGD, judged, own_site, paced
-from pyro_fed.ops.step_sizes import AdaGradState
+from pyro_fed.infer.stein.dsvgd import DSVGD, entered, own_site, paced, with_account
+from pyro_fed.infer.stein.held_turns import held_residuals
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -142,30 +140,19 @@ class ParallelDSVGD(DSVGD, ServerWork):
         passed = shared["pass"] + len(weights) * shared["pass_length"]
         return {**shared, "residuals": shared["residuals"] + messages["change"].sum(0), "pass": passed}
 
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Changes after which no client's residual is beyond the cohort's; the particles are the server's own."""
+        state = with_account(shared, kept)
+        claimed = state["claimed"][sent.clients] + sent.messages["change"]
+        found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
+        change = found.residuals - state["taken"][sent.clients]
+        return Held(entered(state, sent.clients, claimed, found.residuals), {"change": change}, {}, found.cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the changes of the residuals: one of e on average moves the mean by e."""
+        return sent.messages["change"].mean(-2).abs().amax(-1).double()
+
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""
-        names = ("mean", "factor", "residuals", "precision", "eta", "pace")
-        const = {name: shared[name][None] for name in names}
-        figures = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
-        carry = (shared["white"][None], AdaGradState(shared["history"][None], shared["steps"][None]))
-        (white, optimiser), _ = problem.scan(self._server_step, carry, const, (), self.local_steps)
-        after = {
-            **shared,
-            "white": white[0],
-            "history": optimiser.history[0],
-            "steps": optimiser.steps[0],
-            **{name: value[0].double() for name, value in figures.items()},
-        }
-        return paced(after)
-
-    def _server_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
-        coordinates = Coordinates(const["mean"], const["factor"])
-        prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
-        return prior + site_scores(const["precision"], const["eta"], white) + const["residuals"]
-
-    def _server_figures(self, problem: Problem, white: Tensor, const: State) -> State:
-        return judged(white, self._server_scores(problem, white, const), self.kernel)
-
-    def _server_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[()]]:
-        white, optimiser = carry
-        return self.move(white, self._server_scores(problem, white, const), optimiser, const["pace"].to(white)), ()
+        moved, figures = self.server_turn(problem, shared)
+        return paced({**shared, **moved, **figures})

@@ -32,7 +32,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled, ServerWork
+from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, ServerWork
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -45,8 +46,9 @@ from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import MOST_DIM, Census, census_of
+from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.starting_points import (
     equal_sites,
@@ -62,7 +64,7 @@ BEGINNINGS = get_args(Begin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey(Algorithm, ServerWork):
+class Survey(Algorithm, Bounding, ServerWork):
     """Starting points, and all clients' scores there.
 
     Args:
@@ -185,6 +187,27 @@ class Survey(Algorithm, ServerWork):
         found = problem.mapped(likelihood_scores, (0, BATCHES))(points, data.full_batch())
         scores = coordinates.pull(found.double()) / self.temperature
         return {"scores": scores}, {**local, "scores": scores}, {}
+
+    def known(self, shared: State, local: State) -> State:
+        """The clients' sites in whitened coordinates."""
+        return {name: local[name] for name in ("precision", "eta")}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Scores no further from the clients' sites than the cohort's are; the server keeps them for what follows."""
+        expected = site_scores(kept["precision"], kept["eta"], shared["white"])
+        residual = sent.messages["scores"] - expected[sent.clients]
+        found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
+        scores = expected.index_copy(0, sent.clients, expected[sent.clients] + found.residuals)
+        return Held({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, found.cut)
+
+    def cannot_bound(self) -> str:
+        """Scores are compared with those of the clients' sites."""
+        if self.begin == "gaussian":
+            return ""
+        return (
+            "scores are compared with those of Gaussian sites, and far from these, where modes are looked for or "
+            "particles begin as draws of the prior, there is nothing to compare them with: start='gaussian'"
+        )
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sum the clients' scores."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, OnCPU, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, OnCPU, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm, Bounding, OnCPU):
+class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:
@@ -143,10 +143,18 @@ class ConsensusMC(Algorithm, Bounding, OnCPU):
         draws = sent.messages["draws"]
         p = products.moments(draws.double().flatten(1, 2))
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
-        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0))
+        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
         moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
         cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
         return Held(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the Gaussian product of the draws' moments with and without the client's."""
+        p = products.moments(sent.messages["draws"].double().flatten(1, 2))
+        whole = p.product_over(0)
+        others = type(p)(whole.precision - p.precision, whole.eta - p.eta)
+        spread = others.moments()[1].diagonal(dim1=-2, dim2=-1) if p.dense else others.moments()[1]
+        return ((whole.mean() - others.mean()) * spread.rsqrt()).abs().amax(-1)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Draws of the product of the clients' densities."""

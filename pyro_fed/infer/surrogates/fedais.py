@@ -34,7 +34,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from pyro_fed.algorithm.capabilities import Advice, FitsSize
+from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
+from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, Sent
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -46,6 +48,7 @@ from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
@@ -62,11 +65,16 @@ FEWEST_A_PART = 50
 MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
+#: Under which names clients' states hold their sites.
+HELD = "held_"
+#: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
+#: departs by so much over all draws moves a mean by as many SDs at most.
+LEAST = 0.5
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Advice, FitsSize):
+class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -103,6 +111,7 @@ class FedAIS(Algorithm, Advice, FitsSize):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
+    alike: ClassVar[bool] = False
 
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
@@ -159,7 +168,8 @@ class FedAIS(Algorithm, Advice, FitsSize):
         found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
         draws = coordinates.model(found.white).to(problem.dtype)
         asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
-        return self._states(problem, num_clients, draws, found.log_weights - asked, found.accepted)
+        shared, local = self._states(problem, num_clients, draws, found.log_weights - asked, found.accepted)
+        return shared, local | as_state(sites, HELD)
 
     def _around(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
@@ -213,6 +223,49 @@ class FedAIS(Algorithm, Advice, FitsSize):
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}
+
+    def known(self, shared: State, local: State) -> State:
+        """The clients' sites."""
+        return {name: value for name, value in local.items() if name.startswith(HELD)}
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are.
+
+        A client's level, the median difference over draws, moves the evidence alone; it is held to the cohort's too.
+        """
+        sites = gaussian({name: value[sent.clients] for name, value in kept.items()}, HELD)
+        draws, values = shared["draws"].double(), sent.messages["log_lik"]
+        each = zip(sites.precision, sites.eta, strict=True)
+        expected = torch.stack([type(sites)(*one).log_factor(draws) for one in each])
+        rows = sent.own_rows
+        share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
+        level = (values - expected).quantile(0.5, 1, keepdim=True)
+        apart = values - expected - level
+        usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
+        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / HALF).clamp_min(LEAST)
+        fits = apart.abs() <= reach
+        held = expected + torch.where(fits, apart, descending(apart, reach))  # without the level
+        known = within_cohort(level / share.unsqueeze(-1), limits.pull)[0] * share.unsqueeze(-1)
+        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST)
+        answered = (sent.messages["answered"] != 0).to(values)
+        message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
+        return Held(shared, message, {}, cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By the weights with and without the client's log-likelihoods."""
+        values, draws = sent.messages["log_lik"], shared["draws"].double()
+        whole = shared["log_weights"] + values.sum(0)
+        mean = whole.softmax(0) @ draws
+        others = (whole - values).softmax(1)
+        other = others @ draws
+        spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return ((mean - other).abs() / spread).amax(-1)
+
+    def cannot_bound(self) -> str:
+        """Log-likelihoods are compared with those of the clients' sites."""
+        if isinstance(self.surrogates, Algorithm) and self.surrogates.draws_are in ("particles", "chains"):
+            return "particles and chains have no sites to compare log-likelihoods with: surrogates='auto'"
+        return ""
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The weights so far."""

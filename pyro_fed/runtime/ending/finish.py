@@ -90,11 +90,12 @@ class Finish:
         """The error for a last state that cannot be drawn from, which it keeps; or the user's interruption."""
         if self.context.record.interrupted:
             return self._interrupted(shared)
-        rounds = len(self.context.record.rounds)
+        rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         error = DivergenceError(
-            f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. Take more rounds, or "
-            "smaller steps (damping, step size), give parameters of very different scales a common one, give the "
-            "model a proper prior, or use dtype=torch.float64. The state is kept in this error's `state`",
+            f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
+            f"{unlike + '; or take' if unlike else 'Take'} more rounds, or smaller steps (damping, step size), "
+            "give parameters of very different scales a common one, give the model a proper prior, or use "
+            "dtype=torch.float64. The state is kept in this error's `state`",
             round=rounds - 1 if rounds else None,
         )
         error.algorithm, error.state = self.algorithm, shared
@@ -129,6 +130,8 @@ class Finish:
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         record.notes += record.bounded()
+        if unlike := record.unlike():
+            record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if self.audit:
             self._say_who_stands_apart(draws)
         whole = context.federation.holds_data and context.combination is None and not record.failed()
@@ -162,6 +165,8 @@ class Finish:
         record, problem = self.context.record, self.context.problem
         record.notes += record.apart_from_cohort()
         labels = [problem.name_of(number) for number in range(problem.dim)]
+        if record.sites_of != type(self.algorithm).__name__ and self.context.combination is None:
+            record.notes += record.movers()
         sites = record.sites or self._asked_of_clients(draws)
         record.stands_apart = who_stands_apart(sites, record.client_names, labels)
         note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"

@@ -1,0 +1,71 @@
+"""What one client can do to particles, where its scores are held to what its surrogate and the cohort's say.
+
+Of client k's score at the n-th particle the server knows the surrogate's and, from what k has sent, the residual
+
+    r_{k,n} = ∇ log p_k(z_n) - (η_k - Λ_k z_n)         R_k = (mean_n |r_{k,n}|²)^(1/2)
+
+in SDs of the Gaussian that the particles are whitened by: a residual of e moves the mean by e SDs. It is cut back to
+
+    R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST`)      ρ the rows over the median client's, from one on for R_k
+
+and beyond twice that as in `algorithm.bounding`. Where the particles go is validated by the server: it makes the turn
+itself, towards the prior and all clients' sites with the residuals it had, and takes the client's particles as far as
+they are within one turn's longest way of its own,
+
+    L h (1 + t / `decay_offset`)^-`decay`
+
+else its own. AdaGrad's state and the figures by which a run ends are the server's own. The clients that come next have
+exact scores of their own there, so that a turn which was shorter or longer than it should have been is made up for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.bounding import LARGEST, descending, median_of, relative_rows
+
+#: What one client may move a mean, in SDs, however well the others' surrogates fit.
+LEAST = 0.5
+
+
+class HeldResiduals(NamedTuple):
+    """Residuals within the limit.
+
+    Args:
+        residuals: (C, N, D).
+        cut: by how many SDs each was beyond it, (C,).
+    """
+
+    residuals: Tensor
+    cut: Tensor
+
+
+def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float) -> HeldResiduals:
+    """What clients sent, held to the cohort.
+
+    Args:
+        known: residuals of all clients as they were last taken, (K, N, D).
+        clients: (C,) that sent new ones.
+        sent: (C, N, D).
+        rows: of all clients, (K,); None: as many each.
+        pull: b.
+    """
+    everyone = known.clone()
+    everyone[clients] = sent.to(known)
+    share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
+    size = everyone.double().square().sum(-1).mean(-1).sqrt().to(known)
+    usual = median_of(size / share.sqrt(), share)
+    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(LEAST)[clients]
+    own = size[clients]
+    short = torch.where(own > reach, descending(own, reach) / own, 1.0)
+    return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST))
+
+
+def held_particles(sent: Tensor, own: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """A client's particles (N, D) where they are within `reach` of the server's; and by how much they were not."""
+    away = (sent - own).abs()
+    beyond = (away.amax() - reach).double().clamp(0, LARGEST)
+    return (sent if float(beyond) == 0 else own), beyond
