@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, climbed, mode_at
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, ascended, climbed
 from pyro_fed.audit.motion import DENSITIES
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS
@@ -27,7 +27,7 @@ def off_mode(evidence: Evidence) -> list[str]:
         return []
     target = Target.around(problem, points.mean(0), evidence.temperature)
     ends, arrived = climbed(target, target.white(points.mean(0)[None]))
-    mode = mode_at(target, ends[0]) if bool(arrived[0]) else None
+    mode = ascended(target, ends[0]) if bool(arrived[0]) else None
     if mode is None:
         return []
     sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
