@@ -23,7 +23,8 @@ counted twice alike. Where no chain can move, even by a small part of the draws'
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
-`LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance.
+`LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
+no number has long tails, whose SD few chains do not tell.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
             accepted=chains.accepted,
             whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
         )
-        if judged(found, within) is not None:
+        clear = until > LOOK or not bool((_kurtosis(values.flatten(0, 1)) > LONG).any())
+        if clear and judged(found, within) is not None:
             break
     return found
 
@@ -207,6 +209,8 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     inverse = torch.linalg.pinv(x.mT @ x)
     first, error, memory = _intercept(inverse, x, places.mean(0), 1)
     square, square_error, kept = _intercept(inverse, x, (places - first).square().mean(0), 2)
+    # Where nothing would be left beyond the memory of the start there is no line: half of the squares are taken for it.
+    kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
     mean = first / (1 - memory)
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     sd = variance.sqrt()
