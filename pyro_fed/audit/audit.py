@@ -16,7 +16,9 @@ Check = Callable[[Evidence], list[str]]
 
 
 def draws(evidence: Evidence) -> list[str]:
-    """Draws that are not the posterior's, by one cause: modes that they miss, or else what chains find.
+    """Draws that are not the posterior's: by chains that begin at them, or else by modes that they miss.
+
+    What chains find wrong is far from the posterior, or not its shape: modes are searched once that is mended.
 
     Args:
         evidence: the result.
@@ -24,10 +26,7 @@ def draws(evidence: Evidence) -> list[str]:
     Returns:
         One sentence, or none.
     """
-    still = stillness(evidence)
-    if evidence.moments is not None and evidence.moments.stuck:
-        return still  # what is far from the posterior says nothing of its modes
-    return missed(evidence) or still
+    return stillness(evidence) or missed(evidence)
 
 
 #: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not

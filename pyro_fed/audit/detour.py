@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.hmc import STEPS, Chains
+from pyro_fed.audit.hmc import Chains
 from pyro_fed.audit.target import Target
 from pyro_fed.density.noncentred import NonCentred, noncentred
 from pyro_fed.ops.entries import evenly
@@ -63,7 +63,7 @@ class Detour:
         dtype = self.form.dtype
         there = self.target.white(self.form.apart(chains.target.model(chains.place).to(dtype)))
         if self.chains is None:
-            self.chains = Chains.begin(self.target, there, self.generator, STEPS)
+            self.chains = Chains.begin(self.target, there, self.generator)
             self.chains.settle()
         else:
             self.chains.put(there)

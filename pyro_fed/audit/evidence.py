@@ -25,6 +25,13 @@ MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 
 
 @dataclass(frozen=True)
+class Unknown:
+    """Stands for an algorithm of which nothing is known but what its draws are."""
+
+    draws_are: str
+
+
+@dataclass(frozen=True)
 class Evidence:
     """A run's result and all that can be asked about it.
 

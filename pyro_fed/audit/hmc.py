@@ -1,12 +1,15 @@
 """Many short Hamiltonian trajectories at once, in coordinates that whiten the draws that they begin at.
 
-Leapfrog steps of length ε with fresh momenta r ~ N(0, I), and an accept step that makes the target their exact
-stationary distribution, whatever ε and the number of steps n:
+Steps of length ε with fresh momenta r ~ N(0, I), and an accept step that makes the target their exact stationary
+distribution, whatever ε and the number of steps n:
 
-    r ← r + ε/2 s(w),   w ← w + ε r,   r ← r + ε/2 s(w);   accept with probability min(1, exp(H - H'))
+    r ← r + b ε s(w),           w ← w + a ε r,        r ← r + (1/2 - b) ε s(w),    w ← w + (1 - 2 a) ε r,
+    r ← r + (1/2 - b) ε s(w),   w ← w + a ε r,        r ← r + b ε s(w);     accept with probability min(1, exp(H - H'))
 
 For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
-began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant.
+began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant. With a and b of Blanes,
+Casas and Sanz-Serna, `Numerical integrators for the hybrid Monte Carlo method`, SIAM J. Sci. Comput. 36 (2014), one
+step of length π/2, three scores, errs in H by 5e-5 a dimension there; five leapfrog steps by 3e-4.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target
 
-#: Leapfrog steps of a trajectory.
-STEPS = 5
+#: Scores of a step, and its coefficients a and b.
+SCORES, DRIFT, KICK = 3, 0.29619504261126, 0.11888010966548
+#: Each of a step's kicks but the first, and the drift before it.
+STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
 #: How much the lengths of trajectories differ.
 JITTER = 0.15
-#: Length of a trajectory.
+#: Length of a trajectory, which one step has.
 LENGTH = math.pi / 2
 #: Steps of a trajectory at most; when they are shortened further, so is it.
-MOST_STEPS = 20
+MOST_STEPS = 6
 #: Mean acceptance that is wanted, and how far ε is shortened until it is there.
 WANTED, SHORTEST = 0.65, 1 / 32
 
@@ -42,8 +47,7 @@ class Chains:
         value: log density there (S,).
         score: its gradient there (S, D).
         generator: source of randomness.
-        steps: n, while ε is LENGTH / n.
-        shorter: ε in these units.
+        shorter: ε in units of LENGTH.
         accepted: mean acceptance of the last trajectories.
 
     Attributes:
@@ -55,7 +59,6 @@ class Chains:
     value: Tensor
     score: Tensor
     generator: torch.Generator
-    steps: int = STEPS
     shorter: float = 1.0
     accepted: float = 0.0
 
@@ -63,16 +66,15 @@ class Chains:
         self.momentum = torch.zeros_like(self.place)
 
     @classmethod
-    def begin(cls, target: Target, place: Tensor, generator: torch.Generator, steps: int) -> Chains:
+    def begin(cls, target: Target, place: Tensor, generator: torch.Generator) -> Chains:
         """Chains at w (S, D).
 
         Args:
             target: of whom.
             place: w (S, D).
             generator: source of randomness.
-            steps: leapfrog steps of a trajectory.
         """
-        return cls(target, place, *target(place), generator, steps)
+        return cls(target, place, *target(place), generator)
 
     def put(self, place: Tensor) -> None:
         """The chains at other places w (S, D).
@@ -96,13 +98,14 @@ class Chains:
         options: Any = {"generator": self.generator, "dtype": torch.float64}
         start = torch.randn(count, dim, **options)
         jitter = 1 + JITTER * (2 * torch.rand(count, 1, **options) - 1)
-        step = LENGTH / self.steps * self.shorter * jitter
+        step = LENGTH * self.shorter * jitter
         w, value, score, r = self.place, self.value, self.score, start
-        for _ in range(min(round(self.steps / self.shorter), MOST_STEPS)):
-            r = r + step / 2 * score
-            w = w + step * r
-            value, score = self.target(w)
-            r = r + step / 2 * score
+        for _ in range(min(round(1 / self.shorter), MOST_STEPS)):
+            r = r + KICK * step * score
+            for drift, kick in STAGES:
+                w = w + drift * step * r
+                value, score = self.target(w)
+                r = r + kick * step * score
         change = value - self.value - (r.square() - start.square()).sum(-1) / 2
         chance = change.nan_to_num(nan=-torch.inf).exp().clamp(max=1.0)
         self.accepted = float(chance.mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -10,16 +9,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
-from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence
+from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.stillness import stillness
 from pyro_fed.federation.federation import Federation
-
-
-@dataclass(frozen=True)
-class _Unknown:
-    """Stands for an algorithm of which nothing is known but what its draws are."""
-
-    draws_are: str
 
 
 def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[str]:
@@ -38,7 +30,7 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[s
     """
     if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
         return []
-    algorithm = cast("Algorithm", _Unknown(draws_are))  # of which the check asks nothing else
+    algorithm = cast("Algorithm", Unknown(draws_are))  # of which the check asks nothing else
     record = Record(federation.client_names)
     with torch.no_grad():
         return stillness(Evidence(algorithm, federation, federation.problem, {}, draws, record, seed=0))

@@ -22,12 +22,15 @@ It needs no density of q, works in any dimension, and takes tails, bananas, wron
 counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
 
-What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided.
+What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
+`LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
+no number has long tails, whose SD few chains do not tell.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -35,7 +38,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.detour import Detour
-from pyro_fed.audit.hmc import STEPS, Chains
+from pyro_fed.audit.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -44,8 +47,10 @@ from pyro_fed.ops.entries import evenly
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
-#: Transitions: before the first judgement, between two, at most.
-FIRST, MORE, MOST = 4, 4, 16
+#: Transitions: before a first look at what is clear, before the first judgement, between two, at most.
+LOOK, FIRST, MORE, MOST = 2, 4, 4, 16
+#: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look.
+CLEAR = 0.5
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 CHANCE = 0.1
 #: Memory of the start above which a chain says too little.
@@ -103,12 +108,17 @@ def margin(dim: int) -> float:
     return NormalDist().inv_cdf(1 - CHANCE / (2 * dim))
 
 
-def judged(found: Moments) -> bool | None:
-    """Whether the result is wrong; None where chance could make it either."""
+def judged(found: Moments, within: float = 1.0) -> bool | None:
+    """Whether the result is wrong; None where chance could make it either.
+
+    Args:
+        found: so far.
+        within: part of what matters within which it has to be.
+    """
     beyond = margin(len(found.mean))
     if bool((found.excess - beyond * found.noise > 1).any()):
         return True
-    return False if bool((found.excess + beyond * found.noise < 1).all()) else None
+    return False if bool((found.excess + beyond * found.noise < within).all()) else None
 
 
 def wrong(found: Moments) -> Tensor:
@@ -132,7 +142,7 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         generator: source of randomness.
     """
     z = draws.double()
-    afford = DENSITIES // max(1, target.problem.evaluations * STEPS)  # trajectories
+    afford = DENSITIES // max(1, target.problem.evaluations * SCORES)  # trajectories
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     at = _starts(len(z), wanted)
     most = min(max(afford // len(at), FIRST), MOST)
@@ -142,13 +152,12 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
     least = torch.finfo(z.dtype).eps * centre.abs().clamp_min(1.0)
     scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
-    chains = Chains.begin(target, white, generator, STEPS)
+    chains = Chains.begin(target, white, generator)
     detour = Detour.of(target, z, generator)
     places: list[Tensor] = []
     momenta: list[Tensor] = []
-    found: Moments | None = None
-    while found is None or (judged(found) is None and len(places) < most):
-        for _ in range(FIRST if not places else MORE):
+    for until, within in _looks(most):
+        while len(places) < until:
             if places:
                 chains.move()
             else:
@@ -168,7 +177,17 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
             accepted=chains.accepted,
             whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
         )
+        clear = until > LOOK or not bool((_kurtosis(values.flatten(0, 1)) > LONG).any())
+        if clear and judged(found, within) is not None:
+            break
     return found
+
+
+def _looks(most: int) -> Iterator[tuple[int, float]]:
+    """After how many transitions to judge, and the part of what matters within which a result is right then."""
+    yield LOOK, CLEAR
+    for transitions in range(FIRST, most + 1, MORE):
+        yield transitions, 1.0
 
 
 def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
@@ -190,10 +209,15 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     inverse = torch.linalg.pinv(x.mT @ x)
     first, error, memory = _intercept(inverse, x, places.mean(0), 1)
     square, square_error, kept = _intercept(inverse, x, (places - first).square().mean(0), 2)
+    # Where nothing would be left beyond the memory of the start there is no line: half of the squares are taken for it.
+    kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
     mean = first / (1 - memory)
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     sd = variance.sqrt()
-    found = mean / sd, error / (1 - memory) / sd, sd.log(), square_error / (1 - kept) / (2 * variance)
+    log_error = square_error / (1 - kept) / (2 * variance)
+    # The mean is told in SDs of the posterior: it is no better known than these.
+    mean_error = torch.hypot(error / (1 - memory), mean * log_error) / sd
+    found = mean / sd, mean_error, sd.log(), log_error
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
     return Moments(mean, mean_error, log_sd, log_sd_error)
 

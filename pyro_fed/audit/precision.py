@@ -17,8 +17,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.target import Tempered
-from pyro_fed.density.problem import Problem
+from pyro_fed.audit.target import Tempered, for_checks, scores_at
 from pyro_fed.ops.entries import evenly
 
 #: Draws at which both are computed, fewer where rows are many: at most `MOST_DENSITIES` of them, and `FEWEST` draws.
@@ -44,7 +43,9 @@ def precision(evidence: Evidence) -> list[str]:
         return []
     number = max(FEWEST, min(DRAWS, MOST_DENSITIES // problem.evaluations))
     z = finite[evenly(len(finite), number)]
-    single, double = _densities(problem, z), _densities(problem.doubled(), z.double())
+    score, value = scores_at(for_checks(problem), z)
+    single = score.double(), value.double()
+    double = Tempered().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
     factor = _factor(finite.double())
     found = _errors(single, double, factor)
     if found is None and isinstance(evidence.algorithm, KnownDensity):
@@ -55,12 +56,6 @@ def precision(evidence: Evidence) -> list[str]:
         f"float32 is not enough for this posterior: {found}. Compute in float64, by Federation(..., "
         "dtype=torch.float64); centred and scaled columns may do too"
     ]
-
-
-def _densities(problem: Problem, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (S, D) and log densities (S,) at draws, in float64."""
-    score, value = Tempered().score_and_value(problem, z, problem.all_rows)
-    return score.double(), value.double()
 
 
 def _factor(draws: Tensor) -> Tensor:

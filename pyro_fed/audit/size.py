@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyro_fed.audit.hmc import STEPS
+from pyro_fed.audit.hmc import SCORES
 from pyro_fed.audit.motion import FEWEST, FIRST
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, cost_of
@@ -21,7 +21,7 @@ def not_audited(problem: Problem) -> str:
     """
     if problem.dim <= LARGE_DIM:
         return ""
-    operations = cost_of(problem).operations * SCORE * FEWEST * FIRST * STEPS
+    operations = cost_of(problem).operations * SCORE * FEWEST * FIRST * SCORES
     if operations <= MOST_OPERATIONS:
         return ""
     return (

@@ -61,7 +61,7 @@ class Target:
             temperature: of the likelihood.
         """
         z = draws.double()
-        return cls(_checked(problem), z.mean(0), _factor(z), temperature)
+        return cls(for_checks(problem), z.mean(0), _factor(z), temperature)
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
@@ -72,7 +72,7 @@ class Target:
             point: (D,), float64.
             temperature: of the likelihood.
         """
-        target, dim = cls(_checked(problem), point, torch.ones_like(point), temperature), len(point)
+        target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
         step = APART * point.abs().clamp_min(1.0)
         _, score = target(torch.cat([step.diag(), -step.diag()]))
         curvature = (score[dim:] - score[:dim]).diagonal() / (2 * step)
@@ -101,24 +101,35 @@ class Target:
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
-        z = self.model(white).to(self.problem.dtype)
-        most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH
-        size = max(1, min(most, CHUNK // max(1, self.problem.evaluations)))
-        # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
-        compiled = self.problem.mapped(Tempered(self.temperature).score_and_value, (0, None))
-        found = [self._piece(compiled, piece, size) for piece in z.split(size)]
-        self.spent += len(z)
-        score, value = (torch.cat([pair[i] for pair in found]).double() for i in (0, 1))
+        score, value = scores_at(self.problem, self.model(white).to(self.problem.dtype), self.temperature)
+        self.spent += len(white)
+        score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
         usable = value.isfinite() & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
-    def _piece(self, compiled: Any, piece: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """A piece, made up to the size that is compiled where anything is."""
-        missing = size - len(piece) if self.problem.compiler.level == "trace" else 0
-        whole = torch.cat([piece, piece[-1:].expand(missing, -1)])
-        score, value = compiled(whole[None], self.problem.all_rows)
-        return score[0, : len(piece)], value[0, : len(piece)]
+
+def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
+
+    Args:
+        problem: as `for_checks` compiles it.
+        z: (S, D), the model's coordinates.
+        temperature: of the likelihood.
+    """
+    most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH
+    size = max(1, min(most, CHUNK // max(1, problem.evaluations)))
+    # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
+    compiled = problem.mapped(Tempered(temperature).score_and_value, (0, None))
+    found = [_piece(problem, compiled, piece, size) for piece in z.split(size)]
+    return torch.cat([score for score, _ in found]), torch.cat([value for _, value in found])
+
+
+def _piece(problem: Problem, compiled: Any, piece: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A piece, made up to the size that is compiled where anything is."""
+    missing = size - len(piece) if problem.compiler.level == "trace" else 0
+    score, value = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], problem.all_rows)
+    return score[0, : len(piece)], value[0, : len(piece)]
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,7 @@ class Tempered:
         return found
 
 
-def _checked(problem: Problem) -> Problem:
+def for_checks(problem: Problem) -> Problem:
     """The problem as checks compile it."""
     return replace(problem, compiler=problem.compiler.for_checks(), progress=False)
 

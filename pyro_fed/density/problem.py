@@ -526,6 +526,7 @@ class Problem:
         generator: torch.Generator,
         strategy: Callable[..., Any] | None = None,
         radius: float = 2.0,
+        checked: bool = True,
     ) -> Tensor:
         """Starting points of finite log density, (num_samples, D), see `starts.draw_starts`.
 
@@ -534,8 +535,9 @@ class Problem:
             generator: source of randomness.
             strategy: one of Pyro's `init_to_*`; None draws from the prior.
             radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
+            checked: whether the log density has to be finite there.
 
         Raises:
             ModelError: no such point was found.
         """
-        return draw_starts(self, num_samples, generator, strategy, radius)
+        return draw_starts(self, num_samples, generator, strategy, radius, checked)

@@ -34,6 +34,7 @@ def draw_starts(
     generator: torch.Generator,
     strategy: Callable[..., Any] | None,
     radius: float,
+    checked: bool = True,
 ) -> Tensor:
     """Starting points, (num_samples, D), whose log density is finite.
 
@@ -43,6 +44,7 @@ def draw_starts(
         generator: source of randomness (Pyro's samplers are seeded from it).
         strategy: one of Pyro's `init_to_*`; None draws from the prior.
         radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
+        checked: whether the log density is looked at: two model runs a start in the place of one.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -65,7 +67,9 @@ def draw_starts(
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
+        return torch.stack(
+            [_first_finite(problem, source) if checked else problem.collect(source) for _ in range(num_samples)]
+        )
 
 
 def _first_finite(problem: RowDensities, source: Callable[[Message, Any], Tensor]) -> Tensor:

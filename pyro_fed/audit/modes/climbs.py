@@ -4,12 +4,14 @@ Climbs are BFGS in the result's whitened coordinates,
 
     w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α halved until f rises
 
-and some of the draws climb with them, to the modes that the result has. Where a climb ends with |∇f| small, and the
-curvature H there (differences of scores) is positive definite, there is a mode, of mass
+Where a climb ends with |∇f| small, and the curvature H there (differences of scores) is positive definite, there is a
+mode, of mass
 
     log M = f - log |H| / 2                                            (Laplace)
 
-up to a constant.
+up to a constant. Once there is one, climbs that have gone `EARLIEST` steps end where f rises all along the straight
+line from them to a mode: no valley keeps them from it. The first mode is found, and the last `FEW` climbs go on, by
+Newton's steps, with the curvature's eigenvalues made positive: each takes one call for 2 D + 1 scores, and few do.
 """
 
 from __future__ import annotations
@@ -24,12 +26,23 @@ from pyro_fed.audit.target import Target
 
 #: Steps of a climb, and the gradient's length, in the metric of B, at which it has arrived.
 CLIMB, ARRIVED = 60, 0.05
+#: Steps from which on a climb may end on a straight line to a mode, and between two looks at these.
+EARLIEST, EVERY = 8, 4
+#: Places on the line to a mode that are looked at, most of them near the climb, and a fall that is no valley, in nats.
+ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
+#: Climbs that go on by Newton's steps.
+FEW = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
 LONGEST, SHORTENED = 3.0, 6
 #: Modes nearer to each other than this, in the SDs of either, are one; draws nearer to a mode than that have seen it.
 NEAR = 2.0
 #: Half the distance over which scores are compared for the curvature, in the result's SDs.
 APART = 1e-3
+#: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the smallest eigenvalue
+#: of a curvature, as a part of the largest.
+NEWTON, STILL, FLAT = 12, 0.05, 1e-8
+#: Roundings of the log density by which it may fall in a step of Newton's.
+ROUNDING = 4
 #: More parameters than this are not searched: a curvature there costs as many scores.
 LARGEST_DIM = 50
 
@@ -64,58 +77,173 @@ def same(one: Mode, other: Mode) -> bool:
     return min(float(one.distance(other.at[None])), float(other.distance(one.at[None]))) < NEAR
 
 
-def climbed(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Where climbs from w (M, D) end, (M, D), and which of them have arrived, (M,)."""
-    w = start
-    value, score = target(w)
-    count, dim = w.shape
-    inverse = torch.eye(dim, dtype=w.dtype).repeat(count, 1, 1)
-    step = torch.ones(count, dtype=w.dtype)
-    longest = torch.full((count, 1), LONGEST, dtype=w.dtype)
-    left_over = torch.full_like(step, torch.inf)
-    for _ in range(CLIMB):
-        direction = (inverse @ score[..., None])[..., 0]
-        length = direction.norm(dim=1, keepdim=True)
-        direction = direction * (torch.maximum(w.norm(dim=1, keepdim=True) / 4, longest) / length).clamp(max=1.0)
-        trial = w + step[:, None] * direction
-        risen, slope = target(trial)
-        rose = (risen >= value) & risen.isfinite()
-        s, y = trial - w, score - slope
+@dataclass
+class Climbers:
+    """M climbs on their way.
+
+    Args:
+        target: whose density they climb.
+        w: where they are (M, D).
+        value: f there (M,).
+        score: its gradient there (M, D).
+        inverse: B (M, D, D).
+        ascent: B ∇f (M, D).
+        step: α (M,).
+    """
+
+    target: Target
+    w: Tensor
+    value: Tensor
+    score: Tensor
+    inverse: Tensor
+    ascent: Tensor
+    step: Tensor
+
+    @classmethod
+    def begin(cls, target: Target, start: Tensor) -> Climbers:
+        """Climbs from w (M, D)."""
+        value, score = target(start)
+        count, dim = start.shape
+        inverse = torch.eye(dim, dtype=start.dtype).repeat(count, 1, 1)
+        return cls(target, start, value, score, inverse, score, torch.ones(count, dtype=start.dtype))
+
+    @property
+    def left_over(self) -> Tensor:
+        """The gradients' lengths in the metric of B, (M,)."""
+        return (self.score * self.ascent).sum(1).clamp_min(0).sqrt()
+
+    @property
+    def arrived(self) -> Tensor:
+        """Which climbs are at a maximum, (M,)."""
+        return (self.left_over < ARRIVED) & self.value.isfinite()
+
+    def keep(self, which: Tensor) -> None:
+        """Go on with some of the climbs, (M,)."""
+        for part in ("w", "value", "score", "inverse", "ascent", "step"):
+            setattr(self, part, getattr(self, part)[which])
+
+    def move(self) -> None:
+        """One step of every climb."""
+        length = self.ascent.norm(dim=1, keepdim=True)
+        far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(LONGEST)
+        trial = self.w + self.step[:, None] * self.ascent * (far / length).clamp(max=1.0)
+        risen, slope = self.target(trial)
+        rose = (risen >= self.value) & risen.isfinite()
+        s, y = trial - self.w, self.score - slope
         along = (s * y).sum(1)
         good = rose & (along > 1e-10 * s.norm(dim=1) * y.norm(dim=1))
         rho = torch.where(good, 1 / along, 0.0)[:, None, None]
-        left = torch.eye(dim, dtype=w.dtype) - rho * s[:, :, None] * y[:, None, :]
-        updated = left @ inverse @ left.mT + rho * s[:, :, None] * s[:, None, :]
-        inverse = torch.where(good[:, None, None], updated, inverse)
+        pulled = (self.inverse @ y[..., None])[..., 0]
+        both = s[:, :, None] * pulled[:, None, :]
+        more = 1 + rho * (y * pulled).sum(1)[:, None, None]
+        updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
+        self.inverse = torch.where(good[:, None, None], updated, self.inverse)
         # A direction that does not rise even when it is short is forgotten.
-        lost = ~rose & (step < 0.2**SHORTENED)
-        inverse = torch.where(lost[:, None, None], torch.eye(dim, dtype=w.dtype), inverse)
-        step = torch.where(rose | lost, 1.0, step / 5)
-        w = torch.where(rose[:, None], trial, w)
-        value = torch.where(rose, risen, value)
-        score = torch.where(rose[:, None], slope, score)
-        left_over = (score * (inverse @ score[..., None])[..., 0]).sum(1).clamp_min(0).sqrt()
-        if bool((left_over < ARRIVED).all()):
+        lost = ~rose & (self.step < 0.2**SHORTENED)
+        self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
+        self.step = torch.where(rose | lost, 1.0, self.step / 5)
+        self.w = torch.where(rose[:, None], trial, self.w)
+        self.value = torch.where(rose, risen, self.value)
+        self.score = torch.where(rose[:, None], slope, self.score)
+        self.ascent = (self.inverse @ self.score[..., None])[..., 0]
+
+
+def climbed(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Where climbs from w (M, D) end, (M, D), and which of them have arrived, (M,)."""
+    climbs = Climbers.begin(target, start)
+    for _ in range(CLIMB):
+        climbs.move()
+        if bool((climbs.left_over < ARRIVED).all()):
             break
-    return w, (left_over < ARRIVED) & value.isfinite()
+    return climbs.w, climbs.arrived
 
 
-def mode_at(target: Target, w: Tensor) -> Mode | None:
-    """The mode at w (D,), polished by a Newton step; None where the curvature is not positive definite."""
+def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
+    """The modes to which climbs lead, and where those of them have ended that have arrived, by number.
+
+    Args:
+        target: whose.
+        start: w (M, D). Newton's first steps begin at the draws' mean.
+    """
+    climbs, number = Climbers.begin(target, start), torch.arange(len(start))
+    usable = climbs.value.isfinite()
+    climbs.keep(usable)
+    number = number[usable]
+    modes: list[Mode] = []
+    ends: dict[int, Tensor] = {}
+    _added(modes, ascended(target, torch.zeros_like(start[0])))
+    for taken in range(1, CLIMB + 1):
+        climbs.move()
+        done = climbs.arrived
+        for climb in done.nonzero()[:, 0].tolist():
+            ends[int(number[climb])] = climbs.w[climb]
+            if not any(float(mode.distance(climbs.w[climb][None])) < NEAR for mode in modes):
+                _added(modes, ascended(target, climbs.w[climb]))
+        if modes and taken >= EARLIEST and (taken - EARLIEST) % EVERY == 0 and not bool(done.all()):
+            at = _without_valley(climbs, modes)
+            for climb in ((at >= 0) & ~done).nonzero()[:, 0].tolist():
+                ends[int(number[climb])] = modes[int(at[climb])].at
+            done = done | (at >= 0)
+        climbs.keep(~done)
+        number = number[~done]
+        if len(number) <= FEW * (taken >= EARLIEST):
+            break
+    if len(number) <= FEW:
+        for climb, w in zip(number.tolist(), climbs.w, strict=True):
+            mode = ascended(target, w)
+            if mode is not None:
+                ends[climb] = mode.at
+                _added(modes, mode)
+    return modes, ends
+
+
+def _added(modes: list[Mode], mode: Mode | None) -> None:
+    if mode is not None and not any(same(mode, other) for other in modes):
+        modes.append(mode)
+
+
+def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
+    """The mode, the nearest one, to which f rises all along the straight line from a climb: (M,), -1 for none."""
+    nearest = torch.stack([mode.distance(climbs.w) for mode in modes]).argmin(0)
+    ends = torch.stack([mode.at for mode in modes])[nearest]
+    tops = torch.tensor([mode.height for mode in modes], dtype=ends.dtype)[nearest]
+    away = ends - climbs.w
+    share = torch.tensor(ALONG, dtype=ends.dtype)[:, None, None]
+    value, score = climbs.target((climbs.w + share * away).flatten(0, 1))
+    heights = torch.cat([climbs.value[None], value.unflatten(0, (len(ALONG), -1)), tops[None]])
+    slopes = torch.cat([climbs.score[None], score.unflatten(0, (len(ALONG), -1))])
+    gaps = torch.tensor([*ALONG, 1.0], dtype=ends.dtype).diff(prepend=torch.zeros(1, dtype=ends.dtype))
+    rises = (heights.diff(dim=0) > -SHALLOW).all(0) & ((slopes * away).sum(2) * gaps[:, None] > -SHALLOW).all(0)
+    return torch.where(rises, nearest, -1)
+
+
+def ascended(target: Target, w: Tensor) -> Mode | None:
+    """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
+    longest = max(LONGEST, float(w.norm()) / 4)
+    value, score, precision = _bend(target, w)
+    for _ in range(NEWTON):
+        if not (bool(precision.isfinite().all()) and math.isfinite(value)):
+            return None
+        curved, axes = torch.linalg.eigh(precision)
+        along = axes.T @ score
+        by = along / curved.abs().clamp_min(FLAT * float(curved.abs().max()))
+        gained = float(along @ by)
+        if float(curved[0]) > 0 and gained < STILL**2:
+            return Mode(w + axes @ by, value + gained / 2 - float(curved.log().sum()) / 2, precision)
+        step = axes @ by * min(1.0, longest / max(float(by.norm()), longest * FLAT))
+        found = _bend(target, w + step)
+        if found[0] >= value - ROUNDING * torch.finfo(target.problem.dtype).eps * abs(value):
+            w, longest = w + step, 2 * longest
+            value, score, precision = found
+        else:
+            longest = float(step.norm()) / 5
+    return None
+
+
+def _bend(target: Target, w: Tensor) -> tuple[float, Tensor, Tensor]:
+    """The log density at w (D,), its score (D,) and the curvature (D, D), by differences of scores."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype) * APART
-    for _ in range(2):
-        _, score = target(torch.cat([w + eye, w - eye]))
-        gap = -(score[:dim] - score[dim:]) / (2 * APART)
-        precision = (gap + gap.T) / 2
-        factor, info = torch.linalg.cholesky_ex(precision)
-        if int(info):
-            return None
-        step = torch.cholesky_solve(target(w[None])[1].T, factor)[:, 0]
-        if float((precision @ step) @ step) > 1:
-            return None
-        w = w + step
-    value = float(target(w[None])[0])
-    if not math.isfinite(value):
-        return None
-    return Mode(w, value - float(factor.diagonal().log().sum()), precision)
+    value, score = target(torch.cat([w[None], w + eye, w - eye]))
+    gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * APART)
+    return float(value[0]), score[0], (gap + gap.T) / 2

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, climbed, mode_at, same
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, searched
 from pyro_fed.audit.modes.masses import FREEDOM, nearest, weighed
 from pyro_fed.audit.motion import DENSITIES
 from pyro_fed.audit.target import Target
@@ -60,16 +60,12 @@ def missed(evidence: Evidence) -> list[str]:
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
     white = target.white(evidence.points)
     own = white[torch.linspace(0, len(white) - 1, FROM_DRAWS).long()]
-    ends, arrived = climbed(target, torch.cat([own, *_far(evidence, target, generator)]))
-    modes: list[Mode] = []
-    for end in ends[arrived]:
-        if not any(float(mode.distance(end[None])) < NEAR for mode in modes):
-            mode = mode_at(target, end)
-            if mode is not None and not any(same(mode, other) for other in modes):
-                modes.append(mode)
-    climbers = ends[:FROM_DRAWS][arrived[:FROM_DRAWS]]
+    modes, ends = searched(target, torch.cat([own, *_far(evidence, target, generator)]))
+    climbers = [ends[number] for number in range(FROM_DRAWS) if number in ends]
     seen = [
-        bool((mode.distance(white) < NEAR + dim**0.5).any() or (mode.distance(climbers) < NEAR).any()) for mode in modes
+        bool((mode.distance(white) < NEAR + dim**0.5).any())
+        or any(float(mode.distance(end[None])) < NEAR for end in climbers)
+        for mode in modes
     ]
     if len(modes) < 2 or not any(seen):
         return []
@@ -113,7 +109,7 @@ def _far(evidence: Evidence, target: Target, generator: torch.Generator) -> list
     around = SPREAD * normal / chi.sqrt()
     if evidence.problem.layout.improper:
         return [around]
-    return [around, target.white(evidence.problem.init(FROM_PRIOR, generator))]
+    return [around, target.white(evidence.problem.init(FROM_PRIOR, generator, checked=False))]
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor) -> bool:
