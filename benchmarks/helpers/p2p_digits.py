@@ -35,6 +35,27 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return bnn_classification.load_data()
 
 
+def jittered(images: tuple[Tensor, Tensor], rows: int, noise: float = 0.1) -> tuple[Tensor, Tensor]:
+    """So many rows made of 8 x 8 images: each shifted by up to a pixel both ways, with noise.
+
+    Args:
+        images: pixels (n, 64), and labels.
+        rows: how many are made.
+        noise: SD that is added to every pixel, a share of the pixels' own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, y = images
+    chosen = torch.randint(len(x), (rows,), generator=generator)
+    padded = torch.nn.functional.pad(x[chosen].reshape(-1, 8, 8), (1, 1, 1, 1))
+    down, right = torch.randint(3, (2, rows), generator=generator)
+    place = torch.arange(8)
+    shifted = padded[
+        torch.arange(rows)[:, None, None], down[:, None, None] + place[:, None], right[:, None, None] + place
+    ]
+    grain = torch.randn(shifted.shape, generator=generator, dtype=x.dtype)
+    return (shifted + noise * x.std() * grain).flatten(1), y[chosen]
+
+
 def accuracy(problem: Any, means: Tensor, test: tuple[Tensor, Tensor]) -> Tensor:
     """Test accuracy at weights (..., D)."""
     flat = means.reshape(-1, means.shape[-1]).to(problem.dtype)

@@ -4,28 +4,39 @@ N agents around a centre, N_0 of them awake at a time, data IID, confidence a = 
 in place of MNIST: about 59 rows an agent for N = 25 and 15 for N = 100. Each agent works as often in both
 graphs.
 
-    python -m benchmarks.papers.p2p_time_varying [N ...]
+    python -m benchmarks.papers.p2p_time_varying [--rows 2307] [--visits V] [N ...]
+
+--rows gives every agent so many rows, as in the paper (2,307 for N = 25): training images shifted by up to a pixel,
+with noise. The test images stay as they are.
+
+The paper has 96.5 % for N = 25; 77.8 % here with 59 rows an agent. More rows are not what is missing: with 2,307
+15.2 % (rotating) and 20.2 % (fixed). `pf.update.SVI` takes its steps in SDs of the belief, which so many rows shrink in
+the first rounds, long before the mean is where it has to go; the paper's rate, 1e-3, is in the weights' own units.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 
 import pyro_fed as pf
-from benchmarks.helpers.p2p_digits import PUBLISHED, digits, final_accuracy, model
+from benchmarks.helpers.p2p_digits import PUBLISHED, digits, final_accuracy, jittered, model
 
 #: By N: N_0, local updates a round, and how often each agent around the centre works.
 SETTINGS = {25: (5, 20, 120), 100: (10, 40, 60)}
 
 
-def main(sizes: tuple[int, ...] = tuple(SETTINGS)) -> dict[tuple[int, str], float]:
+def run(
+    sizes: tuple[int, ...] = tuple(SETTINGS), rows: int | None = None, visits: int | None = None
+) -> dict[tuple[int, str], float]:
     """Mean accuracy of all agents, for each N."""
-    train, test = digits()
+    images, test = digits()
     found = {}
     for around in sizes:
-        group, steps, visits = SETTINGS[around]
+        group, steps, usual = SETTINGS[around]
+        visits = visits or usual
+        train = images if rows is None else jittered(images, rows * (around + 1))
         fed = pf.Federation(model, train, plate="data", num_clients=around + 1)
         algorithm = {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=10)}
         graphs = {
@@ -43,6 +54,15 @@ def main(sizes: tuple[int, ...] = tuple(SETTINGS)) -> dict[tuple[int, str], floa
     return found
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sizes", nargs="*", type=int)
+    parser.add_argument("--rows", type=int, help="rows an agent; by default those there are")
+    parser.add_argument("--visits", type=int, help="how often each agent around the centre works")
+    options = parser.parse_args()
+    run(tuple(options.sizes) or tuple(SETTINGS), options.rows, options.visits)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(tuple(int(size) for size in sys.argv[1:]) or tuple(SETTINGS))
+    main()

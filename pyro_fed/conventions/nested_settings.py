@@ -167,7 +167,8 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
 def given(settings: Any) -> frozenset[str]:
     """The settings that a user has written, also those that are written as their defaults are.
 
-    All at once is `dataclasses.replace`, of which nobody has written more than what differs from the defaults.
+    All at once is `dataclasses.replace`, of which nobody has written more than what differs from the defaults. That is
+    also all that is known of a subclass that is a dataclass without the decorator.
 
     Args:
         settings: an instance of a class that `explains_unknown` decorates.
@@ -176,7 +177,9 @@ def given(settings: Any) -> frozenset[str]:
         >>> sorted(given(pf.FedEP(client="newton", damping=0.5)))
         ['client', 'damping']
     """
-    names: frozenset[str] = getattr(settings, GIVEN, frozenset())
+    names: frozenset[str] | None = getattr(settings, GIVEN, None)
+    if names is None:
+        return frozenset(changed(settings))
     fields = {field.name for field in dataclasses.fields(settings) if field.init}
     return frozenset(changed(settings)) if names >= fields else names
 

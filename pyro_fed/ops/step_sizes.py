@@ -102,3 +102,12 @@ class AdaGrad:
         rate = polynomial_step(state.steps, self.rate * self.offset**self.power, self.offset, self.power)
         increment = rate * direction / (self.fudge + history.sqrt())
         return increment, AdaGradState(history, state.steps + 1)
+
+    def rates(self, after: AdaGradState) -> Tensor:
+        """What the direction of the last step was multiplied by, of its shape.
+
+        Args:
+            after: the state that the step returned.
+        """
+        rate = polynomial_step(after.steps - 1, self.rate * self.offset**self.power, self.offset, self.power)
+        return rate / (self.fudge + after.history.sqrt())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.conventions.nested_settings import settings_in
+from pyro_fed.conventions.nested_settings import given, settings_in
 from pyro_fed.conventions.settings_repr import changed, described, whole
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep.tilted import Name, TiltedInference
@@ -162,3 +162,11 @@ def test_hints_name_nested_settings():
     assert settings_in(TiltedInference | str) is TiltedInference
     assert settings_in(pf.StepControl) is pf.StepControl
     assert settings_in(int | None) is None
+
+
+def test_a_subclass_without_the_decorator_has_given_what_differs():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(pf.P2PVI):
+        pass
+
+    assert given(Own(damping=0.5, tolerance=1e-4)) == {"damping"}

@@ -1,6 +1,7 @@
 """Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it.
 
-A folder with a `__main__.py` is one benchmark; in the others each file is one.
+A folder with a `__main__.py` is one benchmark; in the others each file is one. `papers` is both: scripts, and a command
+that runs them all.
 """
 
 import importlib
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-WHOLE = sorted(path.parent for path in FOLDER.glob("*/__main__.py"))
+DOCS = FOLDER.parent / "docs"
+PAPERS = FOLDER / "papers"
+WHOLE = sorted(path.parent for path in FOLDER.glob("*/__main__.py") if path.parent != PAPERS)
 SCRIPTS = sorted(
     path
     for path in FOLDER.glob("*/*.py")
-    if path.stem != "__init__" and path.parent.name != "helpers" and path.parent not in WHOLE
+    if path.stem not in ("__init__", "__main__") and path.parent.name != "helpers" and path.parent not in WHOLE
 )
 
 
@@ -43,3 +46,16 @@ def test_the_readme_lists_all_of_them_and_no_others():
         if name != "python"
     }
     assert listed == {(path.parent.name, path.stem) for path in SCRIPTS}
+
+
+def test_one_command_runs_every_script_of_the_papers(tmp_path, capsys):
+    every = importlib.import_module("benchmarks.papers.__main__")
+    assert {item.module for item in every.ITEMS.values()} == {path.stem for path in SCRIPTS if path.parent == PAPERS}
+    assert {item.paper for item in every.ITEMS.values()} == {path.stem for path in (DOCS / "papers").glob("*.md")}
+    quick = ["--only", "fsgld_figure_1", "--out", str(tmp_path)]
+    assert every.main(quick) == 0
+    assert "DSGLD over SGLD: 1.69" in (tmp_path / "fsgld_figure_1.txt").read_text()
+    assert every.main(quick) == 0
+    assert "there already" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no such items"):
+        every.main(["--only", "figure_99"])

@@ -32,6 +32,8 @@ def fed():
         (pf.FedPA(temperature=ALPHA, client="laplace"), 0.1),
         (pf.P2PVI(temperature=ALPHA), 0.1),
         (pf.P2PEP(temperature=ALPHA), 0.1),
+        (pf.P2PPushSum(temperature=ALPHA), 0.1),
+        (pf.PMD(temperature=ALPHA, num_particles=1000), 0.2),
         (pf.FSGLD(temperature=ALPHA, target_ess=None, num_chains=60, burn_in=100, local_steps=20), 0.2),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.FedLaplace) else None,

@@ -85,9 +85,13 @@ BOUNDS = {
     "fedsgd": (1.5, 0.0, 0.0),  # the likelihood's mode, 0.68 SDs from the mean with the prior
     "fsgld_paper": (3.0, 0.2, 3.0),  # one chain of 1,600 steps
     "fsgld": (0.8, 0.6, 1.4),  # 240 kept draws a chain
+    "npv": (0.45, 0.2, 1.2),  # isotropic components: the widest direction's SD is missed
     "nuts": (0.9, 0.5, 1.6),  # 80 draws
+    "p2p_finite": (2.5, 0.0, 2.0),  # what is left of 1,000 draws of the prior
     "p2p_vi_paper": (2.5, 0.02, 1.0),  # rows used again in every round count again: SDs fall as one over its root
+    "pmd_paper": (5.0, 0.0, 5.0),  # few particles of the prior survive the first minibatch
     "pdsvgd_paper": (15.0, 0.1, 20.0),  # as dsvgd_paper
+    "saga_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "sgld_paper": (9.0, 0.05, 3.0),  # as dsgld_annealed
     "svgd_paper": (8.0, 0.1, 3.0),  # AdaGrad's rate of 0.05 in units of the unconstrained scale, cut short
     "svi": (15.0, 0.1, 4.0),  # cut short
@@ -113,13 +117,17 @@ SHORT = {
     "fedsep": CUT_EP,
     "fsgld": ({"target_ess": "none", "num_chains": 2, "burn_in": 100}, 60),
     "fsgld_paper": ({"burn_in": 400, "surrogates": "laplace"}, 40),
+    "npv": ({"num_components": 5}, 10),
     "nuts": ({"num_samples": 80, "warmup_steps": 80, "num_chains": 1}, None),
     "p2p_vi_paper": ({"update.steps": 15}, 15),
     "pdsvgd_paper": (CUT_STEIN | {"distill_steps": 40, "server_steps": 40}, 6),
+    "pmd": ({"num_particles": 200}, None),
+    "pmd_paper": ({"num_particles": 150}, 2),
     "sgld": (CUT_CHAIN, None),
     "sgld_paper": ({"burn_in": 400, "step_size": 0.0015}, 8),
     "svgd_paper": (CUT_STEIN, 6),
     "svi": ({"num_steps": 100, "step_size": 0.05, "num_guide_draws": 1000}, None),
+    "saga_ld": ({"burn_in": 400}, 40),
     "svrg_ld": ({"burn_in": 400}, 40),
     "udsvgd": (CUT_STEIN, 6),
 }

@@ -1,4 +1,5 @@
 from .dsgld import DSGLD as DSGLD
 from .fald import FALD as FALD
 from .fsgld import FSGLD as FSGLD
+from .saga_ld import SAGALD as SAGALD
 from .sgld import SGLD as SGLD

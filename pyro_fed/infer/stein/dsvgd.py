@@ -123,6 +123,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found, or draws of a census where the posterior is elsewhere), "prior" (draws of
@@ -331,7 +333,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         figures = problem.mapped(mover.discrepancy, (0, 0, BATCHES))(shared["white"], const, full)
         rows, dims = with_batches(data, self.batch_size)
         carry = (shared["white"], AdaGradState(shared["history"], shared["steps"]))
-        (white, optimiser), _ = problem.scan(
+        (white, optimiser), gains = problem.scan(
             mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
         )
         residual = problem.mapped(self.residual, (0, 0, BATCHES))(white, {**const, **own_site(local)}, full)
@@ -342,13 +344,13 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
             "steps": optimiser.steps,
             **figures,
         }
-        return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
+        return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
 
-    def _step(self, problem: Problem, carry: Any, inputs: Any, picks: Any) -> tuple[Any, tuple[()]]:
+    def _step(self, problem: Problem, carry: Any, inputs: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         white, optimiser = carry
         const, rows = inputs
         scores = self.target_scores(problem, white, const, batch_of(rows, picks))
-        return self.move(white, scores, optimiser, const["pace"]), ()
+        return self.stepped(white, scores, optimiser, const["pace"])
 
     # -- a turn that is not trusted ---------------------------------------------------------------------------
     def known(self, shared: State, local: State) -> State:

@@ -55,6 +55,7 @@ class ParallelDSVGD(DSVGD, ServerWork):
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found, or draws of a census where the posterior is elsewhere), "prior" (draws of
@@ -94,6 +95,7 @@ class ParallelDSVGD(DSVGD, ServerWork):
             raise SettingError(f"ParallelDSVGD: start must not be 'apart': {NO_SURROGATES}")
 
         refuse_unused(self, "particles never start apart here; use DSVGD", "averaged_rounds")
+        refuse_unused(self, "the server's particles move towards all clients' sites at once; use DSVGD", "entropy")
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -15,6 +15,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import draw_minibatches
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.stein.free_energy import entropy_gain
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import spread, stein_inner_product, svgd_direction
@@ -36,6 +37,7 @@ class ParticleAlgorithm(Algorithm):
         kernel: kernel of the SVGD direction.
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay; 0 keeps it constant, as the papers do.
         decay_offset: steps after which the decay has reached 2^-decay.
+        entropy: measure by how much each step changes the particles' entropy.
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -53,6 +55,7 @@ class ParticleAlgorithm(Algorithm):
     kernel: Kernel = field(default=MEDIAN_RBF)
     decay: float = 0.0
     decay_offset: float = 500.0
+    entropy: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, self.fewest_particles, "num_particles")
@@ -128,3 +131,17 @@ class ParticleAlgorithm(Algorithm):
         """One SVGD step, Eq. (8): particles (N, D), scores (N, D), and a factor of the step."""
         increment, optimiser = self.optimiser.step(svgd_direction(particles, scores, self.kernel), optimiser)
         return particles + pace * increment, optimiser
+
+    def stepped(
+        self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
+    ) -> tuple[tuple[Tensor, AdaGradState], tuple[Tensor, ...]]:
+        """The same as the step of a scan, with what it adds to the entropy where that is asked for."""
+        moved, after = self.move(particles, scores, optimiser, pace)
+        if not self.entropy:
+            return (moved, after), ()
+        rates = pace * self.optimiser.rates(after)
+        return (moved, after), (entropy_gain(particles, scores, self.kernel, rates),)
+
+    def entropy_figures(self, gains: tuple[Tensor, ...]) -> State:
+        """What the steps of a scan, (L, C), have added to the entropy; nothing where it is not asked for."""
+        return {"entropy_gain": gains[0].sum(0)} if gains else {}

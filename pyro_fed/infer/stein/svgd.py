@@ -30,6 +30,8 @@ class SVGD(DSVGD, Pooled):
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found, or draws of a census where the posterior is elsewhere), "prior" (draws of

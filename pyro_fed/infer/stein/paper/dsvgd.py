@@ -110,21 +110,22 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         density = kde_score(particles, received, self.kde_bandwidth, self.kde_floor)
         return torch.where(is_prior, prior_scores(problem, particles), density)
 
-    def move_global(self, problem: Problem, shared: State, site: State, data: ClientData, noise: Noise) -> Tensor:
-        """L steps towards the tilted target, Eq. (13): (C, N, D)."""
+    def move_global(
+        self, problem: Problem, shared: State, site: State, data: ClientData, noise: Noise
+    ) -> tuple[Tensor, State]:
+        """L steps towards the tilted target, Eq. (13): (C, N, D), and the steps' figures."""
         batch, dims = with_batches(data, self.batch_size)
         carry = (shared["particles"], self.start_optimiser(shared["particles"]))
         axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
         const = (shared, site, batch)
-        end, _ = problem.scan(self._global_step, carry, const, noise, self.local_steps, axes)
-        particles: Tensor = end[0]
-        return particles
+        end, gains = problem.scan(self._global_step, carry, const, noise, self.local_steps, axes)
+        return end[0], self.entropy_figures(gains)
 
-    def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+    def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         particles, optimiser = carry
         shared, site, rows = const
         scores = self.tilted_scores(problem, particles, shared, site, batch_of(rows, picks))
-        return self.move(particles, scores, optimiser), ()
+        return self.stepped(particles, scores, optimiser)
 
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
@@ -229,6 +230,8 @@ class PaperDSVGD(SiteParticles):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
             constant, as the paper does.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
         distill_steps: L', SVGD steps that distil the site.
@@ -266,11 +269,11 @@ class PaperDSVGD(SiteParticles):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Move the global particles, then distil the site."""
-        particles = self.move_global(problem, shared, local, data, noise)
+        particles, steps = self.move_global(problem, shared, local, data, noise)
         carry = (local["site"], self.start_optimiser(local["site"]))
         (site, _), _ = problem.scan(self._distill_step, carry, (shared, local, particles), (), self.distill_steps)
         new_local = {"site": site, "visited": torch.ones_like(local["visited"])}
-        return {"particles": particles}, new_local, self.figures(problem, shared, particles, data)
+        return {"particles": particles}, new_local, steps | self.figures(problem, shared, particles, data)
 
     def _distill_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         site, optimiser = carry

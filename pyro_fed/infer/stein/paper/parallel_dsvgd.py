@@ -26,7 +26,7 @@ from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -52,6 +52,7 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
             constant, as the paper does.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
         distill_steps: L', SVGD steps that distil the site.
@@ -74,6 +75,7 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "server_steps")
+        refuse_unused(self, "the server's particles move towards several clients' sites at once", "entropy")
         check_between(self, "share", 0, 1)
 
     def init(

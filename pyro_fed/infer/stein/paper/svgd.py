@@ -45,6 +45,8 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
             constant, as the paper does.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); with
+            it `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel a step.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -74,16 +76,26 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
         """L steps on all rows."""
         optimiser = AdaGradState(local["history"], local["steps"])
         const, dims = with_batches(data, self.batch_size)
-        (particles, optimiser), _ = problem.scan(
+        (particles, optimiser), gains = problem.scan(
             self._step, (shared["particles"], optimiser), const, noise, self.local_steps, dims
         )
-        judged = problem.mapped(self._judged, (0, BATCHES))(particles, data.full_batch())
-        figures = {"mean_off": judged[0], "sd_off": judged[1]}
+        batch = data.full_batch()
+        judged = problem.mapped(self._judged, (0, BATCHES))(particles, batch)
+        figures = {"mean_off": judged[0], "sd_off": judged[1], **self.entropy_figures(gains)}
+        if self.entropy:
+            height = problem.mapped(self._height, (0, BATCHES))
+            risen = height(particles, batch) - height(shared["particles"], batch)
+            figures["free_energy_change"] = -risen - figures["entropy_gain"]
         return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}, figures
 
-    def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
+    def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         particles, optimiser = carry
-        return self.move(particles, self._scores(problem, particles, batch_of(const, picks)), optimiser), ()
+        return self.stepped(particles, self._scores(problem, particles, batch_of(const, picks)), optimiser)
+
+    def _height(self, problem: Problem, particles: Tensor, batch: Batch) -> Tensor:
+        """Mean log density of the target at the particles, ()."""
+        heights: Tensor = problem.vmap(lambda z: problem.log_joint(z, batch, self.temperature))(particles)
+        return heights.mean()
 
     def _scores(self, problem: Problem, particles: Tensor, batch: Batch) -> Tensor:
         def log_target(z: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ class UDSVGD(SiteParticles):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
             constant, as the paper does.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
 
@@ -86,11 +88,11 @@ class UDSVGD(SiteParticles):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Move the global particles and keep both ends of the move."""
-        particles = self.move_global(problem, shared, local, data, noise)
+        particles, steps = self.move_global(problem, shared, local, data, noise)
         return (
             {"particles": particles},
             _remember(local, shared, particles),
-            self.figures(problem, shared, particles, data),
+            steps | self.figures(problem, shared, particles, data),
         )
 
 

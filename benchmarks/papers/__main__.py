@@ -1,0 +1,143 @@
+"""Every figure and table of the five papers that a script reproduces, one after the other.
+
+    python -m benchmarks.papers [--only NAME,...] [--out out/papers] [--list] [--again]     (or: make papers)
+
+Each item is one command in a process of its own; what it prints goes to OUT/NAME.txt once it has ended well, and an
+item that has its file is not run again: the whole can be cut off and resumed. `--list` says what there is, by paper,
+with the time that it takes. A data set that cannot be had freely is not asked for: items marked † in
+`benchmarks/README.md` need PYRO_FED_DATA, and are passed over without it. Ends with 1 where an item failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Item:
+    """One command.
+
+    Args:
+        paper: page of `docs/papers/`.
+        figure: what of the paper it stands for.
+        module: script of this folder.
+        arguments: its arguments.
+        minutes: of one core, about.
+        needs_data: whether it needs the folder of PYRO_FED_DATA.
+    """
+
+    paper: str
+    figure: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    minutes: float = 1.0
+    needs_data: bool = False
+
+    def command(self) -> list[str]:
+        """To be run from the repository's root."""
+        return [sys.executable, "-m", f"benchmarks.papers.{self.module}", *self.arguments]
+
+
+def logistic(figure: str, minutes: float, *arguments: str) -> Item:
+    """A figure of `logistic_accuracy`."""
+    return Item("dsvgd", f"Fig. {figure}", "logistic_accuracy", ("--figure", figure, *arguments), minutes)
+
+
+SEEDS = ("--seeds", "2")
+ITEMS = {
+    "dsvgd_mixtures": Item("dsvgd", "Fig. 2, 3, 9, 10", "mixtures", minutes=4),
+    "dsvgd_figure_4": logistic("4", 6, *SEEDS),
+    "dsvgd_figure_5": logistic("5", 2, *SEEDS),
+    "dsvgd_figure_11": logistic("11", 6, *SEEDS),
+    "dsvgd_figure_12": logistic("12", 6, *SEEDS),
+    "dsvgd_figure_13": logistic("13", 2, *SEEDS),
+    "dsvgd_figure_14": logistic("14", 3, *SEEDS),
+    "dsvgd_figure_15": logistic("15", 5, *SEEDS),
+    "dsvgd_figure_6": Item("dsvgd", "Fig. 6, 17", "bnn_regression_rmse", minutes=15, needs_data=True),
+    "dsvgd_figure_8": Item("dsvgd", "Fig. 8, 19, 20", "calibration_digits", minutes=10),
+    "selection_figures_2_to_5": Item("selection", "Fig. 2 to 5", "client_selection", minutes=20),
+    "fedep_table_4": Item("fedep", "Table 4", "table4", minutes=2),
+    "fedep_figure_1": Item("fedep", "Fig. 1", "fedep_figure1", ("out/papers/fedep_figure_1.png",), 0.1),
+    "fedep_digits": Item("fedep", "Table 2, 5, Fig. 2, 3 (stand-in)", "fedep_digits", minutes=15),
+    "fedep_inferences": Item("fedep", "Table 2, 3, 6, 8 (stand-in)", "fedep_inferences", minutes=4),
+    "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_gradient_variance", minutes=0.1),
+    "fsgld_section_5_1": Item("fsgld", "Fig. 2, 3, 4", "fsgld_section_5_1", minutes=5),
+    "fsgld_table_1": Item("fsgld", "Table 1, Fig. 5", "fsgld_sections_5_2_and_5_3", minutes=15),
+    "p2p_figure_1": Item("p2p", "Fig. 1", "p2p_linear_regression", minutes=0.3),
+    "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
+    "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_star", minutes=0.6),
+    "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_time_varying", ("25",), 1),
+    "p2p_figure_4_rows": Item("p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "25"), 1),
+}
+
+
+def run(name: str, item: Item, out: Path) -> bool:
+    """Run an item and keep what it prints; whether it ended well."""
+    began = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(item.command(), capture_output=True, text=True, env=environment, check=False)
+    seconds = time.monotonic() - began
+    if done.returncode:
+        print(f"{name}: FAILED after {seconds:.0f} s\n{done.stderr[-2000:]}", flush=True)
+        return False
+    said = f"{' '.join(item.command()[1:])}\n{item.paper}, {item.figure}: {seconds:.0f} s\n\n{done.stdout}"
+    part = out / f"{name}.part"
+    part.write_text(said, encoding="utf-8")
+    part.replace(out / f"{name}.txt")
+    print(said, flush=True)
+    return True
+
+
+def chosen(only: str | None) -> dict[str, Item]:
+    """The items asked for, by name or by paper.
+
+    Raises:
+        SystemExit: a name that there is not.
+    """
+    if only is None:
+        return ITEMS
+    words = only.split(",")
+    unknown = [word for word in words if word not in ITEMS and word not in {item.paper for item in ITEMS.values()}]
+    if unknown:
+        raise SystemExit(
+            f"no such items: {unknown}; there are {list(ITEMS)}, and the papers' names stand for all of one"
+        )
+    return {name: item for name, item in ITEMS.items() if name in words or item.paper in words}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for and not there yet."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers")
+    parser.add_argument("--only", help="names of items or papers, with commas between them")
+    parser.add_argument("--out", type=Path, default=Path("out/papers"))
+    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--again", action="store_true", help="run items that have been run")
+    options = parser.parse_args(arguments)
+    items = chosen(options.only)
+    if options.list:
+        for name, item in items.items():
+            print(f"{name:26} {item.paper:10} {item.figure:34} {item.minutes:5.1f} min  {' '.join(item.command()[1:])}")
+        print(f"{sum(item.minutes for item in items.values()):.0f} minutes of one core in all, about")
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name, item in items.items():
+        if (options.out / f"{name}.txt").exists() and not options.again:
+            print(f"{name}: there already")
+        elif item.needs_data and "PYRO_FED_DATA" not in os.environ:
+            print(f"{name}: needs PYRO_FED_DATA, passed over")
+        elif not run(name, item, options.out):
+            failed.append(name)
+    if failed:
+        print(f"failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

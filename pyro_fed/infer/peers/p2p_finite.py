@@ -1,0 +1,244 @@
+"""Peer-to-peer inference on a finite set of parameters: categorical beliefs, Bayes' rule in closed form.
+
+Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (4), (6), Theorem 1,
+Corollary 2.
+
+    b_i(θ) ∝ q_i(θ) Π_rows f(y | θ)^(1/u_i),     q_i(θ) ∝ Π_j b_j(θ)^(W_ij),     θ in Θ = {θ_1, ..., θ_M}
+
+u_i = 1 as published: a datum of agent i ends in every belief with weight v_i, v = v W, beliefs in wrong parameters fall
+as exp(-T K(Θ)), Eq. (5), and on a complete graph of A agents, W = 1/A, each is Bayes' rule with all data to the power
+1/A. u_i = v_i by default: then each datum counts once, and all agents end at the posterior on Θ.
+
+Letters: log q `log_belief` (A, M), Θ `candidates` (A, M, D) on the unconstrained scale, the same at all agents.
+
+Θ is given, with equal prior probabilities or others; else it is draws from the model's prior, common to all agents, and
+the posterior on them is importance sampling from the prior. Each row is used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
+from pyro_fed.errors import DataError, GraphError, ModelError, SettingError
+from pyro_fed.graph import Graph
+from pyro_fed.ops.mixing import mix
+
+#: Log-likelihood of a candidate that the rows rule out: it stays a number, which can be mixed, and has no mass.
+RULED_OUT = -1e12
+#: Draws of the prior that a posterior on them must be worth, and below which the run warns.
+FEWEST = 50
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class P2PFinite(Algorithm, OnGraph):
+    """Peer-to-peer inference on a finite set of parameters, each row used once.
+
+    Args:
+        candidates: Θ: latent site → its values (M, ...), constrained; None takes draws from the prior.
+        num_candidates: M, how many draws; of those alone.
+        probabilities: prior of the candidates, M positive numbers that sum to one; None makes them equal.
+        weighting: "exact" (each datum counts once, whatever the graph) or "paper" (with its agent's centrality).
+        batch_size: rows a round, in order; None takes all in the first.
+        gossip_steps: consensus steps of W a round; None takes those that shrink disagreement by `gossip_tolerance`.
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
+            None.
+        tolerance: the run has converged when all rows are used, no probability moves by more in a round, and no two
+            agents' differ by more.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Wang et al., Peer-to-peer variational federated learning over arbitrary graphs, Eq. (4) and (6).
+
+    Example:
+        >>> theta = torch.linspace(-1, 1, 21)
+        >>> idata = pf.run(pf.P2PFinite(candidates={"theta": theta}), fed, graph=pf.graph.ring(5))
+    """
+
+    draws_are: ClassVar[str] = "agents"
+
+    candidates: Mapping[str, Any] | None = None
+    num_candidates: int = 1000
+    probabilities: tuple[float, ...] | None = None
+    weighting: Literal["exact", "paper"] = "exact"
+    batch_size: int | None = None
+    gossip_steps: int | None = None
+    gossip_tolerance: float = 1e-2
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_candidates")
+        check_at_least(self, 1, "batch_size", "gossip_steps", allow_none=True)
+        check_choice(self, "weighting", ("exact", "paper"))
+        check_between(self, "gossip_tolerance", 0, 0.99)
+        check_positive(self, "tolerance")
+        if self.gossip_steps is not None:
+            refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
+        if self.candidates is not None:
+            refuse_unused(self, "the candidates are given", "num_candidates")
+        if self.probabilities is not None and self.candidates is None:
+            raise SettingError(
+                "P2PFinite: probabilities are of given candidates; draws from the prior are equally likely"
+            )
+        if self.probabilities is not None and not (
+            min(self.probabilities, default=0) > 0 and abs(sum(self.probabilities) - 1) < 1e-9
+        ):
+            raise SettingError(
+                f"P2PFinite: probabilities must be positive and sum to one, received {self.probabilities}"
+            )
+
+    # -- over the graph -------------------------------------------------------------------------------------
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As set, or as many as shrink disagreement; one where groups of agents take turns.
+
+        Raises:
+            GraphError: sleepers or failures would change the weights of data.
+        """
+        if self.weighting == "exact" and (sleepers or graph.random) and not graph.keeps_centrality:
+            raise GraphError(
+                "P2PFinite: agents that are asleep change the centrality of a graph whose W is not reversible, and "
+                "data would no longer count once; build it with mixing='metropolis'"
+            )
+        if self.gossip_steps is not None:
+            return self.gossip_steps
+        return 1 if graph.active(0) is not None else max(1, int(graph.consensus_rounds(self.gossip_tolerance)))
+
+    # -- the rounds -----------------------------------------------------------------------------------------
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 100; it stops when all rows are used and the agents agree."""
+        return 100
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The candidates, with their prior at every agent.
+
+        Raises:
+            ModelError: an improper prior, and no candidates.
+            DataError: candidates of unequal numbers, or not of the model's sites.
+            SettingError: another number of probabilities.
+        """
+        points = self._points(problem, generator)
+        prior = torch.tensor(self.probabilities or [1 / len(points)] * len(points), dtype=torch.float64)
+        if len(prior) != len(points):
+            raise SettingError(f"P2PFinite: {len(points)} candidates need as many probabilities, received {len(prior)}")
+        belief = prior.log().expand(num_clients, -1).clone()
+        shared = {"log_belief": belief, "candidates": points.expand(num_clients, *points.shape).clone()}
+        return shared, {"next_row": torch.zeros(num_clients, dtype=torch.int64)}
+
+    def _points(self, problem: Problem, generator: torch.Generator) -> Tensor:
+        """Θ, (M, D)."""
+        if self.candidates is None:
+            if problem.layout.improper:
+                raise ModelError(
+                    f"P2PFinite: sites {sorted(problem.layout.improper)} have improper priors, which cannot be drawn "
+                    "from: give candidates"
+                )
+            return problem.sample_prior(self.num_candidates, generator)
+        values = {name: torch.as_tensor(value).to(problem.dtype) for name, value in self.candidates.items()}
+        sizes = {name: len(value) for name, value in values.items()}
+        if len(set(sizes.values())) != 1 or set(values) != set(problem.sites):
+            raise DataError(
+                f"P2PFinite: candidates need as many values of each of the sites {list(problem.sites)}, "
+                f"received {sizes}"
+            )
+        each = [{name: value[i] for name, value in values.items()} for i in range(len(next(iter(values.values()))))]
+        return torch.stack([problem.unconstrain(value) for value in each])
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Eq. (6), or nothing where all rows are used."""
+        position, belief = local["next_row"], shared["log_belief"]
+        left = data.num_rows - position
+        if bool((left > 0).any()):
+            batch, position = self._rows(data, position)
+            found = problem.mapped(_log_likelihoods, (0, BATCHES))(shared["candidates"], batch).double()
+            v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
+            belief = belief + torch.nan_to_num(found, nan=RULED_OUT, neginf=RULED_OUT).clamp_min(RULED_OUT) / v
+        figures = {"rows_left": (data.num_rows - position).double(), "effective": _worth(belief)}
+        return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
+
+    def _rows(self, data: ClientData, first: Tensor) -> tuple[Batch, Tensor]:
+        """This round's rows of each agent, (C, m), and where the next round begins."""
+        size = self.batch_size or data.row_index.shape[1]
+        position = first[:, None] + torch.arange(size, device=first.device)
+        valid = position < data.num_rows[:, None]
+        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
+        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)) * data.power)
+        return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """None: probabilities cannot grow beyond measure."""
+        return {}
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """Eq. (4): weighted means of log beliefs, normalised."""
+        return {"log_belief": torch.log_softmax(mix(weights, messages["log_belief"]), -1)}
+
+    # -- what the record shows ------------------------------------------------------------------------------
+    def witness(self, before: State, after: State) -> State:
+        """Each agent's beliefs, and the largest move of a probability."""
+        old, new = before["log_belief"].exp(), after["log_belief"].exp()
+        return {"moved": (new - old).abs().amax(-1), "belief": new}
+
+    def judged(self, told: State) -> dict[str, float]:
+        """The largest of the moves, and of the differences between agents."""
+        apart = told["belief"].amax(0) - told["belief"].amin(0)
+        return {"change": float(told["moved"].amax()), "disagreement": float(apart.amax())}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of a probability, and the largest difference of one between agents."""
+        return self.judged(self.witness(before, after))
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether nothing moves any more, and all agree; as long as there are rows, something does."""
+        return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Each agent's draws of Θ, (A, num_draws, D)."""
+        chosen = torch.multinomial(shared["log_belief"].exp(), num_draws, replacement=True, generator=generator)
+        return shared["candidates"].gather(1, chosen[..., None].expand(-1, -1, shared["candidates"].shape[-1]))
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Another target, rows that no round has reached, and draws of the prior that hardly meet the posterior."""
+        notes, left, worth = [], record.last("rows_left"), record.last("effective")
+        if self.weighting == "paper":
+            notes.append(
+                "weighting='paper' does not end at the posterior: a row of agent i counts v_i times, about 1 over the "
+                "number of agents; use weighting='exact' for the posterior"
+            )
+        if len(left) and left.sum() > 0:
+            notes.append(f"{int(left.sum())} rows were never used: run more rounds, or larger batches")
+        if self.candidates is None and len(worth) and worth.min() < FEWEST:
+            notes.append(
+                f"the posterior on {self.num_candidates} draws of the prior is worth {worth.min():.3g} of them: raise "
+                "num_candidates, or use P2PVI"
+            )
+        return notes
+
+
+def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
+    """Of an agent's rows at the candidates: (M,)."""
+    return problem.log_lik(points, batch)
+
+
+def _worth(log_belief: Tensor) -> Tensor:
+    """How many equally likely candidates beliefs (C, M) are worth."""
+    return 1 / torch.softmax(log_belief, -1).square().sum(-1)

@@ -1,0 +1,183 @@
+"""Variational inference over directed graphs by PushSum: agents need to know how many hear them, and no more.
+
+Sources: Kempe, Dobra & Gehrke (2003), *Gossip-based computation of aggregate information*; Nedić & Olshevsky (2015),
+*Distributed optimization over time-varying directed graphs*. The sites are those of Wang et al., Eq. (3).
+
+    P_ij = 1 / d_j where i hears j, or i = j;    d_j = how many hear j, itself among them
+    s_i ← Σ_j P_ij s_j,    w_i ← Σ_j P_ij w_j,    q_i = s_i / w_i          on natural parameters
+
+Columns of P sum to one: an agent shares out what it has, Σ_i s_i and Σ_i w_i are kept whatever happens, and each ratio
+s_i / w_i tends to the mean of what all have put in. With A agents, s_i gains A δ_i where agent i's site changes by δ_i,
+so that the mean is the product of all sites at all times, and the rounds end where those of `P2PVI` end.
+
+`P2PVI` is exact on a directed graph too, but by its agents' centralities, v = v W, which take the whole graph to know
+and change with every link that fails. Here a link that fails is a share that its sender keeps.
+
+Letters: s `precision`, `eta`; w `mass`; P from where the graph's W has an entry, whose weights are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.graph import Consensus, FixedGraph, Graph
+from pyro_fed.graph import consensus_rounds as rounds_of_gap
+from pyro_fed.graph.analysis import second_eigenvalue
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peers.peer_sites import new_site, public_belief
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.mixing import mix
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class P2PPushSum(PeerGaussian):
+    """Peer-to-peer variational inference by PushSum: exact on directed graphs whose agents know their listeners alone.
+
+    Args:
+        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
+        num_points: Sobol points for expectations under a belief; even.
+        tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
+            more than this share, and agents differ by no more.
+        damping: share of a site's change that is made in a round, in (0, 1].
+        gossip_steps: PushSum steps a round; None takes those that shrink disagreement by `gossip_tolerance`.
+        gossip_tolerance: share of the agents' disagreement that a round leaves, where `gossip_steps` is None.
+        start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
+            the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
+            rows sum to one.
+        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Kempe, Dobra & Gehrke (2003). Nedić & Olshevsky (2015). Wang et al., Eq. (3).
+
+    Example:
+        >>> one_way = pf.graph.from_networkx(nx.cycle_graph(5, create_using=nx.DiGraph), mixing="uniform")
+        >>> idata = pf.run(pf.P2PPushSum(), fed, graph=one_way)
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start not in ("auto", "local", "prior"):
+            raise SettingError(
+                f"P2PPushSum: start must be 'auto', 'local' or 'prior', received {self.start!r}: the others take W, "
+                "whose rows sum to one; use P2PVI"
+            )
+
+    @property
+    def begin(self) -> str:
+        """Each agent by itself, unless the prior is asked for."""
+        return "local" if self.start == "auto" else self.start
+
+    @property
+    def needs_centrality(self) -> bool:
+        """Nothing depends on it."""
+        return False
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 100; the run stops when the agents agree and have stopped moving."""
+        return 100
+
+    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
+        """As set, or by the second eigenvalue of P."""
+        if self.gossip_steps is not None or not isinstance(graph, FixedGraph):
+            return super().consensus_steps(graph, sleepers)
+        rate = second_eigenvalue(sparse.csr_array(shares_out(graph.matrix).T))
+        return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.gossip_tolerance)))
+
+    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
+        """Steps of P itself: polynomials of W have another pattern."""
+        return Consensus((0.0,) * self.consensus_steps(graph, sleepers))
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Flat beliefs, or the prior at every agent, each with mass one."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        one = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
+        return shared | {"mass": one}, local | {"agents": num_clients * one}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Eq. (3) at each agent's ratio; the message is what it then has to share out."""
+        q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
+        share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
+        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps)
+        change = site / old
+        belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
+        news = {**as_state(old * change**fraction), "prior_share": share}
+        figures = {"fraction": fraction, "mass": mass, **self.traces(q)}
+        return {**as_state(belief**mass), "mass": mass}, {**local, **news}, figures
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Ratios far above the other agents', or masses that are none."""
+        found = message_limits.outlying_sites(as_state(_ratio(messages)))
+        return {**found, "a mass that is not positive": messages["mass"] <= 0}
+
+    def combine(self, shared: State, messages: State, weights: Any) -> State:
+        """What the agents have been given: P s and P w.
+
+        Raises:
+            SettingError: weights of one agent alone, from which nobody can tell how many hear the others.
+        """
+        if weights.shape[0] != weights.shape[1]:
+            raise SettingError(
+                "P2PPushSum: an agent's own row does not say how many hear its neighbours: agents in processes of "
+                "their own cannot run it; use P2PVI there"
+            )
+        shares = shares_out(weights)
+        return {name: mix(shares, value) for name, value in messages.items()}
+
+    def witness(self, before: State, after: State) -> State:
+        """Each agent's own move, and its means and SDs, of the ratios."""
+        return super().witness(as_state(_ratio(before)), as_state(_ratio(after)))
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Independent draws of each agent's belief, (A, num_draws, D): agents are the chains."""
+        return super().sample(as_state(_ratio(shared)), num_draws, generator)
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """Of each agent's belief."""
+        return super().log_density(as_state(_ratio(shared)), draws)
+
+
+def _ratio(state: State) -> Gaussian:
+    """q = s / w, (A,)."""
+    return gaussian(state) ** (1.0 / state["mass"])
+
+
+def shares_out(weights: Any) -> sparse.csr_array:
+    """P: what each agent gives to those that hear it, itself among them, in equal parts.
+
+    Args:
+        weights: W (C, C), of which the pattern alone counts: i hears j where W_ij is not zero.
+
+    Returns:
+        (C, C), columns summing to one.
+    """
+    heard = sparse.csr_array(weights != 0).astype(np.float64)
+    heard = sparse.csr_array((heard + sparse.eye_array(heard.shape[0], format="csr")) != 0).astype(np.float64)
+    listeners = np.asarray(heard.sum(axis=0)).ravel()
+    return sparse.csr_array(heard @ sparse.diags_array(1.0 / listeners))

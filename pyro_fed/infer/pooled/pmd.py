@@ -1,0 +1,265 @@
+"""Particle mirror descent on the pooled data: a weighted kernel density estimate, moved by importance weights.
+
+Source: Dai, He, Dai & Song (2016), *Provable Bayesian inference via particle mirror descent*, Algorithm 1 with the
+weighted kernel density estimator.
+
+    q_1 = p,    θ_i ~ q_t,    g_t(θ) = log q_t(θ) - log p(θ) - N/m Σ_batch log p(x | θ)
+    α_i ∝ exp(-γ_t g_t(θ_i)),    q_{t+1}(θ) = Σ_i α_i K_h(θ - θ_i)
+
+which is a step of stochastic mirror descent on KL(q ‖ posterior) by Monte Carlo, towards q_t^(1-γ_t) (p p(y | ·))^γ_t.
+
+Letters: θ `particles` (M, D), log α `log_weights`, γ `step_size` with its decay, h `bandwidth`, m `batch_size`.
+
+Deviations, both settings, both off in `inference/pmd_paper.toml`:
+
+* `bandwidth=None`: K_h has h times the particles' own covariance, with Silverman's h, and its centres are drawn towards
+  the particles' mean by √(1 - h²) (Liu & West, 2001), so that the estimate is no wider than the particles. A number is
+  the paper's: the SD of isotropic kernels, in the model's own units, which widens q by h² in every step.
+* `min_effective`: γ_t is lowered until the weights are worth that share of the particles. With all rows γ_1 = 1 is
+  importance sampling from the prior, which one particle survives.
+
+Limits: no gradient is used, and a kernel density estimate needs particles that grow exponentially with D. What is right
+for two parameters is hopeless for twenty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import KnownDensity, Pooled
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
+from pyro_fed.errors import ModelError
+from pyro_fed.ops.step_sizes import polynomial_step
+
+#: Halvings of the interval in which the largest allowed γ is sought.
+HALVINGS = 40
+#: Ridge of the particles' covariance, a share of its trace: it is singular where fewer than D of them have weight.
+RIDGE = 1e-8
+#: Share of the particles below which the last weights' worth is said to be too small.
+FEWEST = 0.05
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class PMD(Algorithm, Pooled, KnownDensity):
+    """Particle mirror descent: weighted particles drawn anew from a kernel density estimate in every step.
+
+    Args:
+        num_particles: M, at least 2.
+        local_steps: steps a round.
+        step_size: γ_1, in (0, 1].
+        decay: γ_t = step_size (1 + t / decay_offset)^-decay, t from 0, in [0, 1]; 0 keeps it constant.
+        decay_offset: steps after which γ has fallen to 2^-decay; only with a `decay`.
+        bandwidth: h, the SD of isotropic kernels on the unconstrained scale; None takes Silverman's share of the
+            particles' covariance.
+        min_effective: γ_t is lowered until the weights are worth this share of the particles, in (0, 1); None: never.
+        batch_size: rows a step, weighted to all; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Dai, He, Dai & Song (2016), Algorithm 1.
+
+    Example:
+        >>> idata = pf.run(pf.PMD(num_particles=500), fed)
+    """
+
+    draws_are: ClassVar[str] = "independent"
+
+    num_particles: int = 500
+    local_steps: int = 20
+    step_size: float = 1.0
+    decay: float = 0.0
+    decay_offset: float = 1.0
+    bandwidth: float | None = None
+    min_effective: float | None = 0.3
+    batch_size: int | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 2, "num_particles")
+        check_at_least(self, 1, "local_steps")
+        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_between(self, "step_size", 0, 1, "(]")
+        check_between(self, "decay", 0, 1, "[]")
+        check_positive(self, "decay_offset", "temperature")
+        check_positive(self, "bandwidth", allow_none=True)
+        if self.min_effective is not None:
+            check_between(self, "min_effective", 0, 1, "()")
+        if self.decay == 0:
+            refuse_unused(self, "the step is constant; give decay, such as 0.5", "decay_offset")
+
+    def default_rounds(self, num_clients: int) -> int:
+        """Three rounds of `local_steps`."""
+        return 3
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Particles drawn from the prior, all of one weight; `steps` counts those made.
+
+        Raises:
+            ModelError: the prior is improper.
+        """
+        if problem.layout.improper:
+            raise ModelError(
+                f"PMD: q_1 is the prior, and sites {sorted(problem.layout.improper)} have improper ones, which cannot "
+                "be drawn from: give them proper priors, or use DSVGD"
+            )
+        particles = problem.sample_prior(self.num_particles, generator)
+        level = torch.full_like(particles[:, 0], -math.log(self.num_particles))
+        return {"particles": particles, "log_weights": level, "steps": torch.zeros_like(level[0])}, {}
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """A uniform number a particle that chooses its centre, a normal vector that moves it there, and minibatches."""
+        shape = (self.local_steps, self.num_particles)
+        noise = {
+            "uniform": torch.rand(shape, generator=generator, dtype=problem.dtype),
+            "normal": torch.randn(*shape, problem.dim, generator=generator, dtype=problem.dtype),
+        }
+        if self.batch_size is None:
+            return noise
+        return noise | {"picks": draw_anew(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Steps of mirror descent."""
+        names = ("particles", "log_weights", "steps")
+        rows, dims = with_batches(data, self.batch_size)
+        carry = tuple(shared[name] for name in names)
+        end, (taken, worth) = problem.scan(self._step, carry, rows, noise, self.local_steps, dims)
+        return dict(zip(names, end, strict=True)), {}, {"step_taken": taken[-1], "effective": worth[-1]}
+
+    def _step(self, problem: Problem, carry: Any, rows: Any, noise: Any) -> tuple[Any, Any]:
+        before, level, done = carry
+        q = self._estimate(before, level)
+        moved = _drawn(q, level, noise["uniform"], noise["normal"])
+        first = done == 0
+        particles = torch.where(first, before, moved)  # q_1 is the prior, from which they have been drawn
+        target, prior = self._targets(problem, particles, batch_of(rows, noise.get("picks")))
+        log_q = torch.where(first, prior, _log_estimate(q, level, particles))
+        # Where the prior, the likelihood or q vanishes nothing is to be drawn again.
+        gain = torch.nan_to_num(target - log_q, nan=-torch.inf, posinf=-torch.inf)
+        wanted = polynomial_step(done, self.step_size * self.decay_offset**self.decay, self.decay_offset, self.decay)
+        taken = self._allowed(gain, wanted * torch.ones_like(done))
+        level = torch.log_softmax(taken * gain, -1)
+        return (particles, level, done + 1), (taken, _worth(level) / self.num_particles)
+
+    def _targets(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """log p p(y | ·)^(1/α), and log p: (M,) each."""
+
+        def parts(z: Tensor) -> tuple[Tensor, Tensor]:
+            prior, pointwise = problem.log_parts(z, batch.rows)
+            return prior + (pointwise * batch.weight).sum() / self.temperature, prior
+
+        target, prior = problem.vmap(parts)(particles)
+        return target, prior
+
+    def _allowed(self, gain: Tensor, wanted: Tensor) -> Tensor:
+        """The largest γ up to the wanted one whose weights are worth enough."""
+        if self.min_effective is None:
+            return wanted
+        least, low, high = self.min_effective * self.num_particles, torch.zeros_like(wanted), wanted
+        enough = _worth(torch.log_softmax(wanted * gain, -1)) >= least
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            fine = _worth(torch.log_softmax(middle * gain, -1)) >= least
+            low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
+        return torch.where(enough, wanted, low)
+
+    def _estimate(self, particles: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Centres (M, D) of the kernels, and the Cholesky factor of their common covariance (D, D)."""
+        count, dim = particles.shape
+        eye = torch.eye(dim, dtype=particles.dtype, device=particles.device)
+        if self.bandwidth is not None:
+            return particles, self.bandwidth * eye
+        share = (4 / ((dim + 2) * count)) ** (1 / (dim + 4))
+        weights = level.exp()
+        mean = weights @ particles
+        offset = particles - mean
+        covariance = (weights[:, None] * offset).mT @ offset
+        covariance = covariance + RIDGE * covariance.diagonal(dim1=-2, dim2=-1).mean() * eye
+        root, _ = torch.linalg.cholesky_ex(covariance)
+        return mean + math.sqrt(1 - share**2) * offset, share * root
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The particles that the one client with all rows sends."""
+        return {name: value[0] for name, value in messages.items()}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """How many particles the weights are worth, and the move of the mean in SDs."""
+        moments = [_moments(state["particles"], state["log_weights"].exp()) for state in (before, after)]
+        change = ((moments[1][0] - moments[0][0]).abs() / moments[1][1]).amax()
+        return {"change": float(change), "effective_particles": float(_worth(after["log_weights"]))}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Independent draws of the last q, (1, num_draws, D)."""
+        particles, level = shared["particles"], shared["log_weights"]
+        uniform = torch.rand(num_draws, generator=generator, dtype=particles.dtype)
+        normal = torch.randn(num_draws, particles.shape[1], generator=generator, dtype=particles.dtype)
+        return _drawn(self._estimate(particles, level), level, uniform, normal)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """Of the last q."""
+        q = self._estimate(shared["particles"], shared["log_weights"])
+        flat = draws.reshape(-1, draws.shape[-1]).to(q[0].dtype)
+        return _log_estimate(q, shared["log_weights"], flat).reshape(draws.shape[:-1])
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """A step that was held back to the end, or weights that few particles have."""
+        held, worth = record.last("step_taken"), record.last("effective")
+        if not len(held):
+            return []
+        if self.min_effective is not None and self.decay == 0 and float(held[0]) < self.step_size:
+            return [
+                f"the last step was held back to γ = {float(held[0]):.2g} of {self.step_size:g}: q is not yet the "
+                "posterior; run more rounds, or give more particles"
+            ]
+        if float(worth[0]) >= FEWEST:
+            return []
+        return [
+            f"the last weights are worth {float(worth[0]):.1%} of the {self.num_particles} particles: give more of "
+            "them, a smaller step_size or min_effective=0.3, or use DSVGD"
+        ]
+
+
+def _worth(level: Tensor) -> Tensor:
+    """How many equally weighted particles normalised log weights (M,) are worth."""
+    return 1 / level.exp().square().sum(-1)
+
+
+def _moments(particles: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and SDs, (D,)."""
+    mean = weights @ particles
+    return mean, (weights @ (particles - mean).square()).sqrt()
+
+
+def _drawn(q: tuple[Tensor, Tensor], level: Tensor, uniform: Tensor, normal: Tensor) -> Tensor:
+    """Draws of a mixture: a centre by inversion of the weights' distribution function, and a kernel's noise."""
+    centres, root = q
+    passed = (uniform[:, None] > level.exp().cumsum(-1)).sum(-1)
+    return centres[passed.clamp_max(len(centres) - 1)] + normal @ root.mT
+
+
+def _log_estimate(q: tuple[Tensor, Tensor], level: Tensor, at: Tensor) -> Tensor:
+    """log Σ_i α_i K(θ - c_i) at points (P, D): (P,)."""
+    centres, root = q
+    white = torch.linalg.solve_triangular(root, torch.cat([at, centres]).mT, upper=False).mT
+    away = white[: len(at), None, :] - white[None, len(at) :, :]
+    log_kernels = -0.5 * away.square().sum(-1) - 0.5 * at.shape[-1] * math.log(2 * math.pi)
+    found: Tensor = (log_kernels + level).logsumexp(-1) - root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return found
