@@ -21,11 +21,12 @@ with contextlib.suppress(AttributeError, OSError, TypeError):  # another C libra
         ctypes.CDLL(None).mallopt(*setting)
 
 
+gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many
+
+
 def pytest_collection_finish():
-    """The modules' half a million objects stay: collections, of which tracing causes many, do not look at them."""
-    gc.collect()
+    """The modules' half a million objects stay: collections do not look at them."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
