@@ -14,7 +14,7 @@ os.environ["MPLBACKEND"] = "Agg"
 
 #: `mallopt`'s parameters (malloc.h): freed memory above which it is given back, and the size from which a block is
 #: mapped on its own. By default each tensor of some 100 KB is mapped, its pages faulted in, and unmapped, again and
-#: again, which is a sixth of what tests of many rows cost, and more on a loaded machine; 32 MB is glibc's limit.
+#: again: of a test with 6,000 rows a quarter of the time was the kernel's. 32 MB is glibc's limit.
 TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**25)
 with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, which has no such settings
     for setting in (TRIM_THRESHOLD, MMAP_THRESHOLD):
