@@ -103,21 +103,55 @@ def test_names_version_and_help_load_nothing_heavy(code):
     assert printed.splitlines()[-1] == "[]"
 
 
-def test_what_a_run_needs_loads_nothing_that_it_may_not():
-    late = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
-    code = "import sys, pyro_fed as pf\npf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors"
-    printed = run_python(f"{code}\nprint([name for name in {late} if name in sys.modules])")
-    assert printed.splitlines()[-1] == "[]"
+LATE = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
+MODULES = ("combination", "executors", "metrics", "partition", "schedule", "graph")
+#: What each fresh process prints in its last line; `pf.combination` is a module that the door of its room does not
+#: import.
+FRESH = {
+    "late": f"""
+import pyro_fed as pf
+pf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors
+print([name for name in {LATE} if name in sys.modules])
+""",
+    "modules": f"""
+import pyro_fed as pf
+print([getattr(pf, name).__name__.split(".")[-1] for name in {MODULES}])
+""",
+    "eager": """
+os.environ["EAGER_IMPORT"] = "1"
+import pyro_fed
+print([name for name in pyro_fed.__all__ if name not in vars(pyro_fed)])
+""",
+}
 
 
-def test_modules_among_the_names_need_nothing_loaded_before():
-    """`pf.combination` is a module that the door of its room does not import."""
-    names = ["combination", "executors", "metrics", "partition", "schedule", "graph"]
-    code = f"import pyro_fed as pf\nfor name in {names}:\n    print(getattr(pf, name).__name__.split('.')[-1])"
-    assert run_python(code).split() == names
+@pytest.fixture(scope="module")
+def fresh():
+    """By name, what is printed by processes that know torch and Pyro alone, forks of one that has imported them."""
+    code = f"""
+import os, sys
+import pyro
+assert not any(name.startswith("pyro_fed") for name in sys.modules)
+for name, code in {FRESH!r}.items():
+    child = os.fork()
+    if child == 0:
+        print(name, end=": ")
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    lines = dict(line.split(": ", 1) for line in run_python(code, CUDA_VISIBLE_DEVICES="").splitlines() if ": " in line)
+    return {name: ast.literal_eval(lines[name]) for name in FRESH}
 
 
-def test_eager_import_loads_everything():
-    code = "import sys, pyro_fed\nprint([name for name in pyro_fed.__all__ if name not in vars(pyro_fed)])"
-    modules = {"combination", "executors", "graph", "metrics", "partition", "schedule"}
-    assert set(ast.literal_eval(run_python(code, EAGER_IMPORT="1").splitlines()[-1])) <= modules
+def test_what_a_run_needs_loads_nothing_that_it_may_not(fresh):
+    assert fresh["late"] == []
+
+
+def test_modules_among_the_names_need_nothing_loaded_before(fresh):
+    assert fresh["modules"] == list(MODULES)
+
+
+def test_eager_import_loads_everything(fresh):
+    assert set(fresh["eager"]) <= set(MODULES)

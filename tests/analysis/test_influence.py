@@ -163,7 +163,7 @@ def test_without_sites_the_clients_have_to_be_asked():
     ids=["FedAIS", "P2PVI"],
 )
 def test_it_is_named_without_sites_too(algorithm, options, kind):
-    fed, bad = trial(3, kind, rows=20)
+    fed, bad = trial(3, kind, rows=20 if kind == "labels flipped" else 6)  # a hundred times as many at one
     found = pf.influence(pf.run(algorithm, fed, **QUIET, **options), fed)
     assert found["client"].values[int(found["influence"].values.argmax())] == bad
     assert found.attrs["stands_apart"].startswith(f"client {bad} moves")
@@ -201,16 +201,20 @@ def test_an_audited_run_names_it():
     assert idata.attrs["stands_apart"].startswith(f"client {bad} moves")
 
 
-def evidence_on_a_grid(fed, clients):
-    """log Z of some clients of a model with two parameters, by the trapezoidal rule."""
+def evidence_on_a_grid(fed):
+    """log Z of any clients of a model with two parameters, by the trapezoidal rule."""
     axis = torch.linspace(-8, 8, 321, dtype=torch.float64)
     z = torch.cartesian_prod(axis, axis)
-    rows = torch.cat([fed.client_rows[k] for k in clients])
-    problem = fed.problem
-    log_lik = torch.cat(
-        [problem.pointwise_log_lik(part, tuple(leaf[rows] for leaf in problem.rows)).sum(1) for part in z.split(20_000)]
-    )
-    return float((problem.log_prior(z) + log_lik).logsumexp(0)) + 2 * math.log(float(axis[1] - axis[0]))
+    problem, prior, clients = fed.problem, fed.problem.log_prior(z), []
+    for rows in fed.client_rows:
+        held = tuple(leaf[rows] for leaf in problem.rows)
+        clients.append(torch.cat([problem.pointwise_log_lik(part, held).sum(1) for part in z.split(20_000)]))
+    log_lik = torch.stack(clients)
+
+    def log_z(which):
+        return float((prior + log_lik[which].sum(0)).logsumexp(0)) + 2 * math.log(float(axis[1] - axis[0]))
+
+    return log_z
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pareto's k of refits
@@ -226,8 +230,7 @@ def test_leaving_out_agrees_with_exact_integrals(path, monkeypatch):
         fed = fed.without(*fed.client_names[3:])
     table = pf.leave_one_client_out(pf.run(pf.FedEP(), fed, **QUIET), fed)
     assert (table["by"] == path).all()
-    everyone = range(fed.num_clients)
-    whole = evidence_on_a_grid(fed, everyone)
+    everyone, log_z = range(fed.num_clients), evidence_on_a_grid(fed)
     for k in everyone:
-        exact = whole - evidence_on_a_grid(fed, [j for j in everyone if j != k])
+        exact = log_z(list(everyone)) - log_z([j for j in everyone if j != k])
         assert table["elpd"].iloc[k] == pytest.approx(exact, abs=0.1)

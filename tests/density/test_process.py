@@ -88,7 +88,7 @@ def fresh():
 def draws(model, args, **options):
     fed = pf.Federation(model, args, plate="data", num_clients=2)
     options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, **options}
-    return pf.run(pf.FedEP(), fed, **options).posterior["w"].values
+    return pf.run(pf.FedLaplace(), fed, **options).posterior["w"].values
 
 
 def alone(*args, **options):
@@ -210,12 +210,12 @@ def test_a_federation_whose_model_changes_is_traced_again(place, monkeypatch):
     model = reads_global if place == "global" else reads_environment
     fed = pf.Federation(model, data(), plate="data", num_clients=2)
     options = {"compile": "trace", "audit": False, "progress": False}
-    pf.run(pf.FedEP(), fed, **options)
+    pf.run(pf.FedLaplace(), fed, **options)
     if place == "global":
         monkeypatch.setitem(globals(), "SCALE", 2.0)
     else:
         monkeypatch.setenv("PYRO_FED_TEST_SCALE", "2.0")
-    after = pf.run(pf.FedEP(), fed, **options).posterior["w"].values
+    after = pf.run(pf.FedLaplace(), fed, **options).posterior["w"].values
     assert np.array_equal(after, alone(closed(2.0), data()))
 
 

@@ -104,7 +104,7 @@ CUT_CHAIN = {"target_ess": 150}
 #: Settings that are cut, and rounds, where the recipe's own take more than a second. The annealed steps begin beyond
 #: stability here, as the run says, and are cut to a tenth.
 SHORT = {
-    "consensus_mc": ({"num_samples": 50, "warmup_steps": 50}, None),
+    "consensus_mc": ({"num_samples": 50, "warmup_steps": 50, "max_tree_depth": 4}, None),
     "dsgld": ({"burn_in": 400}, 40),
     "dsgld_annealed": ({"burn_in": 400, "step_size": 0.0015}, 8),
     "dsvgd_paper": (CUT_STEIN | {"distill_steps": 40}, 6),
@@ -138,7 +138,7 @@ SHORT = {
 def test_a_recipe_ends_within_its_bounds(name, problem):
     recipe, (federation, mean, sd) = load(name), PROBLEMS[problem]()
     settings, rounds = SHORT.get(name, ({}, None))
-    options = recipe.run_options(federation.num_clients) | {"num_draws": 500}
+    options = recipe.run_options(federation.num_clients) | {"num_draws": 500, "log_likelihood": False}
     if rounds:
         options["num_rounds"] = rounds
     with warnings.catch_warnings():

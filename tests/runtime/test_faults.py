@@ -198,7 +198,7 @@ FAST = {
         burn_in=100,
         largest_step=1.0,
         visit_time=20.0,
-        target_ess=1000,
+        target_ess=None,
         num_chains=10,
     ),
     "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
@@ -211,7 +211,8 @@ def test_with_30_percent_failing_the_answer_is_right(name):
     """Each client fails in each round with probability 0.3; means within 0.1 reference SD."""
     case = posteriordb.CASES["kidiq"]
     faulty = Faulty(probability=0.3, seed=7)
-    idata = run(FAST[name], case.federation(5, sort=True), executor=faulty, compile="trace")
+    rounds = {"num_rounds": 140} if name == "FSGLD" else {}  # 400 effective draws: a standard error of 0.05 SD
+    idata = run(FAST[name], case.federation(5, sort=True), executor=faulty, compile="trace", **rounds)
     error, low, high = case.error(idata)
     assert error < 0.1
     assert 0.85 < low <= high < 1.15

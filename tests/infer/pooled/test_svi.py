@@ -51,7 +51,7 @@ def test_svi_comes_near_the_exact_posterior(federation, guide, expected):
     pyro.clear_param_store()
     mean, covariance = linear_regression.exact_posterior(train())
     mine = pyro.param("mine", torch.ones(2))
-    algorithm = pf.SVI(guide=guide, num_steps=600, step_size=0.05, num_guide_draws=400)
+    algorithm = pf.SVI(guide=guide, num_steps=400, step_size=0.05, num_guide_draws=400)
     idata = pf.run(algorithm, federation, num_draws=400, **QUIET)
     draws = torch.tensor(idata["posterior"]["w"].values[0])
     assert float(((draws.mean(0) - mean) / sds(covariance)).abs().max()) < 0.3
