@@ -143,6 +143,10 @@ class FALD(VisitingLangevin):
         message, news, info = super().local_step(problem, shared, local, data, scaled)
         return message | {"weight": shared["weight"]}, news, info
 
+    def rounds_ahead(self, shared: State) -> int:
+        """One: the server averages."""
+        return 1
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Average the clients of each chain."""
         weight = messages["weight"].reshape(self.num_chains, -1)

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats, Tempered
+from pyro_fed.algorithm.capabilities import Advice, Chains, DrawStats, Tempered, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -49,9 +49,17 @@ from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_anew, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import (
+    BATCHES,
+    ClientData,
+    Minibatch,
+    batch_of,
+    draw_anew,
+    draw_minibatches,
+    with_batches,
+)
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
+from pyro_fed.infer.langevin.chain_store import append, next_look, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature
 from pyro_fed.infer.langevin.held_visits import reference
@@ -71,7 +79,7 @@ STEP_GIVEN = "the step is not derived where step_size is given; leave step_size 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
+class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     """Chains of Langevin steps, each at one client in a round: what SGLD, DSGLD, FSGLD and FALD share.
 
     Args:
@@ -238,7 +246,9 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         if self.batch_size is None:
             return {"normal": normal}
         drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
-        picks = drawn(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
+        # A client that takes all its rows needs no picks: `_picked` makes them where another client has some.
+        steps = 0 if num_rows <= self.batch_size else self.local_steps
+        picks = drawn(num_rows, self.batch_size, steps, generator, problem.dtype)
         return {"normal": normal, "picks": picks}
 
     def local_step(
@@ -253,7 +263,9 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         if whole:  # no minibatch, nothing to correct
             const.pop("anchor_score", None)
             xs.pop("picks", None)
-        elif "anchor_score" in const and self.control_variate == "visit":
+        else:
+            xs["picks"] = _picked(xs["picks"], data.num_rows)
+        if "anchor_score" in const and self.control_variate == "visit":
             const["visited"] = shared["position"]
             each = (dict.fromkeys(const, 0), BATCHES)
             const["anchor_score"] = problem.mapped(anchor_score, each)(const, data.full_batch())
@@ -334,12 +346,36 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the received chains (`Reassign_chain` of Algorithm 1)."""
-        taken = shared["steps"] + self.stride * torch.arange(1, messages["draws"].shape[1] + 1)
+        return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
+
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Store the chains of R rounds, (R, C, ...)."""
+        rounds, _, sent = messages["draws"].shape[:3]
+        taken = shared["steps"] + self.stride * torch.arange(1, rounds * sent + 1)
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
-        columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
-        columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
-        after = append(shared, columns, self.target_ess)
-        return after | {"position": messages["position"], "steps": shared["steps"] + self.local_steps}
+        columns = {
+            name: messages[name].transpose(0, 1).flatten(1, 2)[:, keep] for name in ("draws", "gradient_norm", "step_size")
+        }
+        columns["client"] = messages["client"].T.repeat_interleave(sent, 1)[:, keep]
+        last = append(shared, columns, self.target_ess)
+        kept = shared["kept"] + keep.reshape(rounds, sent).sum(1).cumsum(0)
+        steps = shared["steps"] + self.local_steps * torch.arange(1, rounds + 1)
+        before = last | {name: shared[name] for name in ("r_hat", "ess", "judged")}
+        each = zip(messages["position"], steps, kept, strict=True)
+        states = [before | {"position": at, "steps": done, "kept": had} for at, done, had in each]
+        return [*states[:-1], states[-1] | {name: last[name] for name in ("r_hat", "ess", "judged")}]
+
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the chains are judged."""
+        wanted = next_look(shared, self.target_ess) - int(shared["kept"])
+        steps = int(shared["steps"])
+        first = max(steps, int(shared["burn_in"])) // self.thin
+        return max(1, -(-((first + wanted) * self.thin - steps) // self.local_steps))
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The chains go on from where they are."""
+        steps = received["steps"] + self.local_steps
+        return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat, the largest of all coordinates, and ESS, the smallest."""
@@ -422,6 +458,15 @@ class VisitingLangevin(Langevin):
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """h T where no step size is given."""
         return self.visit_time
+
+
+def _picked(picks: Minibatch, num_rows: Tensor) -> Minibatch:
+    """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none."""
+    slot = torch.arange(picks.position.shape[-1], device=num_rows.device)
+    rows = num_rows.unsqueeze(-1)
+    whole, has = rows <= len(slot), slot < rows
+    position = torch.where(whole, slot % rows.clamp_min(1), picks.position)
+    return Minibatch(position, torch.where(whole, has.to(picks.weight.dtype), picks.weight))
 
 
 def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedule:
