@@ -245,11 +245,14 @@ class Compiler:
             self.cache[key] = step
             if traced and self.common is not None and self.common.takes(function, problem):
                 self.common.steps[key] = step
-        if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
+        if self.level == "inductor" or (self.auto and traced):
             threads = torch.get_num_threads()  # is part of the code
-            if threads not in step.inductor:
-                step.inductor[threads] = inductor(step.run, leaves)
-            return replace(step, run=step.inductor[threads])
+            ready, often = step.inductor.get(threads), calls * self.rounds
+            # Whether there is a compiler is asked of the disk, so that it is asked last.
+            if self.level == "inductor" or (ready and repays(step.num_nodes, often)) or pays(step.num_nodes, often):
+                if ready is None:
+                    ready = step.inductor[threads] = inductor(step.run, leaves)
+                return replace(step, run=ready)
         return step
 
     def _known(self, key: Any) -> Step | None:
@@ -284,14 +287,19 @@ def _identity(function: Any) -> Any:
 
 
 def pays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor earns its compilation back, from counts alone.
+    """Whether Inductor is here and earns its compilation back.
 
     Args:
         num_nodes: operations of the step.
         calls: how often it is called in the run.
     """
+    return repays(num_nodes, calls) and has_cpp_compiler()
+
+
+def repays(num_nodes: int, calls: int) -> bool:
+    """Whether Inductor earns its compilation back, from counts alone; arguments as for `pays`."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
+    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

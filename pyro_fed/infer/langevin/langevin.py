@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -71,9 +72,10 @@ from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: R-hat above which, and effective draws a chain below which, a run warns.
+#: R-hat above which, and effective draws below which, a run warns: so many a chain, as is usual, up to four chains.
 R_HAT_LIMIT = 1.01
 FEWEST_EFFECTIVE_A_CHAIN = 100
+USUAL_CHAINS = 4
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
@@ -245,26 +247,25 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         normal = torch.randn(self.local_steps, problem.dim, generator=generator, dtype=problem.dtype)
         if self.batch_size is None:
             return {"normal": normal}
+        if num_rows <= self.batch_size:
+            return {"normal": normal, **_no_picks(self.batch_size, problem.dtype)}
         drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
-        # A client that takes all its rows needs no picks: `_picked` makes them where another client has some.
-        steps = 0 if num_rows <= self.batch_size else self.local_steps
-        picks = drawn(num_rows, self.batch_size, steps, generator, problem.dtype)
-        return {"normal": normal, "picks": picks}
+        picks = drawn(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
+        return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
-        xs = {**noise, "step_size": self._steps(shared["steps"], shared["step_size"])}
+        xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._steps(shared["steps"], shared["step_size"])}
         whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
         rows, dims = with_batches(data, None if whole else self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
         if whole:  # no minibatch, nothing to correct
             const.pop("anchor_score", None)
-            xs.pop("picks", None)
         else:
-            xs["picks"] = _picked(xs["picks"], data.num_rows)
+            xs["picks"] = _picked(noise["position"], noise["weight"], data.num_rows)
         if "anchor_score" in const and self.control_variate == "visit":
             const["visited"] = shared["position"]
             each = (dict.fromkeys(const, 0), BATCHES)
@@ -413,7 +414,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
                 "wanted); run more rounds"
             )
             notes += funnel_hint(problem)
-        fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
+        fewest = FEWEST_EFFECTIVE_A_CHAIN * min(self.num_chains, USUAL_CHAINS)
         if not last["ess"] >= fewest:
             notes.append(
                 f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are "
@@ -460,13 +461,19 @@ class VisitingLangevin(Langevin):
         return self.visit_time
 
 
-def _picked(picks: Minibatch, num_rows: Tensor) -> Minibatch:
+@lru_cache(maxsize=8)
+def _no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a client draws of minibatches that takes all its rows: `_picked` makes them where others have some."""
+    return {"position": torch.zeros(0, batch_size, dtype=torch.int64), "weight": torch.zeros(0, batch_size, dtype=dtype)}
+
+
+def _picked(position: Tensor, weight: Tensor, num_rows: Tensor) -> Minibatch:
     """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none."""
-    slot = torch.arange(picks.position.shape[-1], device=num_rows.device)
+    slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
     whole, has = rows <= len(slot), slot < rows
-    position = torch.where(whole, slot % rows.clamp_min(1), picks.position)
-    return Minibatch(position, torch.where(whole, has.to(picks.weight.dtype), picks.weight))
+    position = torch.where(whole, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
 
 
 def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedule:

@@ -113,7 +113,7 @@ class Mismatch(Algorithm, Bounding, Advice):
         self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, batch: Batch
     ) -> Tensor:
         """λ_s, (C,), the largest at the points (C, S, D)."""
-        root = q.root()[:, None] if q.dense else q.root()
+        root = q.root()[:, None]
         product = problem.mapped(_curves, (0, 0, BATCHES), calls=0)
         precision = sites.precision[:, None]
 
