@@ -265,7 +265,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         if whole:  # no minibatch, nothing to correct
             const.pop("anchor_score", None)
         else:
-            xs["picks"] = _picked(noise["position"], noise["weight"], data.num_rows)
+            xs["picks"] = _picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
         if "anchor_score" in const and self.control_variate == "visit":
             const["visited"] = shared["position"]
             each = (dict.fromkeys(const, 0), BATCHES)
@@ -467,10 +467,12 @@ def _no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"position": torch.zeros(0, batch_size, dtype=torch.int64), "weight": torch.zeros(0, batch_size, dtype=dtype)}
 
 
-def _picked(position: Tensor, weight: Tensor, num_rows: Tensor) -> Minibatch:
+def _picked(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
     """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none."""
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
+    if not len(position):  # nobody drew any
+        position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
     whole, has = rows <= len(slot), slot < rows
     position = torch.where(whole, slot % rows.clamp_min(1), position)
     return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))

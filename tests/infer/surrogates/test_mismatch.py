@@ -47,6 +47,18 @@ def test_the_mismatch_is_measured(structure, alpha):
     np.testing.assert_allclose(found, expected_mismatch(given, alpha).amax(-1).numpy(), rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree", "ignore:no draw")
+def test_steps_are_short_where_a_client_curves_more_than_its_surrogate():
+    """In units of the posterior I - 4 A'(-25 + P_k)A, the same everywhere: the largest is 1 + 4 max |25 - P_k| V."""
+    given = pf.Given(torch.tensor([[5.0], [45.0], [20.0], [30.0]], dtype=X.dtype).expand(4, 2).clone(), X.sum(1))
+    idata = pf.run(pf.FSGLD(surrogates=given), federation(X), num_rounds=1, audit=False, **QUIET)
+    expected = (1 + 4 * (25 - given.precision) * VARIANCE).abs().amax(-1)
+    found = np.nanmax(idata["federation"]["curvature"].values, 0)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
+    step = float(idata["sample_stats"]["step_size"].values[0, 0])
+    assert step <= 1 / float(expected.max()) * (1 + 1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 100 chains disagree")
 @pytest.mark.parametrize("probabilities", [None, (0.25, 0.25, 0.25, 0.25)])
 def test_the_variance_of_long_visits_is_what_the_derivation_says(probabilities):
