@@ -1,4 +1,4 @@
-"""Rounds in which the server decides nothing, done one after the other in this process and entered in the record at once.
+"""Rounds in which the server decides nothing, done one after the other here and entered in the record at once.
 
 They are those that the round loop would have had, with the same numbers: clients, noise and states are functions of the
 round. Only what the loop asks between two rounds is asked after all of them. Where a reply is not what it should be,

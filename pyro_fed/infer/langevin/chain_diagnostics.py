@@ -12,8 +12,6 @@ ArviZ's, which computes one coordinate after the other and ranks three times.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -16,8 +16,8 @@ surrogates' scores are from the clients', and visits are so short that no parame
 `visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at
 a client, and steps are at most `share_of_stable` of 4/λ, from which on they diverge.
 
-Such visits have few steps of many rows rather than many of a few: four of 1,000 rows for forty of 100, as many rows and
-as much noise of minibatches (it goes with h/m), and a tenth of the calls. As many chains run at once as usually have
+Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
+as much noise of minibatches (it goes with h/m), and an eighth of the calls. As many chains run at once as usually have
 clients to visit: rounds for the same number of effective draws fall with them, and what is sent does not.
 """
 
@@ -78,8 +78,8 @@ class FSGLD(VisitingLangevin, Bounding):
         trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
         alpha: exploration weight α of the conducive gradient, positive; every value is unbiased, 1 is the paper's.
         visit_error: by what share the clients' errors may widen a variance, where no `step_size` is given: it chooses
-            visits shorter than `visit_time`. As by default it moves an SD by half of it, 1 %, less than 2,000
-            effective draws tell (1.6 %).
+            visits shorter than `visit_time`. It moves an SD by half of it: by default 1.5 %, what 2,000
+            effective draws can tell.
         share_of_stable: largest derived step as a share of the largest stable one, by the measured curvature, in
             (0, 1].
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -97,14 +97,14 @@ class FSGLD(VisitingLangevin, Bounding):
     """
 
     num_chains: int = 10
-    local_steps: int = 4
-    burn_in: int = 40
-    thin: int = 4
-    batch_size: int | None = 1000
+    local_steps: int = 5
+    burn_in: int = 50
+    thin: int = 5
+    batch_size: int | None = 800
     sweeps: bool = True
     trust: float | None = 3.0
     alpha: float = 1.0
-    visit_error: float = 0.02
+    visit_error: float = 0.03
     share_of_stable: float = 0.25
 
     def __post_init__(self) -> None:

@@ -355,7 +355,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         taken = shared["steps"] + self.stride * torch.arange(1, rounds * sent + 1)
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
         columns = {
-            name: messages[name].transpose(0, 1).flatten(1, 2)[:, keep] for name in ("draws", "gradient_norm", "step_size")
+            name: messages[name].transpose(0, 1).flatten(1, 2)[:, keep]
+            for name in ("draws", "gradient_norm", "step_size")
         }
         columns["client"] = messages["client"].T.repeat_interleave(sent, 1)[:, keep]
         last = append(shared, columns, self.target_ess)
@@ -464,7 +465,10 @@ class VisitingLangevin(Langevin):
 @lru_cache(maxsize=8)
 def _no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a client draws of minibatches that takes all its rows: `_picked` makes them where others have some."""
-    return {"position": torch.zeros(0, batch_size, dtype=torch.int64), "weight": torch.zeros(0, batch_size, dtype=dtype)}
+    return {
+        "position": torch.zeros(0, batch_size, dtype=torch.int64),
+        "weight": torch.zeros(0, batch_size, dtype=dtype),
+    }
 
 
 def _picked(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:

@@ -146,11 +146,15 @@ class Mismatch(Algorithm, Bounding, Advice):
 def _curves(problem: Problem, points: Tensor, directions: Tensor, batch: Batch) -> Tensor:
     """∇² log p(x_s | θ) v of one client, at points (S, D) with directions (S, D)."""
 
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
     def one(z: Tensor, direction: Tensor) -> Tensor:
-        curve: Tensor = vjp(grad(lambda z: problem.log_lik(z, batch)), z)[1](direction)[0]
+        curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
         return curve
 
-    return problem.vmap(one)(points, directions)
+    curves: Tensor = problem.vmap(one)(points, directions)
+    return curves
 
 
 def _pulls(q: Gaussian, errors: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from pyro_fed.ops.arviz_versions import ess, rhat
 
 
 @pytest.mark.parametrize(
-    ("chains", "draws", "memory"), [(4, 8, 0.5), (4, 11, 0.5), (2, 200, 0.9), (10, 60, 0.95), (3, 9, -0.9), (4, 100, -0.5)]
+    ("chains", "draws", "memory"),
+    [(4, 8, 0.5), (4, 11, 0.5), (2, 200, 0.9), (10, 60, 0.95), (3, 9, -0.9), (4, 100, -0.5)],
 )
 def test_the_numbers_are_arviz_s(chains, draws, memory):
     """Also with ties, which share their mean rank, and with an odd number of draws."""

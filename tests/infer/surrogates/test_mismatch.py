@@ -93,16 +93,16 @@ def test_the_default_visits_are_short_enough():
     given = wrong(0.15)
     algorithm = pf.FSGLD(surrogates=given, burn_in=100, target_ess=500, num_chains=5)
     idata = pf.run(algorithm, federation(X), **QUIET)
-    visit = longest_visit(0.02, float(expected_mismatch(given, 1.0).mean(0).max()), 4, True, 1.0)
-    assert 0.1 < visit < 0.7
-    assert float(idata["sample_stats"]["step_size"].values[0, 0]) == pytest.approx(visit / 4, rel=1e-10)
+    visit = longest_visit(0.03, float(expected_mismatch(given, 1.0).mean(0).max()), 4, True, 1.0)
+    assert 0.1 < visit < 0.9
+    assert float(idata["sample_stats"]["step_size"].values[0, 0]) == pytest.approx(visit / 5, rel=1e-10)
     found, covariance = moments(idata)
     assert float((found - MEAN).abs().max()) < 0.2 * VARIANCE**0.5
     assert float((covariance.diagonal().sqrt() / VARIANCE**0.5 - 1).abs().max()) < 0.15
 
 
 def test_burn_in_lasts_as_long_for_shorter_steps():
-    """40 steps of full length, 1/4, are 10 units of time."""
+    """50 steps of full length, 1/5, are 10 units of time."""
     algorithm = pf.FSGLD(surrogates=wrong(0.5))
     seen = {}
 
@@ -112,7 +112,7 @@ def test_burn_in_lasts_as_long_for_shorter_steps():
             seen.update(shared)
             return shared, local
 
-    with pytest.warns(UserWarning, match="no draw was kept: the run ended within burn_in=40 steps of full length"):
+    with pytest.warns(UserWarning, match="no draw was kept: the run ended within burn_in=50 steps of full length"):
         pf.run(Watched(surrogates=algorithm.surrogates), federation(X), num_rounds=11, audit=False, **QUIET)
     assert int(seen["burn_in"]) * float(seen["step_size"]) == pytest.approx(10.0, rel=1e-2)
 
