@@ -65,7 +65,7 @@ def test_a_reply_that_must_be_looked_at_is_had_in_a_round_of_its_own(blocks):
     class Failing(pf.FSGLD):
         def local_step(self, problem, shared, local, data, noise):
             message, new, info = super().local_step(problem, shared, local, data, noise)
-            if int(shared["steps"].max()) == 4 * 30:
+            if int(shared["steps"].max()) == 5 * 30:
                 message = {**message, "position": message["position"].clone()}
                 message["position"][1] = torch.nan
             return message, new, info
