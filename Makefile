@@ -63,4 +63,4 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) out build dist docs/_build docs/_executed docs/_tutorials docs/_static/generated .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) out build dist docs/_build docs/_executed docs/_tutorials docs/_models docs/_static/generated .pytest_cache .ruff_cache .mypy_cache

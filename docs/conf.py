@@ -12,6 +12,7 @@ import nbformat
 sys.path.append(str(Path(__file__).parent))  # as Sphinx asks for: modules beside this file
 import executed
 import gallery
+import models_pages
 import public_names
 
 project = "pyro_fed"
@@ -44,6 +45,7 @@ for stem, notebook in notebooks.items():
         (GENERATED / name).write_text(page, encoding="utf-8")
     nbformat.write(notebook, PAGES / f"{stem}.ipynb")
 (PAGES / "gallery.html").write_text(gallery.cards(notebooks), encoding="utf-8")
+models_pages.write(HERE / "_models")
 (GENERATED / "colours.css").write_text(gallery.colours(), encoding="utf-8")
 
 autodoc_member_order = "bysource"

@@ -1,4 +1,4 @@
-"""The page of thumbnails, and the colours of figures in pages."""
+"""Thumbnails that lead to pages, and the colours of figures in pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,20 @@ def _card(stem: str, notebook: nbformat.NotebookNode) -> str:
     assert title, f"tutorial {stem} has no title"
     words = " ".join(re.sub(r"^#.*$", "", first, flags=re.MULTILINE).split())
     sentence = re.split(r"(?<=[.?!]) ", words)[0] if words else ""
-    return (
-        f'<a class="card" href="_tutorials/{stem}.html">{_thumbnail(stem, notebook)}'
-        f"<strong>{html.escape(title[1])}</strong><span>{html.escape(sentence.replace('`', ''))}</span></a>"
-    )
+    return card(f"_tutorials/{stem}.html", _thumbnail(stem, notebook), title[1], sentence)
+
+
+def card(page: str, figure: str, title: str, sentence: str) -> str:
+    """What leads to a page.
+
+    Args:
+        page: its address.
+        figure: an element.
+        title: of the card.
+        sentence: below it.
+    """
+    words = html.escape(sentence.replace("`", ""))
+    return f'<a class="card" href="{page}">{figure}<strong>{html.escape(title)}</strong><span>{words}</span></a>'
 
 
 def _thumbnail(stem: str, notebook: nbformat.NotebookNode) -> str:

@@ -67,6 +67,11 @@ class BoundModel:
         )
 
     @property
+    def split_plates(self) -> dict[str, int]:
+        """Sizes of the plates that are split: the partitioned one, or several that are split together."""
+        return self.arguments.declared or {self.plate: self.num_rows}
+
+    @property
     def rows(self) -> tuple[Tensor, ...]:
         """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
         return self.arguments.rows or (torch.arange(self.num_rows, device=self.device),)

@@ -41,6 +41,7 @@ def build(
     quadrature: Quadrature | None = None,
     constants: Mapping[str, Any] | None = None,
     seen: FirstRun | None = None,
+    whole: Mapping[str, int] | None = None,
 ) -> Problem:
     """A model's densities, once it is checked that they can be split over the rows.
 
@@ -53,6 +54,7 @@ def build(
         quadrature: how latent sites inside the plate are integrated out; what it leaves open is found here.
         constants: values of `pyro.param` statements; others are read from the model.
         seen: a validated run of the model on all of these rows, where there has been one.
+        whole: sizes of the split plates with others' rows too, where these are a part that has been checked whole.
 
     Raises:
         ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
@@ -63,7 +65,7 @@ def build(
     if seen is None:
         seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
     bound.constants.update(seen.execution.filler.constants)
-    layout = describe(bound, seen)
+    layout = describe(bound, seen, whole)
     problem = _mapped(
         Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: _try(candidate, seen)
     )

@@ -55,6 +55,8 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
 }
 #: The key of secure aggregation, which is no argument of `run`: true, or a table of `SecAgg`'s settings.
 SECURE = "secure-aggregation"
+#: The key of leave-one-out after the run, likewise: true, or the observed site where there are several.
+LOO = "loo"
 #: Arguments of `run` that a deployment has from elsewhere, or that need rows at the server.
 NOT_TAKEN: Mapping[str, str] = {
     "algorithm": "the recipe says it",
@@ -79,6 +81,7 @@ class Configuration:
         options: arguments of `run`, but for those that depend on the clients.
         specs: schedule, graph and combination by name, which `run_options` makes.
         secure: sums in place of messages; None: each client's message is seen.
+        loo: leave-one-out after the run, of this observed site, "" for the only one; None: not asked for.
     """
 
     num_clients: int
@@ -88,6 +91,7 @@ class Configuration:
     options: dict[str, Any] = field(default_factory=dict)
     specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     secure: SecAgg | None = None
+    loo: str | None = None
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run`.
@@ -154,13 +158,13 @@ def read(
         raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
     out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
-    secure = given.pop(SECURE, secure)
+    secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
     num_clients = given.pop("num-clients")
     if "rounds" in given:
         given["num-rounds"] = given.pop("rounds")
     own = {key: value for key, value in (options or {}).items() if key not in specs}
     merged = own | {key.replace("-", "_"): value for key, value in given.items()}
-    return Configuration(num_clients, timeout, wait, out, merged, specs, secure)
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out)
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:
@@ -194,8 +198,10 @@ def _plain(key: str, value: Any) -> Any:
         return _spec(key, value)
     if key == SECURE:
         return _secure(value)
+    if key == LOO:
+        return _left_out(value)
     if key not in PLAIN:
-        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS, SECURE])}")
+        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS, SECURE, LOO])}")
     try:
         return convert(value, PLAIN[key])
     except Mismatch:
@@ -214,6 +220,18 @@ def _secure(value: Any) -> SecAgg | None:
             f"{WHERE}: {SECURE!r} expects true, false or a table such as {{largest = 1e6}}, received {value!r}"
         )
     return SecAgg(**table)
+
+
+def _left_out(value: Any) -> str | None:
+    """The observed site, "" for the only one, from true, false or its name."""
+    if isinstance(value, bool):
+        return "" if value else None
+    if not isinstance(value, str):
+        raise SettingError(
+            f"{WHERE}: {LOO!r} expects true, false or the name of an observed site, received {value!r} "
+            f"({type(value).__name__})"
+        )
+    return value
 
 
 def _spec(key: str, value: Any) -> str | dict[str, Any]:

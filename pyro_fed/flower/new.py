@@ -58,6 +58,7 @@ combination = "none"    # such as "median", or '{{name = "private", norm = 1.0, 
 secure-aggregation = "none" # true, or '{{largest = 1e6}}': the server sees sums alone, and not every algorithm can
 num-draws = "none"
 audit = true
+loo = "none"            # true, or the observed site where there are several: leave-one-out by the clients' sums
 compile = "trace"       # "off", "trace" or "inductor"
 out = "posterior.nc"    # on the server
 """

@@ -14,6 +14,7 @@ from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.flower.configuration import Configuration, check_options, read
+from pyro_fed.flower.criticism import check_leaving_out, with_loo
 from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.joining import Roll, joined
@@ -41,7 +42,7 @@ def server_app(
     The run's configuration (see `pyro_fed.flower.configuration`) has `num-clients` to wait for, and where they are to
     be others than the app's or the recipe's `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    and `out`, the file for the result.
+    `loo`, and `out`, the file for the result.
 
     Args:
         model: the model's file, or its name in the library.
@@ -89,7 +90,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         template: the model's positional arguments with one made-up row, where a row of ones will not do.
 
     Returns:
-        InferenceData without what needs rows: pointwise log-likelihoods and the data.
+        InferenceData without what needs rows: pointwise log-likelihoods and the data; with the group `loo` where that
+        was asked for.
 
     Raises:
         QuorumError: too few clients have joined in time, or replied to a round.
@@ -111,6 +113,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
             )
         for stage in stages_of(algorithm, federation.problem, options.get("graph")):
             check_secure(chain_of(stage.algorithm, federation.problem))
+    if settings.loo is not None:
+        check_leaving_out(federation, settings.loo, settings.secure, options.get("combination"))
     executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
     LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
     if settings.secure is not None:
@@ -118,7 +122,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
-    return run(
+    result = run(
         algorithm,
         federation,
         **{"compile": "trace", "progress": say, **options},
@@ -126,6 +130,9 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         log_likelihood=False,
         collect_local=False,
     )
+    if settings.loo is None:
+        return result
+    return with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
 
 
 def _check_before_the_wait(settings: Configuration) -> None:

@@ -22,6 +22,7 @@ from pyro_fed.algorithm.capabilities import NoiseTracking
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
@@ -134,11 +135,14 @@ class Site:
         return self.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
-        """The one that the server runs, from this client's own recipes.
+        """The one that the server runs, from this client's own recipes, or a question of leave-one-out.
 
         Raises:
             ProtocolError: it is in none of them.
         """
+        asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
+        if asked is not None:
+            return asked
         known: list[str] = []
         for path in self.given:
             chosen = recipes.load(path)
@@ -150,6 +154,11 @@ class Site:
                 if known[-1] == order.algorithm:
                     return part
         raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
+
+
+def _questions(problem: Problem) -> Iterator[Algorithm]:
+    """What a server may ask besides its recipe: sums of leave-one-out, never a row's own number."""
+    yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
 
 
 def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:

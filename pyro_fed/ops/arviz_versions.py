@@ -58,6 +58,18 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
     return cls.from_dict({"/": xarray.Dataset(attrs=dict(attrs)), **groups})
 
 
+def with_group(result: Any, name: str, group: xr.Dataset) -> Any:
+    """A result with one group more; the one that is given stays as it is.
+
+    Args:
+        result: of `make_result`.
+        name: of the group.
+        group: its dataset.
+    """
+    known = result.children if NEW else result.groups()
+    return make_result({**{other: group_of(result, other) for other in known}, name: group}, result.attrs)
+
+
 def group_of(result: Any, name: str) -> xr.Dataset:
     """A group of a result as a dataset; of a plain mapping of datasets too."""
     found: Any = result[name]

@@ -13,6 +13,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.errors import PyroFedError
+from pyro_fed.ops.arviz_versions import group_of, with_group
 
 
 def run(**options):
@@ -75,8 +76,8 @@ def test_an_argument_that_cannot_be_used_is_named(call, message):
 
 
 def test_a_result_of_another_shape_is_no_traceback():
-    other = fuzzing.result().copy()
-    other.posterior = other.posterior.isel(w_dim_0=[0])
+    known = fuzzing.result()
+    other = with_group(known, "posterior", group_of(known, "posterior").isel(w_dim_0=[0]))
     for call in (lambda: pf.ksd(other, fuzzing.federation()), lambda: pf.predict(other, fuzzing.federation())):
         with pytest.raises(pf.DataError):
             call()

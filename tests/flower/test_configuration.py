@@ -144,7 +144,7 @@ def test_a_new_app_has_every_key_and_what_is_written_is_read(read, tmp_path):
     import ast
     import tomllib
 
-    from pyro_fed.flower.configuration import OBJECTS, PLAIN, SECURE
+    from pyro_fed.flower.configuration import LOO, OBJECTS, PLAIN, SECURE
 
     odd = tmp_path / 'say "so".toml'
     odd.write_text('algorithm = "pyro_fed.infer:FedEP"\n')
@@ -155,7 +155,7 @@ def test_a_new_app_has_every_key_and_what_is_written_is_read(read, tmp_path):
     project = tomllib.loads((app / "pyproject.toml").read_text())
     assert project["project"]["description"] == 'say "so" on linear_regression, by pyro_fed'
     config = project["tool"]["flwr"]["app"]["config"]
-    assert set(config) == {*PLAIN, *OBJECTS, SECURE}
+    assert set(config) == {*PLAIN, *OBJECTS, SECURE, LOO}
     assert read(config | {"out": str(tmp_path / "x.nc")}).num_clients == 3
     for file in (app / "my_app").glob("*.py"):
         ast.parse(file.read_text())

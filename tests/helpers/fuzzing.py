@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -145,8 +146,9 @@ def targets():
         "Ray": (pf.executors.Ray, {"num_workers": 2, "address": None, "timeout": None, "startup": 3.0,
                                    "within": "sequential"}, 3),
         "Quadrature": (pf.Quadrature, {"order": 3, "max_order": 5, "max_nodes": 16, "shorten": 0.25}, 5),
-        "Private": (pf.Private, {"norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}, 3),
     }  # fmt: skip
+    if find_spec("opacus") is not None:  # the extra `privacy`
+        found["Private"] = pf.Private, {"norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}, 3
     components = {
         pf.schedule: {"RoundRobin": {"clients_per_round": 1}, "UniformRandom": {"clients_per_round": 2},
                       "Explicit": {"rounds": [[0], [1]]}, "Categorical": {"probabilities": (0.5, 0.5)}},

@@ -1,21 +1,16 @@
-"""Models that people come for, and their posteriors by NUTS on all rows.
+"""Models that people come for, over clients, and how far an answer is from their known posteriors.
 
-    python tests/helpers/gallery.py          # compute what `gallery.json` lacks, a minute a model
-    python tests/helpers/gallery.py NAME...  # compute these anew
-
-2 × 2,000 draws: a mean's standard error is some 0.02 SD, an SD's some 2 %.
+These are the benchmark's: four chains of 2,000 of NUTS on all rows, of which every fourth draw is kept. A mean's
+standard error is some 0.02 SD, an SD's some 2 %.
 """
 
 import importlib
-import json
-import sys
-from pathlib import Path
 
 import numpy as np
 
 import pyro_fed as pf
+from pyro_fed.analysis.bench.cases.gallery import gallery_cases
 
-FILE = Path(__file__).with_name("gallery.json")
 NAMES = (
     "capture_recapture",
     "gaussian_process",
@@ -40,42 +35,18 @@ def federation(name, num_clients=5):
     return pf.Federation(module.model, args, plate=module.PLATE, rows=rows, num_clients=num_clients)
 
 
-def moments(idata, names=None):
-    """Means and SDs of each site's values, in one row."""
-    found = {}
-    for name, draws in idata.posterior.data_vars.items():
-        if names is None or name in names:
-            values = draws.values.reshape(draws.shape[0] * draws.shape[1], -1)
-            found[name] = {"mean": values.mean(0).tolist(), "sd": values.std(0).tolist()}
-    return found
-
-
 def error(idata, name):
     """The largest error of a mean, in reference SDs, and the least and largest ratio of SDs to the reference's."""
-    kept = json.loads(FILE.read_text(encoding="utf-8"))[name]
-    found = moments(idata, kept)
-    assert set(found) == set(kept)
-    mean, sd, own_mean, own_sd = (
-        np.concatenate([part[site][moment] for site in kept]) for part in (found, kept) for moment in ("mean", "sd")
-    )
-    varies = own_sd > 0  # a Cholesky factor has constants
-    ratio = (sd / np.where(varies, own_sd, 1))[varies]
-    away = np.abs(mean - own_mean)[varies] / own_sd[varies]
-    return float(away.max()), float(ratio.min()), float(ratio.max())
+    case = next(case for case in gallery_cases() if case.name == name)
+    known = case.reference(case.data()).values
+    found = {site: idata.posterior[site].values for site in known}
+    flat, own = (np.concatenate([_rows(part[site]) for site in known], 1) for part in (found, known))
+    varies = np.ptp(own, axis=0) > 0  # a Cholesky factor has constants
+    sd, own_sd = flat.std(0)[varies], own.std(0)[varies]
+    away = np.abs(flat.mean(0) - own.mean(0))[varies] / own_sd
+    return float(away.max()), float((sd / own_sd).min()), float((sd / own_sd).max())
 
 
-def reference(name):
-    """Of the sites that all rows have in common."""
-    long = pf.NUTS(num_samples=2000, warmup_steps=1000, num_chains=2, target_accept_prob=0.9)
-    fed = federation(name)
-    idata = pf.run(long, fed, progress=False, log_likelihood=False, audit=False, collect_local=False)
-    return moments(idata)
-
-
-if __name__ == "__main__":
-    every = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    for model in sys.argv[1:] or [name for name in NAMES if name not in every]:
-        every[model] = reference(model)
-        text = json.dumps(dict(sorted(every.items())), indent=1)
-        FILE.write_text(text + "\n", encoding="utf-8")
-        print(model, flush=True)
+def _rows(values):
+    """(chain, draw, *shape) as (draws, entries)."""
+    return values.reshape(values.shape[0] * values.shape[1], -1)

@@ -2,9 +2,9 @@
 
     python tests/helpers/release.py          (`make release-check`)
 
-Builds both by `build`, checks their metadata by `twine`, looks into them, and installs the wheel with the extra
-`compare` in an empty environment, where it must run README's first program, list its models and write a page. Nothing
-is uploaded.
+Builds both by `build`, checks their metadata by `twine`, has rattler-build's own reader render the conda recipe, looks
+into them, and installs the wheel with the extra `compare` in an empty environment, where it must run README's first
+program, list its models and write a page. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ IN_SOURCE = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.
 NOWHERE = ("out/", ".venv/", "docs/_build/", "docs/_executed/", "docs/_tutorials/", "__pycache__/")
 #: What is left over from a template.
 PLACEHOLDERS = re.compile(r"example\.(com|org)|TODO|<your|your-name|github\.com/(user|org|owner)/", re.IGNORECASE)
+#: Reads and renders the recipe as rattler-build does, which refuses what it does not know.
+RENDER = """
+import sys
+from rattler_build import Stage0Recipe, VariantConfig
+(made,) = Stage0Recipe.from_file(sys.argv[1]).render(VariantConfig())
+assert str(made.recipe.package.version) == sys.argv[2], made.recipe.package.version
+"""
+TOOLS = ("build", "twine", "py-rattler-build")
 PAGE = ("compare", "gaussian_mean", "fedep", "--clients", "3", "--quiet", "--out", "page.html")
 
 
@@ -73,9 +81,20 @@ def main() -> None:
         (folder / "sample.py").write_text(sample())
         tools, own = folder / "tools" / "bin" / "python", folder / "own" / "bin"
         made, constraints = folder / "dist", str(ROOT / "constraints.txt")
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
         steps = {
             "tools": [sys.executable, "-m", "venv", "tools"],
-            "build and twine": [str(tools), "-m", "pip", "install", "--quiet", "build", "twine"],
+            "build, twine, rattler": [
+                str(tools),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "build",
+                "twine",
+                "py-rattler-build",
+            ],
+            "conda recipe": [str(tools), "-c", RENDER, str(ROOT / "conda" / "recipe.yaml"), version],
             "sdist and wheel": [str(tools), "-m", "build", "--outdir", str(made), str(ROOT)],
         }
         good = all(run(step, command, folder) for step, command in steps.items())

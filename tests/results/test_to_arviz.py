@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
-ROUGH = pf.PaperSVGD(num_particles=30, local_steps=1)
+OTHER = pf.PaperSVGD(num_particles=30, local_steps=6)
 QUIET = {"num_rounds": 2, "progress": False, "compile": "off", "audit": False}
 #: Rows scattered over clients, so that an order by client would be seen.
 SCATTERED = pf.partition.Explicit([list(range(0, N, 2)), list(range(1, N, 2))])
@@ -116,7 +116,7 @@ ARVIZ = {
     "plot_forest": lambda idata: az.plot_forest(idata),
     "plot_posterior": lambda idata: arviz_function("plot_posterior")(idata),
     "loo": lambda idata: az.loo(idata),
-    "compare": lambda idata: az.compare({"fitted": idata, "rough": run(linear, (X, Y), ROUGH)[1]}, method="pseudo-BMA"),
+    "compare": lambda idata: az.compare({"fitted": idata, "other": run(linear, (X, Y), OTHER)[1]}, method="pseudo-BMA"),
 }
 
 

@@ -12,6 +12,7 @@ Sources: Vehtari, Gelman & Gabry (2017); Vehtari et al. (2024), Pareto smoothed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -162,11 +163,11 @@ def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str 
     count = len(rows[0])
     if problem.local_dim:
         name = "_".join(problem.layout.observed)
-        _chosen({name: problem.plate}, site)
+        chosen_site({name: problem.plate}, site)
         pieces = in_chunks(draws, count * problem.num_nodes)
         return Terms(torch.cat([problem.pointwise_log_lik(piece, rows) for piece in pieces]), (name,), problem.plate)
     plates = observed_plates(problem)
-    name = _chosen(plates, site)
+    name = chosen_site(plates, site)
     members = problem.arguments.members(rows[: len(problem.arguments.rows)])
     valid = members[plates[name]].valid if plates[name] in members else torch.ones(count, dtype=torch.bool)
     mapped = problem.vmap(lambda z: problem.plate_terms(z, rows)[name][1])
@@ -180,7 +181,16 @@ def observed_plates(problem: Problem) -> dict[str, str]:
     return {name: plate for name, plate in problem.term_plates().items() if name not in hidden}
 
 
-def _chosen(plates: dict[str, str], site: str) -> str:
+def chosen_site(plates: Mapping[str, str], site: str) -> str:
+    """The observed site that is meant.
+
+    Args:
+        plates: of `observed_plates`.
+        site: its name; "" for the only one.
+
+    Raises:
+        DataError: there is no such site, or there are several.
+    """
     if site and site not in plates:
         raise DataError(f"there is no observed site {site!r}; the model has {list(plates)}")
     if not site and len(plates) > 1:
@@ -194,7 +204,7 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
     if problem.local_dim or not nested:
         return int(data.row_index.shape[1])
     plates = observed_plates(problem)
-    return int(nested.get(plates[_chosen(plates, site)], data.row_index.shape[1]))
+    return int(nested.get(plates[chosen_site(plates, site)], data.row_index.shape[1]))
 
 
 def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:

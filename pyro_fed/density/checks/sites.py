@@ -30,12 +30,14 @@ from pyro_fed.density.running.trace_sites import (
 from pyro_fed.errors import DataError, ModelError, listed
 
 
-def describe(bound: BoundModel, seen: FirstRun) -> Layout:
+def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
     """List the sites of a model's first run; the model is run again only where it has latents inside the plate.
 
     Args:
         bound: the model and its arguments.
         seen: its first run, on all rows.
+        whole: sizes that the split plates have with others' rows too, where these are a part of all; a model that has
+            its sizes as numbers declares these.
 
     Raises:
         ModelError: names the site, the plate, what was expected and the cure.
@@ -43,7 +45,7 @@ def describe(bound: BoundModel, seen: FirstRun) -> Layout:
     """
     execution = seen.execution
     shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
-    _check_plate(bound, execution.plates, execution.trace)
+    _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
     _check_observed(execution.trace, bound.arguments)
@@ -179,10 +181,11 @@ def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dic
         raise ModelError(f"the model has no latent site{where}: there is nothing to infer")
 
 
-def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any) -> None:
+def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole: Mapping[str, int]) -> None:
     plate = bound.plate
-    for part, size in (bound.arguments.declared or {plate: bound.num_rows}).items():
-        check_plate_size(part, size_of_plate(part, declared), size)
+    for part, size in bound.split_plates.items():
+        if (found := size_of_plate(part, declared)) != whole.get(part):
+            check_plate_size(part, found, size)
     for name, msg in trace.nodes.items():
         if msg["type"] == "sample" and any(f.name == plate and f.dim is None for f in msg["cond_indep_stack"]):
             raise ModelError(

@@ -7,7 +7,7 @@ the server's verdict on its last messages, with every request until one has been
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +108,7 @@ class Share:
     Attributes:
         arguments: the model's arguments with these rows alone.
         plate: name of the partitioned plate.
+        whole: sizes of the plates that are split, with all clients' rows.
         num_rows: rows over all clients of the run.
         dtype: of the computation.
         quadrature: the run's, with its number of steps.
@@ -121,6 +122,7 @@ class Share:
 
     arguments: Arguments
     plate: str
+    whole: Mapping[str, int]
     num_rows: int
     dtype: torch.dtype
     quadrature: Quadrature
@@ -140,6 +142,7 @@ class Share:
                 *(model, self.arguments, self.plate, size, self.dtype),
                 quadrature=self.quadrature,
                 constants=self.constants,
+                whole=self.whole,
             )
         problem = JointProblem.of(problem) if issubclass(self.form, JointProblem) else problem
         if issubclass(self.form, NonCentred):
@@ -164,6 +167,7 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
     return Share(
         arguments,
         problem.plate,
+        problem.bound.split_plates,
         problem.num_rows,
         problem.dtype,
         problem.quadrature,

@@ -80,6 +80,10 @@ PLAIN = {
     "hidden_markov": Plain("40 subjects with two hidden states, which are summed out", 0, 0),
     "capture_recapture": Plain("survival and detection of ringed birds by sex", 0, 1),
     "gaussian_process": Plain("growth curves of 30 children with common hyperparameters", 1, 1),
+    "item_response": Plain("8 items' difficulty and discrimination; each person's ability stays with the client", 0, 0),
+    "measurement_error": Plain("a covariate measured with error, its true values with their rows", 0, 1),
+    "missing_covariate": Plain("a covariate that is missing in some rows, imputed there", 0, 2),
+    "regularised_horseshoe": Plain("sparse logistic regression with a prior of funnels", 0, 2),
 }
 
 
@@ -105,6 +109,13 @@ def gallery_cases() -> list[Case]:
             "two components in one dimension; each row's component is summed out",
             sort_by=lambda args: args[0],
             labels=lambda args: args[0],
+        ),
+        _case(
+            "varying_slopes",
+            "18 subjects with correlated intercepts and slopes: rows are subjects",
+            sort_by=lambda args: np.bincount(args[1].numpy(), args[3].numpy()),
+            labels=lambda args: np.bincount(args[1].numpy(), args[3].numpy()),
+            groups=lambda args: np.arange(args[2]),
         ),
         *(_case(name, case.about, _argument(case.sort_by), _argument(case.labels)) for name, case in PLAIN.items()),
     ]

@@ -1,0 +1,98 @@
+"""Leave-one-out of a deployment's result: sums over the clients' rows, the same as ArviZ's on the pooled ones."""
+
+from importlib.util import find_spec
+
+import arviz as az
+import numpy as np
+import pytest
+from algorithms import unequal_lines
+
+import pyro_fed as pf
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.analysis.criticism.pointwise import Pointwise
+from pyro_fed.conventions.settings_repr import described
+from pyro_fed.errors import SettingError
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.xdist_group("flower"),
+    pytest.mark.skipif(find_spec("flwr") is None, reason="needs Flower"),
+]
+
+
+@pytest.fixture
+def over_grid(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": ""})
+
+    def run(name="FedEP", **config):
+        settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", **config})
+        return flower.serve(flower.grid(model, recipes, None), model, recipes[name], settings)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def here():
+    return pf.run(pf.FedEP(), unequal_lines(), executor="sequential", compile="off", progress=False, audit=False)
+
+
+@pytest.mark.parametrize("asked", [True, "y"])
+def test_it_is_that_of_arviz_on_all_rows(over_grid, here, asked):
+    found, expected = over_grid(loo=asked)["loo"], az.loo(here)
+    for name in ("elpd_loo", "se", "n_samples", "n_data_points", "good_k"):
+        assert found.attrs[name] == pytest.approx(expected[name], abs=1e-6)
+    assert found.attrs["p_loo"] == pytest.approx(expected["p_loo" if "p_loo" in expected else "p"], abs=1e-6)
+    assert float(found["elpd"].sum()) == pytest.approx(expected["elpd_loo"], abs=1e-6)
+    np.testing.assert_array_equal(found["rows"].values, unequal_lines().row_counts.numpy())
+    assert int(found["good"].sum() + found["bad"].sum() + found["very_bad"].sum()) == expected["n_data_points"]
+
+
+def test_a_result_is_written_and_read_with_it(over_grid, tmp_path):
+    over_grid(loo=True).to_netcdf(str(tmp_path / "result.nc"))
+    again = az.from_netcdf(str(tmp_path / "result.nc"))
+    assert again["loo"].attrs["elpd_loo"] < 0 and "doubts" in again.attrs
+
+
+def test_nothing_is_asked_unless_it_is_told_to(over_grid):
+    assert "loo" not in over_grid()
+
+
+def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower, tmp_path, monkeypatch):
+    from pyro_fed.flower import server
+
+    model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
+    grid, ask = flower.grid(model, recipes, None), server.with_loo
+
+    def gone(*given):
+        del grid.contexts[102]
+        return ask(*given)
+
+    monkeypatch.setattr(server, "with_loo", gone)
+    settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True})
+    found = flower.serve(grid, model, recipes["FedEP"], settings)
+    assert "loo" not in found and found.posterior.sizes["draw"] == 1000
+    assert "2 of 3 replied" in found.attrs["no_loo"]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"combination": '{name = "private", norm = 1.0, noise_multiplier = 1.0, delta = 1e-3}'}, "without noise"),
+        ({"name": "FedLaplace", "secure-aggregation": True}, "secure aggregation hides"),
+        ({"loo": 3}, "expects true, false or the name"),
+        ({"loo": "nothing"}, "no observed site 'nothing'"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(over_grid, config, words):
+    with pytest.raises((SettingError, pf.DataError), match=words):
+        over_grid(**{"loo": True, **config})
+
+
+def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
+    model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
+    asked = Pointwise(pointwise=True)
+    assert isinstance(asked, Algorithm) and described(asked) != described(Pointwise())
+    monkeypatch.setattr("pyro_fed.analysis.criticism.loo.Pointwise", lambda **settings: asked)
+    settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True})
+    found = flower.serve(flower.grid(model, recipes, None), model, recipes["FedEP"], settings)
+    assert "loo" not in found and found.attrs["no_loo"]
