@@ -382,6 +382,26 @@ class Chains(ABC):
         """
 
 
+class Uninterrupted(ABC):
+    """Rounds between which the server decides nothing, so that an executor may do several before it answers.
+
+    A client's reply is judged by itself (`Algorithm.objections`), and what is left of the server's part of a round,
+    `combine` and `monitor`, can be made up for afterwards.
+    """
+
+    @abstractmethod
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the server looks at what it has, that with the look included; 1 is one at a time."""
+
+    @abstractmethod
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """What the next round's clients (C,) receive, as `download` would say after `combine`, (C, ...)."""
+
+    @abstractmethod
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """The server's state after each of R rounds, whose messages are (R, C, ...)."""
+
+
 class ServerWork:
     """The server's own work with the model, such as on the prior."""
 

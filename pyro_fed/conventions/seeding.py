@@ -16,7 +16,7 @@ def sequence(seed: int, *key: int) -> np.random.SeedSequence:
 
 def torch_generator(seed: int, *key: int) -> torch.Generator:
     """A torch generator of the stream."""
-    return torch.Generator().manual_seed(int(sequence(seed, *key).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    return torch.Generator().manual_seed(int(sequence(seed, *key).generate_state(1, np.uint64)[0]) >> 1)
 
 
 def numpy_generator(seed: int, *key: int) -> np.random.Generator:

@@ -10,6 +10,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, in_chunks
 
 
+def prior_values(problem: Problem, points: Tensor) -> Tensor:
+    """Log prior, with the transforms' Jacobians; arguments as for `prior_scores`, values (N,)."""
+    return problem.log_prior(points)
+
+
 def prior_scores(problem: Problem, points: Tensor) -> Tensor:
     """Gradient of the log prior, with the transforms' Jacobians.
 

@@ -8,11 +8,16 @@ Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybri
 The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length. Steps are
 varied at random, so that no trajectory is a whole period.
 
+Where transitions mix, the J terms of log w are independent, of variance Var d / J² each: log w has Var d / J in all.
+Var d is under π_0 at first and under π_1 at last, of which weights exp d tell; where d has a long tail there, they say
+so, and J is large.
+
 Letters: z `white`, d `difference`, J `levels`, w `log_weights`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +28,9 @@ from pyro_fed.ops.entries import choose
 
 #: Steps lie within this share of the one that was asked for.
 JITTER = 0.2
+
+#: Levels where the differences are no numbers.
+MOST_LEVELS = 1_000_000
 
 #: z (S, D) → d (S,) and ∇d (S, D).
 Difference = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -71,6 +79,19 @@ def anneal(
         state = _State(*(choose(taken, new, old) for new, old in zip(proposed, state, strict=True)))
         accepted = accepted + taken.double().mean() / levels
     return Annealed(state.white, log_weights, accepted)
+
+
+def levels_for(value: Tensor, spread: float) -> int:
+    """J that leaves log w a variance of `spread`.
+
+    Args:
+        value: d at draws of π_0, (S,).
+        spread: variance of log w.
+    """
+    shares = torch.stack([torch.zeros_like(value), value]).double().softmax(-1)
+    means = (shares * value).sum(-1, keepdim=True)
+    variance = float((shares * (value - means).square()).sum(-1).amax())
+    return max(1, math.ceil(variance / spread)) if math.isfinite(variance) else MOST_LEVELS
 
 
 def _trajectory(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start
@@ -53,6 +56,7 @@ class Phase:
         last: whether it is the run's own algorithm, and none that this starts from.
         ledger: the clients' sites as the server can follow them; empty where it cannot.
         name: as its progress is shown.
+        drawn: the schedule's period of which there are `slots`: generators, and their states when it begins.
     """
 
     algorithm: Algorithm
@@ -65,3 +69,5 @@ class Phase:
     last: bool = False
     ledger: State = field(default_factory=dict)
     name: str = ""
+    drawn: int = -1
+    slots: list[tuple[np.random.Generator, Any]] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.bounding import apart
 from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
@@ -67,9 +68,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
             messages = algorithm.alone(messages)
             corrections = context.combination.corrections(messages) if algorithm.corrected else {}
         messages = context.combination(messages)
-    if phase.last and isinstance(algorithm, Moving) and not hidden(context):
-        moved = algorithm.moved(shared, phase.ledger, sent._replace(messages=messages))
-        found.info["moved"] = moved[found.slots] if len(moved) > len(at) else moved
+    if (how_far := moved(phase, context, shared, sent._replace(messages=messages))) is not None:
+        found.info["moved"] = how_far[found.slots] if len(how_far) > len(at) else how_far
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number, record.unlike())
@@ -79,6 +79,21 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     info = {} if hidden(context) else as_figures(found.info | figures)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
+
+
+def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor | None:
+    """How far each message moves the answer, (C,); None where it is not known, not the last phase, or nobody's to see.
+
+    Args:
+        phase: the run's.
+        context: of the run.
+        shared: the server's state before the messages.
+        sent: the messages, as they are taken.
+    """
+    algorithm = phase.algorithm
+    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):
+        return None
+    return algorithm.moved(shared, phase.ledger, sent)
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
 from pyro_fed.runtime.executors.remote import Remote
+from pyro_fed.runtime.fused import fused, rounds_at_once
 from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, PhaseEnded
@@ -175,12 +177,17 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     before = len(record.rounds) - phase.done
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
-        for index in range(phase.done, phase.rounds):
-            _round(phase, context, network, data, index)
-            bar.advance(_postfix(context))
-            if record.converged:
-                break
-            context.interruption.check()
+        singly = 0  # rounds before this one are had one at a time
+        while phase.done < phase.rounds and not record.converged:
+            index, before_these = phase.done, len(record.rounds)
+            ahead_of = rounds_at_once(phase, context, network, phase.rounds - index) if index >= singly else 1
+            if ahead_of == 1 or not _several(phase, context, network, data, ahead_of):
+                singly = max(singly, index + ahead_of)
+                _round(phase, context, network, data, index)
+            for _ in range(len(record.rounds) - before_these):
+                bar.advance(_postfix(context))
+            if not record.converged:
+                context.interruption.check()
     except KeyboardInterrupt as stop:
         del record.rounds[before + phase.done :], record.figures[phase.done :]  # a round cut short does not count
         interrupted(phase, context, stop)
@@ -208,6 +215,21 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
     phase.shared, phase.done = after, index + 1
     record.converged = _state_of(phase, record, network)
     _save(phase, context, network)
+
+
+def _several(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
+    """So many rounds at once, as `_round` has one; False where they cannot be had so."""
+    record = context.record
+    clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
+    found = fused(phase, context, data, clients)
+    if found is None:
+        return False
+    for one, after in zip(found.rounds, found.states, strict=True):
+        record.rounds.append(one)
+        record.figures.append(_figures(phase, context, network, after))
+        phase.shared, phase.done = after, phase.done + 1
+    record.converged = _state_of(phase, record, network)
+    return True
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
@@ -262,13 +284,25 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = algorithm.default_schedule() if phase.given is None or isinstance(algorithm, Pooled) else phase.given
     drawn = index // schedule.period(num_clients)
-    rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
-    if isinstance(schedule, Informed):
-        return _ask(phase, context, schedule, rng)
-    if not isinstance(algorithm, Chains):
+    if not isinstance(algorithm, Chains) or isinstance(schedule, Informed):
+        rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
+        if isinstance(schedule, Informed):
+            return _ask(phase, context, schedule, rng)
         return schedule.select(index, num_clients, rng), None
-    rngs = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(algorithm.num_slots)]
-    return [client for one in rngs for client in schedule.select(index, num_clients, one)], None
+    chosen = []
+    for rng in _slots(phase, context, drawn, algorithm.num_slots):
+        chosen += schedule.select(index, num_clients, rng)
+    return chosen, None
+
+
+def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Iterator[np.random.Generator]:
+    """Each slot's generator of a period, as it is when the period begins: made once, and set back."""
+    if phase.drawn != drawn:
+        made = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(slots)]
+        phase.drawn, phase.slots = drawn, [(one, one.bit_generator.state) for one in made]
+    for one, state in phase.slots:
+        one.bit_generator.state = state
+        yield one
 
 
 def _ask(

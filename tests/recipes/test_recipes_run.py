@@ -84,7 +84,7 @@ BOUNDS = {
     "fedsep": (2.5, 0.6, 1.4),  # as fedep_l
     "fedsgd": (1.5, 0.0, 0.0),  # the likelihood's mode, 0.68 SDs from the mean with the prior
     "fsgld_paper": (3.0, 0.2, 3.0),  # one chain of 1,600 steps
-    "fsgld": (0.8, 0.6, 1.4),  # 240 kept draws a chain
+    "fsgld": (0.8, 0.6, 1.4),  # at most 280 kept draws a chain
     "npv": (0.45, 0.2, 1.2),  # isotropic components: the widest direction's SD is missed
     "nuts": (0.9, 0.5, 1.6),  # 80 draws
     "p2p_finite": (2.5, 0.0, 2.0),  # what is left of 1,000 draws of the prior
@@ -115,7 +115,7 @@ SHORT = {
     "fedep_m": CUT_EP,
     "fedep_v": CUT_EP,
     "fedsep": CUT_EP,
-    "fsgld": ({"target_ess": "none", "num_chains": 2, "burn_in": 100}, 60),
+    "fsgld": ({"target_ess": "none", "num_chains": 2, "burn_in": 20, "thin": 1}, 60),
     "fsgld_paper": ({"burn_in": 400, "surrogates": "laplace"}, 40),
     "npv": ({"num_components": 5}, 10),
     "nuts": ({"num_samples": 80, "warmup_steps": 80, "num_chains": 1}, None),

@@ -212,11 +212,13 @@ class Compiler:
         if length == 0:
             return carry, ()
         # A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
-        carry = pytree.tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), carry)
-        first = pytree.tree_map(lambda x: x[0], xs)
-        step = self._compiled(function, problem, (0, const_dims, 0), (carry, const, first), length, length)
-        state, fixed, inputs = (pytree.tree_leaves(tree) for tree in (carry, const, xs))
-        per_step = zip(*(x.unbind() for x in inputs), strict=True) if inputs else [()] * length
+        state, carried = pytree.tree_flatten(carry)
+        state = [leaf.clone(memory_format=torch.contiguous_format) for leaf in state]
+        (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
+        unbound = [x.unbind() for x in inputs]
+        per_step = list(zip(*unbound, strict=True)) if inputs else [()] * length
+        leaves, specs = [*state, *fixed, *per_step[0]], (carried, held, given)
+        step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
         outs = []
         for picked in per_step:
             out = step.run(*state, *fixed, *picked)
@@ -230,12 +232,29 @@ class Compiler:
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int, now: int
     ) -> Step:
         """The step for these arguments, called so often a round, and so often before it is asked for again."""
-        leaves, spec = pytree.tree_flatten(args)
+        flat = [pytree.tree_flatten(part) for part in args]
+        leaves = [leaf for part, _ in flat for leaf in part]
+        return self._step(function, problem, in_dims, leaves, tuple(spec for _, spec in flat), calls, now)
+
+    def _step(
+        self,
+        function: Callable[..., Any],
+        problem: Any,
+        in_dims: Any,
+        leaves: list[Tensor],
+        specs: tuple[pytree.TreeSpec, ...],
+        calls: int,
+        now: int,
+    ) -> Step:
+        """The same for the leaves of all arguments, and the form of each."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
-        key = (_identity(function), "trace" if traced else self.level, spec, shapes)
+        key = (_identity(function), "trace" if traced else self.level, specs, shapes)
         step = self._known(key)
         if step is None:
+            rest = iter(leaves)
+            parts = [pytree.tree_unflatten([next(rest) for _ in range(part.num_leaves)], part) for part in specs]
+            spec = pytree.tree_structure(tuple(parts))
             batched = self.vmap(partial(function, problem), in_dims)
             seldom = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR and self._seldom(key, now)
             made = None if seldom or not traced else self._traced(batched, spec, leaves)
@@ -245,11 +264,14 @@ class Compiler:
             self.cache[key] = step
             if traced and self.common is not None and self.common.takes(function, problem):
                 self.common.steps[key] = step
-        if self.level == "inductor" or (self.auto and traced and pays(step.num_nodes, calls * self.rounds)):
+        if self.level == "inductor" or (self.auto and traced):
             threads = torch.get_num_threads()  # is part of the code
-            if threads not in step.inductor:
-                step.inductor[threads] = inductor(step.run, leaves)
-            return replace(step, run=step.inductor[threads])
+            ready, often = step.inductor.get(threads), calls * self.rounds
+            # Whether there is a compiler is asked of the disk, so that it is asked last.
+            if self.level == "inductor" or (ready and repays(step.num_nodes, often)) or pays(step.num_nodes, often):
+                if ready is None:
+                    ready = step.inductor[threads] = inductor(step.run, leaves)
+                return replace(step, run=ready)
         return step
 
     def _known(self, key: Any) -> Step | None:
@@ -284,14 +306,19 @@ def _identity(function: Any) -> Any:
 
 
 def pays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor earns its compilation back, from counts alone.
+    """Whether Inductor is here and earns its compilation back.
 
     Args:
         num_nodes: operations of the step.
         calls: how often it is called in the run.
     """
+    return repays(num_nodes, calls) and has_cpp_compiler()
+
+
+def repays(num_nodes: int, calls: int) -> bool:
+    """Whether Inductor earns its compilation back, from counts alone; arguments as for `pays`."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
-    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes and has_cpp_compiler()
+    return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

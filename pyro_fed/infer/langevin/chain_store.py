@@ -6,11 +6,13 @@ earlier round shares the buffer and knows by its own `kept` how much of it is it
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.ops.arviz_versions import ess, rhat
+from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
 from pyro_fed.ops.entries import evenly
 
 #: Draws a chain that the buffers have room for at first.
@@ -19,11 +21,15 @@ FIRST_CAPACITY = 256
 FIRST_NUMBERS = 10_000_000
 #: Coordinates that are judged, evenly spaced, where there are more.
 JUDGED = 2000
-#: R-hat and ESS are computed again when the number of draws has grown by this share.
+#: R-hat and ESS are computed again when the number of draws has grown by this share,
 GROWTH = 1.25
-#: Draws a chain that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains are
-#: judged, is far from having as many effective draws.
-JUDGED_DRAWS = 4000
+#: or, where the run ends at so many effective draws, when there should be as many by what there were, within these.
+FORECAST = (1.1, 1.5)
+#: Draws of all chains that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains
+#: are judged, is far from having as many effective draws.
+JUDGED_DRAWS = 16_000
+#: Of those, at least so many for each effective draw that the run ends at.
+JUDGED_FOR_ONE = 4
 #: Draws a chain before which R-hat and ESS say nothing.
 FEWEST = 8
 #: What a kept draw consists of.
@@ -65,14 +71,15 @@ def append(shared: State, columns: dict[str, Tensor], wanted: int | None = None)
             buffer = out[f"kept_{name}"] = torch.cat([buffer, room], dim=1)
         buffer[:, kept : kept + more] = value.to(buffer.dtype)
     out["kept"] = shared["kept"] + more
-    return _judge(out, max(JUDGED_DRAWS, 4 * (wanted or 0) // len(out["position"])))
+    return _judge(out, wanted)
 
 
-def _judge(shared: State, most: int) -> State:
+def _judge(shared: State, wanted: int | None) -> State:
     """R-hat (largest) and ESS (smallest) over the coordinates, where there are enough new draws."""
-    kept = int(shared["kept"]) // 2 * 2
-    if kept < max(FEWEST, GROWTH * int(shared["judged"])):
+    kept = int(shared["kept"])
+    if kept < next_look(shared, wanted):
         return shared
+    most = max(FEWEST, max(JUDGED_DRAWS, JUDGED_FOR_ONE * (wanted or 0)) // len(shared["position"]))
     stride = -(-kept // most)
     number = kept // stride // 2 * 2
     draws = shared["kept_draws"]
@@ -81,8 +88,23 @@ def _judge(shared: State, most: int) -> State:
     if not bool(moving.all()):
         return shared
     values = draws.cpu().numpy()
-    found = {"r_hat": rhat(values).max(), "ess": ess(values).min()}
+    r_hat, ess = rhat_and_ess(values)
+    found = {"r_hat": r_hat.max() if len(values) > 1 else math.nan, "ess": ess.min()}
     return shared | {name: torch.tensor(float(value)) for name, value in found.items()} | {"judged": shared["kept"]}
+
+
+def next_look(shared: State, wanted: int | None) -> int:
+    """How many draws a chain there are, an even number, when the chains are judged again."""
+    from_last = _growth(float(shared["ess"]), wanted) * int(shared["judged"])
+    return 2 * math.ceil(max(FEWEST, from_last) / 2)
+
+
+def _growth(ess: float, wanted: int | None) -> float:
+    """By what share the draws grow until they are judged again."""
+    if wanted is None or not ess > 0:
+        return GROWTH
+    least, most = FORECAST
+    return min(max(wanted / ess, least), most)
 
 
 def thinned(shared: State, column: str, num_draws: int) -> Tensor:

@@ -34,13 +34,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, Tempered
+from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, Tempered, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -49,9 +50,17 @@ from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData, batch_of, draw_anew, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import (
+    BATCHES,
+    ClientData,
+    Minibatch,
+    batch_of,
+    draw_anew,
+    draw_minibatches,
+    with_batches,
+)
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
+from pyro_fed.infer.langevin.chain_store import append, next_look, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature
 from pyro_fed.infer.langevin.held_visits import reference
@@ -63,15 +72,16 @@ from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: R-hat above which, and effective draws a chain below which, a run warns.
+#: R-hat above which, and effective draws below which, a run warns: so many a chain, as is usual, up to four chains.
 R_HAT_LIMIT = 1.01
 FEWEST_EFFECTIVE_A_CHAIN = 100
+USUAL_CHAINS = 4
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
+class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     """Chains of Langevin steps, each at one client in a round: what SGLD, DSGLD, FSGLD and FALD share.
 
     Args:
@@ -245,23 +255,26 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
         normal = torch.randn(self.local_steps, problem.dim, generator=generator, dtype=problem.dtype)
         if self.batch_size is None:
             return {"normal": normal}
+        if num_rows <= self.batch_size:
+            return {"normal": normal, **_no_picks(self.batch_size, problem.dtype)}
         drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
         picks = drawn(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
-        return {"normal": normal, "picks": picks}
+        return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
-        xs = {**noise, "step_size": self._steps(shared["steps"], shared["step_size"])}
+        xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._steps(shared["steps"], shared["step_size"])}
         whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
         rows, dims = with_batches(data, None if whole else self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
         if whole:  # no minibatch, nothing to correct
             const.pop("anchor_score", None)
-            xs.pop("picks", None)
-        elif "anchor_score" in const and self.control_variate == "visit":
+        else:
+            xs["picks"] = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
+        if "anchor_score" in const and self.control_variate == "visit":
             const["visited"] = shared["position"]
             each = (dict.fromkeys(const, 0), BATCHES)
             const["anchor_score"] = problem.mapped(anchor_score, each)(const, data.full_batch())
@@ -342,12 +355,37 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the received chains (`Reassign_chain` of Algorithm 1)."""
-        taken = shared["steps"] + self.stride * torch.arange(1, messages["draws"].shape[1] + 1)
+        return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
+
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Store the chains of R rounds, (R, C, ...)."""
+        rounds, _, sent = messages["draws"].shape[:3]
+        taken = shared["steps"] + self.stride * torch.arange(1, rounds * sent + 1)
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
-        columns = {name: messages[name][:, keep] for name in ("draws", "gradient_norm", "step_size")}
-        columns["client"] = messages["client"].unsqueeze(-1).expand(-1, int(keep.sum()))
-        after = append(shared, columns, self.target_ess)
-        return after | {"position": messages["position"], "steps": shared["steps"] + self.local_steps}
+        columns = {
+            name: messages[name].transpose(0, 1).flatten(1, 2)[:, keep]
+            for name in ("draws", "gradient_norm", "step_size")
+        }
+        columns["client"] = messages["client"].T.repeat_interleave(sent, 1)[:, keep]
+        last = append(shared, columns, self.target_ess)
+        kept = shared["kept"] + keep.reshape(rounds, sent).sum(1).cumsum(0)
+        steps = shared["steps"] + self.local_steps * torch.arange(1, rounds + 1)
+        before = last | {name: shared[name] for name in ("r_hat", "ess", "judged")}
+        each = zip(messages["position"], steps, kept, strict=True)
+        states = [before | {"position": at, "steps": done, "kept": had} for at, done, had in each]
+        return [*states[:-1], states[-1] | {name: last[name] for name in ("r_hat", "ess", "judged")}]
+
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the chains are judged."""
+        wanted = next_look(shared, self.target_ess) - int(shared["kept"])
+        steps = int(shared["steps"])
+        first = max(steps, int(shared["burn_in"])) // self.thin
+        return max(1, -(-((first + wanted) * self.thin - steps) // self.local_steps))
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The chains go on from where they are."""
+        steps = received["steps"] + self.local_steps
+        return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat, the largest of all coordinates, and ESS, the smallest."""
@@ -385,7 +423,7 @@ class Langevin(Algorithm, Chains, DrawStats, Advice, Tempered):
                 "wanted); run more rounds"
             )
             notes += funnel_hint(problem)
-        fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
+        fewest = FEWEST_EFFECTIVE_A_CHAIN * min(self.num_chains, USUAL_CHAINS)
         if not last["ess"] >= fewest:
             notes.append(
                 f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are "
@@ -430,6 +468,33 @@ class VisitingLangevin(Langevin):
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """h T where no step size is given."""
         return self.visit_time
+
+
+@lru_cache(maxsize=8)
+def _no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a client draws of minibatches that takes all its rows: `picked` makes them where others have some."""
+    return {
+        "position": torch.zeros(0, batch_size, dtype=torch.int64),
+        "weight": torch.zeros(0, batch_size, dtype=dtype),
+    }
+
+
+def picked(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+    """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none.
+
+    Args:
+        position: of the rows drawn, (T, C, m), or (0, C, m) where no client has drawn any.
+        weight: of each, likewise.
+        num_rows: of each client, (C,).
+        steps: T.
+    """
+    slot = torch.arange(position.shape[-1], device=num_rows.device)
+    rows = num_rows.unsqueeze(-1)
+    if not len(position):  # nobody drew any
+        position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
+    whole, has = rows <= len(slot), slot < rows
+    position = torch.where(whole, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))
 
 
 def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedule:

@@ -29,6 +29,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, with_batches
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.langevin import picked
 from pyro_fed.infer.langevin.sgld import SGLD
 from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
@@ -127,7 +128,8 @@ class SAGALD(SGLD):
         news = self._first_visit(problem, shared, local, data)
         rows, dims = with_batches(data, self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
-        xs = {**noise, "step_size": self._steps(shared["steps"], shared["step_size"])}
+        picks = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
+        xs = {"normal": noise["normal"], "step_size": self._steps(shared["steps"], shared["step_size"]), "picks": picks}
         carry = (shared["position"], tables["table"], tables["table_sum"])
         (position, table, total), (path, norms) = problem.scan(
             self._saga_step, carry, (const, rows), xs, self.local_steps, (dict.fromkeys(const, 0), dims)
@@ -160,6 +162,10 @@ class SAGALD(SGLD):
         table = torch.index_put(table, (picks.position,), change, accumulate=True)
         shown = (where if self.midpoint else after, times_transposed(factor, drift).norm())
         return (after, table, total + change.sum(0)), shown
+
+    def rounds_ahead(self, shared: State) -> int:
+        """One: the tables go with the chains."""
+        return 1
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the chains and their tables."""

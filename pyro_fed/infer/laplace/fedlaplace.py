@@ -36,6 +36,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values, line_values
@@ -146,7 +147,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         """The prior's part: values on the line, and its site at the aim."""
         points, line = self._trial_points({name: shared[name][None] for name in SENT})
         moments = self.derivatives(problem).of_prior(problem, points)
-        values = problem.log_prior(line[0].to(problem.dtype)).double()
+        values = problem.mapped(prior_values, (0,))(line.to(problem.dtype))[0].double()
         site = site_of(moments, points[0])
         return {**shared, "prior_value": values, "prior_precision": site.precision[0], "prior_eta": site.eta[0]}
 

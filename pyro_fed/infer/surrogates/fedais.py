@@ -53,7 +53,7 @@ from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
-from pyro_fed.ops.annealing import Annealed, Difference, anneal
+from pyro_fed.ops.annealing import Annealed, Difference, anneal, levels_for
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
@@ -85,8 +85,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         num_proposals: S, draws that every client is asked about.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian. Where the
             product fits, log weights get a variance of (D / (ν + D))² / 2 from it, less than 1/2 in any dimension.
-        levels: J, temperatures of the annealing; none is needed where log p_0 t and log q differ by a constant, up to
-        flat: this much, an SD over draws.
+        levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`.
+        flat: none is needed where log p_0 t and log q differ by a constant, up to this much, an SD over draws.
+        spread: variance of log weights that the annealing may leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
         trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
@@ -118,6 +119,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
     freedom: float | None = 5.0
     levels: int = 32
     flat: float = 0.01
+    spread: float = 0.1
     leapfrog_steps: int = 8
     step_size: float = 0.25
     trusted_share: float = 0.95
@@ -127,7 +129,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
-        check_positive(self, "flat", "step_size", "largest_error")
+        check_positive(self, "flat", "spread", "step_size", "largest_error")
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
@@ -206,7 +208,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
             difference,
             white,
             generator,
-            levels=self.levels,
+            levels=min(self.levels, levels_for(value, self.spread)),
             leapfrog_steps=self.leapfrog_steps,
             step_size=self.step_size,
         )
@@ -330,11 +332,16 @@ def _difference(problem: Problem, coordinates: Coordinates, product: Gaussian, t
     """log p_0 + log t - log q of whitened points, with its gradient."""
     prior = problem.mapped(_prior, (0,))
 
+    # log t - log q is a quadratic form in whitened coordinates, where q is N(0, I).
+    site, middle = coordinates.site(product.to(torch.float64)), coordinates.mean
+    constant = product.log_factor(middle) - q.log_prob(middle)
+
     def difference(white: Tensor) -> tuple[Tensor, Tensor]:
         z = coordinates.model(white)
         score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
         wider, outward = tails.log_ratio(white)
-        slope = coordinates.pull(score + product.score(z) - q.score(z)) + outward
-        return value + product.log_factor(z) - q.log_prob(z) + wider, slope
+        bent = (white @ site.precision if site.dense else white * site.precision) - white
+        form = ((site.eta - 0.5 * bent) * white).sum(-1)
+        return value + constant + form + wider, coordinates.pull(score) + site.eta - bent + outward
 
     return difference

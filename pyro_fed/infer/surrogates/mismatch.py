@@ -8,7 +8,14 @@ sends their mean squares over standardised Sobol points under q, D numbers; the 
 `ops.visits` turns into the longest visit. The squares are about zero, and so count what all clients' errors have in
 common, which does no harm: an upper bound, close for more than a few clients. The record has each client's worst.
 
-Letters: f_s `share`, e_s `errors`, Σ f_s E (C e_s)_i² / C_ii `mismatch`.
+How long a step may be is decided by the largest curvature λ_s of a chain's score at a client, in coordinates in which
+q is N(0, I), A A' = C: of
+
+    I - 1/f_s A' [∇² log p(x_s | θ) + α P_s] A
+
+at a few of the points (prior and α ≠ 1 are left out of the brackets), by power iteration; the server keeps the largest.
+
+Letters: f_s `share`, e_s `errors`, Σ f_s E (C e_s)_i² / C_ii `mismatch`, λ `curvature`, A `root`, P_s `precision`.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import grad, vjp
 
 from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
@@ -26,12 +34,15 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
+from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +54,20 @@ class Mismatch(Algorithm, Bounding, Advice):
         alpha: weight of the conducive gradient.
         probabilities: f_s; uniform by default.
         num_points: Sobol points; even.
+        curved_points: of those, evenly spaced, at which the curvature is measured.
     """
 
     needs_all: ClassVar[bool] = True
-    additive: ClassVar[bool] = True
 
     surrogates: Algorithm | Given
     alpha: float = 1.0
     probabilities: tuple[float, ...] | None = None
     num_points: int = 128
+    curved_points: int = 4
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_points")
+        check_at_least(self, 1, "curved_points")
 
     def default_rounds(self, num_clients: int) -> int:
         """One round, with all clients."""
@@ -71,7 +84,8 @@ class Mismatch(Algorithm, Bounding, Advice):
         sites, target = fitted(problem, self.surrogates, start)
         share = shares(self.probabilities, num_clients)
         local = as_state(one_each(sites, num_clients)) | {"share": share}
-        return as_state(target) | {"mismatch": torch.zeros_like(target.eta)}, local
+        unknown = {"mismatch": torch.zeros_like(target.eta), "curvature": target.eta.new_ones(())}
+        return as_state(target) | unknown, local
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q, under which the clients measure their errors."""
@@ -80,7 +94,7 @@ class Mismatch(Algorithm, Bounding, Advice):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """f_s times the mean squares of the pulls, (C, D)."""
+        """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
         q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
         points = spread_points(q, affordable_points(problem, data.row_index.numel(), self.num_points))
         at = points.transpose(0, 1).to(problem.dtype)
@@ -90,16 +104,35 @@ class Mismatch(Algorithm, Bounding, Advice):
             prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
         squares = _pulls(q, errors).square().mean(0)
-        return {"mismatch": share * squares}, {}, {"mismatch": squares.amax(-1)}
+        curved = at[:, evenly(at.shape[1], self.curved_points)]
+        curvature = self._curvature(problem, q, sites, share, curved, data.full_batch())
+        measured = {"mismatch": squares.amax(-1), "curvature": curvature}
+        return {"mismatch": share * squares, "curvature": curvature}, {}, measured
+
+    def _curvature(
+        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, batch: Batch
+    ) -> Tensor:
+        """λ_s, (C,), the largest at the points (C, S, D)."""
+        root = q.root()[:, None]
+        product = problem.mapped(_curves, (0, 0, BATCHES), calls=0)
+        precision = sites.precision[:, None]
+
+        def whitened(directions: Tensor) -> Tensor:
+            moved = times(root, directions)
+            curves = product(points, moved.to(points.dtype), batch).double()
+            own = (-curves - self.alpha * times(precision, moved)) / share[:, None]
+            return directions + times(root.mT if q.dense else root, own)
+
+        return power_iteration(whitened, points.double()).abs().amax(-1)
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Squares within the cohort's range."""
-        held, cut = within_cohort(sent.messages["mismatch"], limits.pull)
-        return Held(shared, {"mismatch": held.clamp_min(0)}, {}, torch.zeros_like(cut))
+        """Squares and curvatures within the cohort's range."""
+        held = {name: within_cohort(value, limits.pull)[0].clamp_min(0) for name, value in sent.messages.items()}
+        return Held(shared, held, {}, held["curvature"].new_zeros(len(held["curvature"])))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The sum over clients."""
-        return shared | {"mismatch": messages["mismatch"].sum(0)}
+        """The sum of the squares, and the largest curvature."""
+        return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of errors that are no numbers: other surrogates, or no measuring."""
@@ -108,6 +141,20 @@ class Mismatch(Algorithm, Bounding, Advice):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of q, (1, num_draws, D)."""
         return gaussian(shared).sample(num_draws, generator)[None]
+
+
+def _curves(problem: Problem, points: Tensor, directions: Tensor, batch: Batch) -> Tensor:
+    """∇² log p(x_s | θ) v of one client, at points (S, D) with directions (S, D)."""
+
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
+    def one(z: Tensor, direction: Tensor) -> Tensor:
+        curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
+        return curve
+
+    curves: Tensor = problem.vmap(one)(points, directions)
+    return curves
 
 
 def _pulls(q: Gaussian, errors: Tensor) -> Tensor:

@@ -159,10 +159,14 @@ class Executor(ABC, metaclass=Checked):
 
     def there(self, tree: Any) -> Any:
         """Tensors of a tree on the device that clients' steps are computed on."""
+        if self.device == CPU:
+            return tree
         return pytree.tree_map_only(Tensor, lambda part: part.to(self.device), tree)
 
     def here(self, state: State) -> State:
         """What clients have made there, on the CPU, where the server and what travels are."""
+        if self.device == CPU:
+            return state
         return {name: value.cpu() for name, value in state.items()}
 
     def step(self, shared: State, local: State, data: ClientData, noise: Any) -> tuple[State, State, State]:
@@ -191,7 +195,7 @@ class Executor(ABC, metaclass=Checked):
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
-        return pytree.tree_map(lambda *parts: _stacked(parts), *drawn)
+        return _stacked_trees(drawn)
 
 
 def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
@@ -202,6 +206,16 @@ def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
         problem: the model's densities.
     """
     return CPU if isinstance(algorithm, OnCPU) else problem.device
+
+
+def _stacked_trees(trees: Sequence[Any]) -> Any:
+    """Trees of the same form as one of `_stacked` tensors; dictionaries of tensors are the usual ones."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return _stacked(trees)
+    if type(first) is dict:
+        return {name: _stacked_trees([tree[name] for tree in trees]) for name in first}
+    return pytree.tree_map(lambda *parts: _stacked(parts), *trees)
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ class Made(NamedTuple):
     states: State
 
 
+#: What clients receive, from what those of the round before received and sent, and their numbers.
+Onward = Callable[[State, State, Tensor], State]
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
 
@@ -89,10 +91,44 @@ class Vectorised(Local):
         super().prepare()
         self.width = 0
 
+    def rounds(self, first: Work, clients: list[list[int]], onward: Onward) -> tuple[list[Step], State]:
+        """Several rounds, one after the other, whose replies are looked at after the last.
+
+        What clients keep of a round counts at once: `undo` takes it back.
+
+        Args:
+            first: the first round's work.
+            clients: of each round.
+            onward: what a round's clients receive, from what those before them received and sent.
+
+        Returns:
+            each round's messages, states and figures, and what all received, (R, C, ...).
+        """
+        self.before: State = {}
+        work, found, received = first, list[Step](), list[State]()
+        for number, chosen in enumerate(clients):
+            if number:
+                shared = onward(work.shared, found[-1][0], torch.tensor(chosen))
+                work = Work(first.round + number, first.seed, chosen, shared)
+            at = self.at(chosen)
+            found.append(self.steps(work, at, self.noise(work)))
+            received.append(work.shared)
+            if new := found[-1][1]:
+                self.before = self.before or {name: value.clone() for name, value in self.local.items()}
+                slots = torch.arange(len(chosen))
+                keep(self.algorithm, self.local, [Made(slots, at, new)], slots, {})
+        return found, {name: torch.stack([part[name] for part in received]) for name in first.shared}
+
+    def undo(self) -> None:
+        """Clients keep what they had before the last `rounds`."""
+        self.local |= self.before
+
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """All in one call."""
         count = len(at)
         self.width = max(self.width, count)
+        if count == self.width:
+            return self.step(contiguous(work.shared), select(self.local, at), self.rows_of(at), noise)
         fill = torch.arange(self.width) % count
         noise = pytree.tree_map(lambda x: x[:, fill], noise)
         local = select(self.local, at[fill])

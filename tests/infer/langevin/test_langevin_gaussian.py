@@ -163,7 +163,7 @@ def test_a_client_whose_likelihood_is_improper_gets_a_tempered_surrogate_and_is_
     clients = {"a": (x[:60], y[:60]), "b": (x[60:], y[60:]), "split": (separable, (separable[:, 0] > 0).double())}
     fed = pf.Federation.from_clients(logistic, clients, plate="data")
     local = pf.LocalSGLD(num_samples=500, burn_in=200)
-    algorithm = pf.FSGLD(surrogates=local, target_ess=None, local_steps=10, burn_in=0)
+    algorithm = pf.FSGLD(surrogates=local, target_ess=None, num_chains=4, local_steps=10, burn_in=0)
     with pytest.warns(UserWarning, match="clients .*split.* are flat or improper"):
         idata = pf.run(algorithm, fed, num_rounds=60, **QUIET)
     assert idata["federation"]["tempered"].sel(client="split").max() == 1

@@ -37,7 +37,7 @@ def by_hand(algorithm):
     theta, table, path = start.copy(), row_scores(start), []
     for number in range(ROUNDS):
         noise = algorithm.draw_noise(problem, ROWS, seeding.torch_generator(3, seeding.CLIENT, number, 0, 0))
-        for normal, rows in zip(noise["normal"].numpy(), noise["picks"].position.numpy(), strict=True):
+        for normal, rows in zip(noise["normal"].numpy(), noise["position"].numpy(), strict=True):
             fresh = row_scores(theta)[rows]
             score = -theta / PRIOR_SD**2 + ROWS / len(rows) * (fresh - table[rows]).sum(0) + table.sum(0)
             theta = theta + H / 2 * score + H**0.5 * normal

@@ -1,0 +1,95 @@
+"""Rank-normalised split R-hat and bulk ESS of many coordinates at once, by Vehtari et al. (2021).
+
+Each chain is split in half. With z the normal scores of a coordinate's ranks over all halves, m of them of n draws,
+
+    R-hat² = (n - 1)/n + B/W                 B the variance of the halves' means, W the mean of their variances
+    ESS    = m n / τ,    τ = -1 + 2 Σ_j P_j + ρ_2J⁺,    P_j = min over i ≤ j of ρ_2i + ρ_2i+1
+
+ρ_t the autocorrelations of all halves together, J the first pair whose sum is not positive (Geyer's initial monotone
+sequence). R-hat is the larger of that and the one of |draw - median|, which sees scales that differ. The numbers are
+ArviZ's, which computes one coordinate after the other and ranks three times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
+    """R-hat (D,) and bulk ESS (D,), at least four draws a half.
+
+    Args:
+        draws: (chain, draw, D), finite, in no coordinate constant.
+
+    Returns:
+        both, float64.
+    """
+    half = draws.shape[1] // 2
+    halves = np.concatenate([draws[:, :half], draws[:, -half:]]).transpose(2, 0, 1)  # (D, m, n)
+    scores = _normal_scores(halves)
+    folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
+    return np.maximum(_rhat(scores), _rhat(_normal_scores(folded))), _ess(scores)
+
+
+def _normal_scores(halves: Array) -> Array:
+    """Normal scores of the ranks of each coordinate's draws, (D, m, n)."""
+    from scipy import special
+
+    ranks = _ranks(halves.reshape(len(halves), -1))
+    scores: Array = special.ndtri((ranks - 0.375) / (ranks.shape[1] + 0.25))
+    return scores.reshape(halves.shape)
+
+
+def _ranks(values: Array) -> Array:
+    """Ranks from 1 within each row, (D, S); ties share their mean rank."""
+    order = values.argsort(1)
+    ascending = np.take_along_axis(values, order, 1)
+    ranks = np.broadcast_to(np.arange(1.0, values.shape[1] + 1), values.shape).copy()
+    new = np.ones(values.shape, bool)
+    new[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    if not new.all():
+        group = (new.cumsum() - 1).reshape(values.shape)  # rows begin new groups
+        ranks = (np.bincount(group.ravel(), ranks.ravel()) / np.bincount(group.ravel()))[group]
+    found = np.empty_like(ranks)
+    np.put_along_axis(found, order, ranks, 1)
+    return found
+
+
+def _rhat(scores: Array) -> Array:
+    n = scores.shape[-1]
+    between, within = scores.mean(-1).var(-1, ddof=1), scores.var(-1, ddof=1).mean(-1)
+    found: Array = np.sqrt(between / within + (n - 1) / n)
+    return found
+
+
+def _ess(scores: Array) -> Array:
+    """ESS of (D, m, n)."""
+    dim, m, n = scores.shape
+    covariance = _autocovariances(scores)
+    within = covariance[:, 0] * n / (n - 1)
+    total = covariance[:, 0] + scores.mean(-1).var(-1, ddof=1)
+    rho = 1 - (within[:, None] - covariance) / total[:, None]
+    rho[:, 0] = 1.0
+    pairs = rho[:, 0 : n - n % 2 : 2] + rho[:, 1 : n - n % 2 : 2]
+    last = max(0, (n - 3) // 2)  # pairs beyond are of too few products
+    first = np.logical_and.accumulate(pairs[:, :last] > 0, 1).sum(1)
+    kept = np.arange(pairs.shape[1]) < first[:, None]
+    lengths = 2 * np.where(kept, np.minimum.accumulate(pairs, 1), 0.0).sum(1)
+    tau = lengths - 1 + np.maximum(rho[np.arange(dim), 2 * first], 0.0)
+    found: Array = m * n / np.maximum(tau, 1 / np.log10(m * n))
+    return found
+
+
+def _autocovariances(scores: Array) -> Array:
+    """Mean over the halves of their autocovariances, (D, n)."""
+    from scipy import fft
+
+    n = scores.shape[-1]
+    size = fft.next_fast_len(2 * n)
+    spectrum = fft.rfft(scores - scores.mean(-1, keepdims=True), size, axis=-1)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(1)
+    found: Array = fft.irfft(power, size, axis=-1)[:, :n] / n
+    return found

@@ -1,0 +1,108 @@
+"""Rounds in which the server decides nothing, done one after the other here and entered in the record at once.
+
+They are those that the round loop would have had, with the same numbers: clients, noise and states are functions of the
+round. Only what the loop asks between two rounds is asked after all of them. Where a reply is not what it should be,
+none of them has been, and the loop does them one by one, as it does where anything is to happen between them: a
+checkpoint, an evaluation, a budget, a combination other than the algorithm's, a schedule of the user's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
+from pyro_fed.algorithm.record import Round, figure_array
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.runtime.context import Context, Phase
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.local import Vectorised
+from pyro_fed.runtime.messages import encoded_size, spec_of_one
+from pyro_fed.runtime.network import Network, Server
+from pyro_fed.runtime.one_round import moved
+from pyro_fed.runtime.replies import refuse_divergence
+
+#: Rounds that are done at once, at most: the user's Ctrl-C is heard between them.
+MOST_ROUNDS = 100
+#: Numbers that their messages may have, all together.
+MOST_NUMBERS = 10_000_000
+
+
+class Fused(NamedTuple):
+    """Rounds that have been had: what the record keeps of each, and the server's state after it."""
+
+    rounds: list[Round]
+    states: list[State]
+
+
+def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
+    """How many of the next rounds may be done at once; 1 where they may not.
+
+    Args:
+        phase: the run's.
+        context: of the run.
+        network: how messages travel.
+        left: rounds that the phase has left.
+    """
+    algorithm = phase.algorithm
+    if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
+        return 1
+    between = (phase.given, context.checkpoint, context.combination, context.evaluation)
+    budget = context.budget
+    if any(part is not None for part in (*between, budget.max_rounds, budget.max_bytes)) or phase.ledger:
+        return 1
+    if type(network) is not Server or isinstance(algorithm, ServerWork | SiteKeeping | Pooled):
+        return 1
+    dim = max(1, context.problem.dim)
+    return max(1, min(left, MOST_ROUNDS, algorithm.rounds_ahead(phase.shared), MOST_NUMBERS // (10 * dim)))
+
+
+def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
+    """Several rounds; None where a reply is one that has to be looked at by itself.
+
+    Args:
+        phase: the run's.
+        context: of the run.
+        data: the clients' rows.
+        clients: of each round.
+    """
+    algorithm, executor = phase.algorithm, context.executor
+    assert isinstance(algorithm, Uninterrupted) and isinstance(executor, Vectorised)
+    began = time.perf_counter()
+    received = algorithm.download(phase.shared, torch.tensor(clients[0]))
+    first = Work(len(context.record.rounds), context.seed, clients[0], received)
+    found, heard = executor.rounds(first, clients, algorithm.onward)
+    messages = {name: torch.stack([part[0][name] for part in found]) for name in found[0][0]}
+    seconds = (time.perf_counter() - began) / sum(map(len, clients))
+    if not _honest(phase, heard, messages):
+        executor.undo()
+        return None
+    states = algorithm.combine_rounds(phase.shared, messages)
+    refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1)
+    info = {name: figure_array(torch.stack([part[2][name] for part in found])) for name in found[0][2]}
+    how_far: list[Tensor] = []
+    for i, (before, part) in enumerate(zip([phase.shared, *states[:-1]], found, strict=True)):
+        told = (torch.tensor(clients[i]), first.round + i, context.seed, data.num_rows, context.problem, context.graph)
+        distance = moved(phase, context, before, Sent(part[0], *told))
+        how_far += [] if distance is None else [distance]
+    if how_far:
+        info["moved"] = figure_array(torch.stack(how_far))
+    down, up = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(found[0][0]))
+    name = type(algorithm).__name__
+    rounds = [
+        Round(name, chosen, down, up, seconds, {key: value[i] for key, value in info.items()})
+        for i, chosen in enumerate(clients)
+    ]
+    return Fused(rounds, states)
+
+
+def _honest(phase: Phase, received: State, messages: State) -> bool:
+    """Whether all replies (R, C, ...) are finite, and none meets an objection."""
+    if not all(bool(torch.isfinite(value).all()) for value in messages.values()):
+        return False
+    flat = [{name: value.flatten(0, 1) for name, value in state.items()} for state in (received, messages)]
+    return not any(bool(holds.any()) for holds in phase.algorithm.objections(*flat).values())

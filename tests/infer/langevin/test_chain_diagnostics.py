@@ -1,0 +1,24 @@
+"""R-hat and ESS of all coordinates at once against ArviZ's, coordinate by coordinate."""
+
+import numpy as np
+import pytest
+
+from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
+from pyro_fed.ops.arviz_versions import ess, rhat
+
+
+@pytest.mark.parametrize(
+    ("chains", "draws", "memory"),
+    [(4, 8, 0.5), (4, 11, 0.5), (2, 200, 0.9), (10, 60, 0.95), (3, 9, -0.9), (4, 100, -0.5)],
+)
+def test_the_numbers_are_arviz_s(chains, draws, memory):
+    """Also with ties, which share their mean rank, and with an odd number of draws."""
+    noise = np.random.default_rng(0).normal(size=(chains, draws, 5))
+    values = np.zeros_like(noise)
+    for t in range(draws):
+        values[:, t] = memory * values[:, t - 1] + noise[:, t]
+    values[:, 1, :2] = values[:, 0, :2]
+    values[0, :, 3] += 2.0
+    found = rhat_and_ess(values)
+    np.testing.assert_allclose(found[0], rhat(values), rtol=1e-12)
+    np.testing.assert_allclose(found[1], ess(values), rtol=1e-12)

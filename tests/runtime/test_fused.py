@@ -1,0 +1,78 @@
+"""Rounds that are done at once are those that the round loop has one by one."""
+
+import numpy as np
+import pytest
+import torch
+from gaussian_case import federation, shards
+
+import pyro_fed as pf
+from pyro_fed.runtime import fused as module
+
+QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "audit": False, "num_rounds": 60}
+X = shards(num_clients=4, rows=25)
+EXACT = pf.Given(torch.full((4, 2), 25.0, dtype=torch.float64), X.sum(1))
+
+
+def run(algorithm, **options):
+    return pf.run(algorithm, federation(X), **QUIET, **options)
+
+
+def short(**settings):
+    return pf.FSGLD(surrogates=EXACT, **{"num_chains": 3, "burn_in": 6, "thin": 2, "target_ess": None, **settings})
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """How many rounds each block had."""
+    seen = []
+    inner = module.fused
+
+    def counting(phase, context, data, clients):
+        found = inner(phase, context, data, clients)
+        seen.append(len(clients) if found else -len(clients))
+        return found
+
+    monkeypatch.setattr("pyro_fed.runtime.rounds.fused", counting)
+    return seen
+
+
+def same(one, other, but=("seconds",)):
+    assert set(one.groups() if callable(one.groups) else one.groups) == set(
+        other.groups() if callable(other.groups) else other.groups
+    )
+    np.testing.assert_array_equal(one["posterior"]["mu"].values, other["posterior"]["mu"].values)
+    for name in one["federation"].data_vars:
+        if name not in but:
+            np.testing.assert_array_equal(one["federation"][name].values, other["federation"][name].values, name)
+
+
+@pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 10}, {"control_variate": "visit", "batch_size": 10}])
+def test_rounds_at_once_are_the_same_rounds(blocks, settings):
+    """Draws, figures of every round, clients and bytes, to the bit; a schedule that is named has them one by one."""
+    at_once = run(short(**settings))
+    assert sum(blocks) > 40 and max(blocks) > 10
+    done = len(blocks)
+    one_by_one = run(short(**settings), schedule=pf.schedule.Shuffled())
+    assert len(blocks) == done
+    same(at_once, one_by_one)
+
+
+@pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree", "ignore:.*times a client failed")
+def test_a_reply_that_must_be_looked_at_is_had_in_a_round_of_its_own(blocks):
+    """A visit in the middle that leaves the finite numbers: the block is given up, and its rounds are had singly."""
+
+    class Failing(pf.FSGLD):
+        def local_step(self, problem, shared, local, data, noise):
+            message, new, info = super().local_step(problem, shared, local, data, noise)
+            if int(shared["steps"].max()) == 5 * 30:
+                message = {**message, "position": message["position"].clone()}
+                message["position"][1] = torch.nan
+            return message, new, info
+
+    settings = {"surrogates": EXACT, "num_chains": 3, "burn_in": 6, "thin": 2, "target_ess": None}
+    at_once = run(Failing(**settings))
+    assert min(blocks) < -1
+    one_by_one = run(Failing(**settings), schedule=pf.schedule.Shuffled())
+    same(at_once, one_by_one)
+    assert (at_once["federation"]["failure_round"].values == 30 + 1).sum() == 1
