@@ -282,15 +282,26 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         position, (path, norms) = problem.scan(
             self._step, shared["position"], (const, rows), xs, self.local_steps, axes
         )
+        return self._sent(shared, position, path, norms, xs["step_size"]), news, {"gradient_norm": norms.mean(0)}
+
+    def _sent(self, shared: State, position: Tensor, path: Tensor, norms: Tensor, steps: Tensor) -> State:
+        """What a visit sends: where C chains are, and every `stride`-th of their T steps.
+
+        Args:
+            shared: the server's state.
+            position: (C, D).
+            path: (T, C, D).
+            norms: of the preconditioned scores, (T, C).
+            steps: h, (T, C).
+        """
         sent = slice(self.stride - 1, None, self.stride)
-        message = {
+        return {
             "position": position,
             "client": shared["client"],
             "draws": path[sent].transpose(0, 1),
             "gradient_norm": norms[sent].T,
-            "step_size": xs["step_size"][sent].T,
+            "step_size": steps[sent].T,
         }
-        return message, news, {"gradient_norm": norms.mean(0)}
 
     def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), of chains that have had so many."""

@@ -134,16 +134,7 @@ class SAGALD(SGLD):
         (position, table, total), (path, norms) = problem.scan(
             self._saga_step, carry, (const, rows), xs, self.local_steps, (dict.fromkeys(const, 0), dims)
         )
-        sent = slice(self.stride - 1, None, self.stride)
-        message = {
-            "position": position,
-            "client": shared["client"],
-            "draws": path[sent].transpose(0, 1),
-            "gradient_norm": norms[sent].T,
-            "step_size": xs["step_size"][sent].T,
-            "table": table,
-            "table_sum": total,
-        }
+        message = self._sent(shared, position, path, norms, xs["step_size"]) | {"table": table, "table_sum": total}
         return message, news, {"gradient_norm": norms.mean(0)}
 
     def _saga_step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
