@@ -11,7 +11,7 @@ with noise. The test images stay as they are.
 
 The paper has 96.5 % for N = 25; 77.8 % here with 59 rows an agent. More rows are not what is missing: with 2,307
 15.2 % (rotating) and 20.2 % (fixed). Perhaps since `pf.update.SVI` takes its steps in SDs of the belief, which so many
-rows shrink long before the mean is where it has to go; the paper's rate, 1e-3, is in the weights' own units: not tested.
+rows shrink long before the mean is where it has to go; the paper's, 1e-3, is in the weights' own units: not tested.
 """
 
 from __future__ import annotations

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from arviz import InferenceData as InferenceData
 else:
-    from pyro_fed.ops.arviz_versions import result_type
 
-    InferenceData = result_type()
+    def __getattr__(name: str) -> Any:
+        """ArviZ's class, loaded where it is asked for: ArviZ takes seconds to import."""
+        if name != "InferenceData":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from pyro_fed.ops.arviz_versions import result_type
+
+        return result_type()
 
 
 def flag(attrs: Mapping[Any, Any], name: str) -> bool:

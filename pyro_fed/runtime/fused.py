@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
@@ -30,6 +31,11 @@ from pyro_fed.runtime.replies import refuse_divergence
 MOST_ROUNDS = 100
 #: Numbers that their messages may have, all together.
 MOST_NUMBERS = 10_000_000
+
+
+#: What an algorithm does in a round, and what stands for it in several: where a class overrides one, it has to have the
+#: other, or its rounds are done one at a time.
+SAME = {"combine": "combine_rounds", "download": "onward"}
 
 
 class Fused(NamedTuple):
@@ -50,6 +56,8 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     """
     algorithm = phase.algorithm
     if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
+        return 1
+    if any(_of(algorithm, one) is not _of(algorithm, several) for one, several in SAME.items()):
         return 1
     between = (phase.given, context.checkpoint, context.combination, context.evaluation)
     budget = context.budget
@@ -98,6 +106,11 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
         for i, chosen in enumerate(clients)
     ]
     return Fused(rounds, states)
+
+
+def _of(algorithm: Algorithm, method: str) -> type:
+    """The class whose method it has."""
+    return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
 
 
 def _honest(phase: Phase, received: State, messages: State) -> bool:

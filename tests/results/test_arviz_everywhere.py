@@ -39,6 +39,7 @@ CHEAP = {
     "PaperParallelDSVGD": {**PARTICLES, "distill_steps": 3, "server_steps": 3},
     "PaperSVGD": PARTICLES,
     "ParallelDSVGD": PARTICLES,
+    "SAGALD": VISITS,
     "SGLD": VISITS,
     "SVGD": PARTICLES,
     "SVI": {"num_steps": 20, "num_guide_draws": 40},

@@ -58,6 +58,20 @@ def test_rounds_at_once_are_the_same_rounds(blocks, settings):
     same(at_once, one_by_one)
 
 
+@pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")
+def test_who_overrides_a_part_of_a_round_has_them_one_by_one(blocks):
+    seen = []
+
+    class Own(pf.FSGLD):
+        def combine(self, shared, messages, weights):
+            seen.append(int(shared["steps"]))
+            return super().combine(shared, messages, weights)
+
+    settings = {"surrogates": EXACT, "num_chains": 3, "burn_in": 6, "thin": 2, "target_ess": None}
+    run(Own(**settings))
+    assert not blocks and len(seen) > 40
+
+
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree", "ignore:.*times a client failed")
 def test_a_reply_that_must_be_looked_at_is_had_in_a_round_of_its_own(blocks):
     """A visit in the middle that leaves the finite numbers: the block is given up, and its rounds are had singly."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
@@ -22,8 +22,10 @@ from pyro_fed.errors import DataError, PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.recipes import recipe
 from pyro_fed.recipes.library import first_line, list_recipes
-from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.run import run
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 #: The recipes that are compared where none is named.
 RECIPES = ("fedep", "fedais", "p2p_vi", "dsvgd", "fsgld", "consensus_mc", "auto", "fedlaplace")

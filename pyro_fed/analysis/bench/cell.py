@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,10 @@ from pyro_fed.analysis.bench.cases.case import Case, Reference, Split
 from pyro_fed.analysis.bench.scores import Scores, scores
 from pyro_fed.errors import PyroFedError
 from pyro_fed.federation.federation import Federation
-from pyro_fed.results.inference_data import InferenceData, flag
+from pyro_fed.results.inference_data import flag
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 #: What an answer is, by whether it is right and whether it says so. "refused" is an error of this package or an
 #: adapter in place of an answer, "failed" any other, "late" the time limit.

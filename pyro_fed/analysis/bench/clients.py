@@ -13,7 +13,7 @@ It knows nothing else of this package. `clients.pooled` are the arguments of all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from torch.distributions import biject_to
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import make_result
-from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 #: What draws may be, as in the attribute `draws_are` of a result.
 KINDS = ("independent", "particles", "chains", "agents", "point")

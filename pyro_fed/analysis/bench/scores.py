@@ -15,7 +15,7 @@ entries count whose reference is not heavy-tailed (kurtosis up to 15): of others
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import make_result
-from pyro_fed.results.inference_data import InferenceData
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 #: Heavier tails than this are judged on the unconstrained scale alone.
 LARGEST_KURTOSIS = 15.0

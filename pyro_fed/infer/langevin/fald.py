@@ -176,10 +176,6 @@ class FALD(VisitingLangevin, Bounding, Moving):
             "" if self.alpha else "without conducive gradients visits differ as lies do: alpha=1"
         )
 
-    def rounds_ahead(self, shared: State) -> int:
-        """One: the server averages."""
-        return 1
-
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Average the clients of each chain."""
         weight = messages["weight"].reshape(self.num_chains, -1)

@@ -14,7 +14,7 @@ prior, which Algorithm 1 has; it is kept here.
 Deviation: where no step size is given, a round before the first (`surrogates.mismatch`) measures how far the
 surrogates' scores are from the clients', and visits are so short that no parameter's variance grows by more than
 `visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at
-a client, and steps are at most `share_of_stable` of 4/λ, from which on they diverge.
+a client, and steps are at most `LARGEST_SHARE` of 4/λ, from which on they diverge.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
 as much noise of minibatches (it goes with h/m), and an eighth of the calls. As many chains run at once as usually have
@@ -34,7 +34,7 @@ from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
@@ -42,6 +42,10 @@ from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
+
+#: Largest derived step as a share of the largest stable one, by the measured curvature: a posterior may be steeper
+#: where the chains go than where it was measured.
+LARGEST_SHARE = 0.25
 
 
 @explains_unknown
@@ -83,8 +87,6 @@ class FSGLD(VisitingLangevin, Bounding, Moving):
         visit_error: by what share the clients' errors may widen a variance, where no `step_size` is given: it chooses
             visits shorter than `visit_time`. It moves an SD by half of it: by default 1.5 %, what 2,000
             effective draws can tell.
-        share_of_stable: largest derived step as a share of the largest stable one, by the measured curvature, in
-            (0, 1].
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -108,15 +110,13 @@ class FSGLD(VisitingLangevin, Bounding, Moving):
     trust: float | None = 3.0
     alpha: float = 1.0
     visit_error: float = 0.03
-    share_of_stable: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "trust", allow_none=True)
         check_positive(self, "alpha", "visit_error")
-        check_between(self, "share_of_stable", 0, 1)
         if self.step_size is not None:
-            refuse_unused(self, STEP_GIVEN, "visit_error", "share_of_stable")
+            refuse_unused(self, STEP_GIVEN, "visit_error")
 
     @property
     def conducive_weight(self) -> float:
@@ -150,7 +150,7 @@ class FSGLD(VisitingLangevin, Bounding, Moving):
         """h of visits that are short enough, and far enough from where steps diverge."""
         step, full = super().derived_step(num_clients, start)
         steepest = float(started(start, self).shared["curvature"])
-        return min(step, self.share_of_stable * STABLE / steepest), full
+        return min(step, LARGEST_SHARE * STABLE / steepest), full
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Visits that are within reach of the same visits to the surrogates."""

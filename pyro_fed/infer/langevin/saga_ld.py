@@ -154,10 +154,6 @@ class SAGALD(SGLD):
         shown = (where if self.midpoint else after, times_transposed(factor, drift).norm())
         return (after, table, total + change.sum(0)), shown
 
-    def rounds_ahead(self, shared: State) -> int:
-        """One: the tables go with the chains."""
-        return 1
-
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the chains and their tables."""
         return super().combine(shared, messages, weights) | {name: messages[name] for name in ("table", "table_sum")}
