@@ -59,6 +59,7 @@ ELSEWHERE = {
     "mlp_classification": "`python -m benchmarks.papers.fsgld_sections_5_2_and_5_3`",
     "metric_learning": "`python -m benchmarks.papers.fsgld_sections_5_2_and_5_3`",
     "gaussian_mixture_2d": "`python -m benchmarks.papers.mixtures`",
+    "eight_schools": "[groups within clients](../hierarchical.md); the benchmark has it with all latents in common",
     "radon": "[groups within clients](../hierarchical.md) and `python -m benchmarks.accuracy.radon_counties`",
 }
 
@@ -95,7 +96,7 @@ def by_model(cells: Iterable[Outcome]) -> dict[str, dict[str, Outcome]]:
     Args:
         cells: of the benchmark.
     """
-    names = {path.stem for path in MODELS.glob("*.py")}
+    names = {path.stem for path in MODELS.glob("*.py")} - set(ELSEWHERE)
     known = [cell for cell in cells if cell.case in names and cell.algorithm in ALGORITHMS]
     found: dict[str, dict[str, Outcome]] = {}
     for name in {cell.case for cell in known}:

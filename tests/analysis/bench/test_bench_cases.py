@@ -73,6 +73,15 @@ def test_references_that_are_kept_are_of_the_data_that_are_here():
         kept("none", ())
 
 
+@pytest.mark.parametrize("name", [name for name, case in all_cases().items() if case.kind == "posteriordb"])
+def test_a_reference_has_the_sites_of_the_model(name):
+    case = all_cases()[name]
+    sites = Split.parse("iid/2").federation(case, 0).problem.sites
+    assert {site: tuple(one.shape) for site, one in sites.items()} == {
+        site: value.shape[2:] for site, value in case.reference(case.data()).values.items()
+    }
+
+
 def test_splits():
     cases = all_cases()
     case = cases["linear_regression"]

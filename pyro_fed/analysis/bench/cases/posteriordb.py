@@ -130,6 +130,11 @@ def _diamonds(data: Mapping[str, Any]) -> tuple[Tensor, ...]:
     return x - x.mean(0), _tensor(data, "Y")
 
 
+def _standardised(mu: np.ndarray, tau: np.ndarray, theta: np.ndarray) -> dict[str, np.ndarray]:
+    """The schools' effects in units of their own scale, as the model has them."""
+    return {"mu": mu, "tau": tau, "z": (theta - mu[..., None]) / tau[..., None]}
+
+
 @dataclass(frozen=True)
 class Posterior:
     """One posterior of the database.
@@ -141,6 +146,7 @@ class Posterior:
         arguments: raw data → the model's arguments, all split by rows.
         sort_by: arguments → the covariate that clients are sorted by.
         groups: arguments → the groups, where there are any.
+        sites: the database's draws by name → those of the model's sites, where these are others.
     """
 
     full_name: str
@@ -149,6 +155,7 @@ class Posterior:
     arguments: Callable[[Mapping[str, Any]], tuple[Tensor, ...]]
     sort_by: Callable[[tuple[Any, ...]], Any]
     groups: Callable[[tuple[Any, ...]], Any] | None = None
+    sites: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict
 
     def args(self, folder: Path) -> tuple[Tensor, ...]:
         """The model's arguments in double precision.
@@ -179,7 +186,7 @@ class Posterior:
             self.about,
             self.model,
             lambda: self.args(folder),
-            lambda args: Reference(self.reference(folder), False, f"posteriordb, {self.full_name}"),
+            lambda args: Reference(self.sites(self.reference(folder)), False, f"posteriordb, {self.full_name}"),
             sort_by=self.sort_by,
             labels=lambda args: args[-1],
             groups=self.groups,
@@ -245,6 +252,7 @@ POSTERIORS = {
         lambda d: (torch.arange(8), _tensor(d, "sigma"), _tensor(d, "y")),
         lambda a: a[1],
         lambda a: a[0],
+        lambda draws: _standardised(**draws),
     ),
     "diamonds": Posterior(
         "diamonds-diamonds",
