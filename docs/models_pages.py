@@ -127,15 +127,19 @@ def page(name: str, title: str, text: str, figure: str, cells: Mapping[str, Outc
         title: of the page.
         text: what it is.
         figure: as an element, or nothing.
-        cells: by algorithm.
+        cells: by algorithm; none of a model that is no case of the benchmark.
     """
     parts = [f"# {title}", text, "## Over clients", f"```sh\npyro-fed run {name} --clients 10\n```"]
-    if figure:
+    if cells:
         split = next(iter(cells.values())).split
-        parts += [
-            f"{SPLITS[split]} Grey is the posterior as it is known, from one SD below its mean to one above, for the "
-            f"{MOST} parameters at most that are worst; a dot is an algorithm's mean, a line one SD on either side.",
+        shown = [
+            f"Grey is the posterior as it is known, from one SD below its mean to one above, for the {MOST} parameters "
+            "at most that are worst; a dot is an algorithm's mean, a line one SD on either side.",
             f"```{{raw}} html\n{figure}\n```",
+        ]
+        parts += [
+            SPLITS[split],
+            *(shown if figure else ["No algorithm that is drawn has an answer within the time limit."]),
             table(cells),
             "Errors are of the worst parameter, on the model's own scale or on the unconstrained one; bytes are all "
             "that clients sent and received. [The benchmark](../benchmark/index.md) has other splits and methods.",
@@ -191,13 +195,15 @@ def verdict(cell: Outcome) -> str:
 
 
 def picture(name: str, cells: Mapping[str, Outcome]) -> str:
-    """A figure of all drawn algorithms, as an element of a page.
+    """A figure of all drawn algorithms, as an element of a page; nothing where none of them has an answer.
 
     Args:
         name: unique among the figures of a page.
         cells: by algorithm.
     """
     drawn = [(key, cells[key]) for key in DRAWN if key in cells and cells[key].answered]
+    if not drawn:
+        return ""
     labels = worst([cell for _, cell in drawn])
     heights = np.arange(len(labels))[::-1]
     with mpl.rc_context(svg.STYLE):
