@@ -7,12 +7,14 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from posteriordb import needs_data
 from torch.func import grad, hessian
 
 from pyro_fed.analysis.bench.cases import posteriordb
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split, classes
 from pyro_fed.analysis.bench.cases.gallery import gallery_cases, kept
 from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
+from pyro_fed.analysis.bench.cases.posteriordb import POSTERIORS, find
 from pyro_fed.errors import DataError, SettingError
 
 GAUSSIAN = ("gaussian_mean", "gaussian_covariance", "linear_regression")
@@ -73,9 +75,10 @@ def test_references_that_are_kept_are_of_the_data_that_are_here():
         kept("none", ())
 
 
-@pytest.mark.parametrize("name", [name for name, case in all_cases().items() if case.kind == "posteriordb"])
+@needs_data
+@pytest.mark.parametrize("name", POSTERIORS)
 def test_a_reference_has_the_sites_of_the_model(name):
-    case = all_cases()[name]
+    case = POSTERIORS[name].case(name, find())
     sites = Split.parse("iid/2").federation(case, 0).problem.sites
     assert {site: tuple(one.shape) for site, one in sites.items()} == {
         site: value.shape[2:] for site, value in case.reference(case.data()).values.items()
