@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
+from pyro_fed.algorithm.capabilities import Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.schedule import All, Schedule
@@ -35,14 +35,13 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
-from pyro_fed.infer.langevin.langevin import VisitingLangevin
+from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.ops.entries import widened
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(VisitingLangevin, Bounding, Moving):
+class FALD(ReplayedVisits):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -132,7 +131,7 @@ class FALD(VisitingLangevin, Bounding, Moving):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        weight = self._weights(shared, clients)
+        weight = self.visit_weights(shared, clients)
         every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
         position = shared["position"].repeat_interleave(number, 0)
         return {"position": position, "client": clients, "weight": weight, **every}
@@ -147,26 +146,11 @@ class FALD(VisitingLangevin, Bounding, Moving):
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Visits within reach of the same visits to the surrogates, of the weights that the clients were given."""
-        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
-        weight = self._weights(shared, sent.clients)
-        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
-        steps = self._steps(shared["steps"], shared["step_size"])
-        held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
-        return Held(shared, {**held, "weight": weight}, {}, cut)
+        held = super().hold(limits, shared, kept, sent)
+        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
 
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
-        if "held_mean" not in shared:
-            return torch.zeros(len(sent.clients), dtype=torch.float64)
-        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
-        weight = self._weights(shared, sent.clients)
-        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
-        steps = self._steps(shared["steps"], shared["step_size"])
-        found = departures(shared, sent.messages, steps, noise, self.midpoint)
-        return found * weight
-
-    def _weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c of each visit, (C,)."""
+    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c of each visit, (C,): the client's share among those of its chain."""
         f = shared["share"][clients].reshape(self.num_chains, -1)
         return (f / f.sum(1, keepdim=True)).reshape(-1)
 

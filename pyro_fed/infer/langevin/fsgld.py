@@ -25,19 +25,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
+from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
@@ -50,7 +44,7 @@ LARGEST_SHARE = 0.25
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(VisitingLangevin, Bounding, Moving):
+class FSGLD(ReplayedVisits):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -151,26 +145,3 @@ class FSGLD(VisitingLangevin, Bounding, Moving):
         step, full = super().derived_step(num_clients, start)
         steepest = float(started(start, self).shared["curvature"])
         return min(step, LARGEST_SHARE * STABLE / steepest), full
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Visits that are within reach of the same visits to the surrogates."""
-        clients = sent.clients  # not whom a message says that it is from
-        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
-        noise = visit_noise(sent.seed, sent.round, clients, shape, dtype)
-        steps = self._steps(shared["steps"], shared["step_size"])
-        held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
-        return Held(shared, held, {}, cut)
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
-        if "held_mean" not in shared:
-            return torch.zeros(len(sent.clients), dtype=torch.float64)
-        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
-        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
-        steps = self._steps(shared["steps"], shared["step_size"])
-        found = departures(shared, sent.messages, steps, noise, self.midpoint)
-        return found
-
-    def cannot_bound(self) -> str:
-        """A visit is compared with one to the surrogates, in their units."""
-        return self.incomparable()

@@ -1,0 +1,59 @@
+"""Chains whose visits the server replays to the Gaussian of all sites, with the clients' own random numbers.
+
+It is what `FSGLD` and `FALD` judge a visit by: how far it moved the answer, and what `Bounded` leaves of it. The
+equations are those of `held_visits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
+from pyro_fed.infer.langevin.langevin import VisitingLangevin
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedVisits(VisitingLangevin, Bounding, Moving):
+    """Visits beside the same visits to the surrogates. Arguments are those of `VisitingLangevin`."""
+
+    def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
+        """p_c, the part of its chain that a visit has, (C,): all of it.
+
+        Args:
+            shared: the server's state.
+            clients: of the visits, (C,).
+        """
+        return shared["position"].new_ones(len(clients))
+
+    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
+        """Visits that are within reach of the same visits to the surrogates."""
+        steps, noise, _ = self._replay(shared, sent)
+        held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
+        return Held(shared, held, {}, cut)
+
+    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
+        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
+        if "held_mean" not in shared:
+            return torch.zeros(len(sent.clients), dtype=torch.float64)
+        steps, noise, weight = self._replay(shared, sent)
+        return departures(shared, sent.messages, steps, noise, self.midpoint) * weight
+
+    def cannot_bound(self) -> str:
+        """A visit is compared with one to the surrogates, in their units."""
+        return self.incomparable()
+
+    def _replay(self, shared: State, sent: Sent) -> tuple[Tensor, Tensor, Tensor]:
+        """h of the steps (T,), the noise (C, T, D) and the parts (C,) of the visits of those who were asked.
+
+        Not of whom a message says that it is from, nor of the part that it claims.
+        """
+        weight = self.visit_weights(shared, sent.clients)
+        shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
+        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
+        return self._steps(shared["steps"], shared["step_size"]), noise, weight
