@@ -5,8 +5,8 @@
 Softmax regression on scikit-learn's digits in place of CIFAR-100, StackOverflow and EMNIST-62, which cannot be shipped:
 100 clients of at most three classes, ten of them a round, each method by its recipe in `inference/`, which begins with
 FedAvg (Table 7); fewer rounds. One fold of five. Accuracy and ECE of 15 bins of the last round's predictions, marginal
-(averaged over 50 draws) and at the draws' mean (the point), beside FedAvg's. (L), (V) and FedSEP are run with the Fisher
-information once, as the equations and the recipes have it, and 500 times (`x500`), as the authors' commands have it.
+(averaged over 50 draws) and at the draws' mean (the point), beside FedAvg's. (L), (V) and FedSEP are run with the
+Fisher information once, as the equations and the recipes have it, and 500 times (`x500`), as the authors' commands do.
 
 The papers: CIFAR-100, best accuracy by round 1000 within two points for FedEP (I, M, L, V), above FedPA and FedAvg;
 StackOverflow F1 FedSEP (V, L, I) > FedPA > FedAvg, (M) below all; EMNIST-62 FedSEP 86.1 %, FedPA 85.9, FedAvg 85.3.
@@ -30,7 +30,7 @@ from pyro_fed.recipes.recipe import load
 
 PRIOR_SD = 3.0
 RECIPES = ("fedavg", "fedpa", "fedep_i", "fedep_m", "fedep_l", "fedep_v", "fedsep")
-#: alpha_cov of Table 7 over the weight decay of the authors' commands: how many times the Fisher information counts there.
+#: How many times the Fisher information counts in the authors' commands: alpha_cov of Table 7 over their weight decay.
 FISHER_SCALE = 500
 COLDER = tuple(f"{recipe} x{FISHER_SCALE}" for recipe in ("fedep_l", "fedep_v", "fedsep"))
 
