@@ -135,8 +135,8 @@ class Finish:
             where = traceback.extract_tb(error.__traceback__)[-1]
             line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
             self.context.record.doubts.append(
-                f"not all checks were made: one ended in {type(error).__name__} ({line}; {place}). The result is as the "
-                "rounds left it, and unjudged; the log has the traceback"
+                f"not all checks were made: one ended in {type(error).__name__} ({line}; {place}). The result is as "
+                "the rounds left it, and unjudged; the log has the traceback"
             )
 
     def judge(self, shared: State, draws: Tensor) -> None:
