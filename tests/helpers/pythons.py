@@ -94,6 +94,7 @@ def check(python: str, wheel: Path, constraints: str, folder: Path) -> bool:
     own = str(folder / "env" / "bin" / "python")
     shell = [str(folder / "env" / "bin" / "pyro-fed")]
     wanted = [own, "-m", "pip", "install", "--quiet", "-c", "constraints.txt", str(wheel), "pytest", "pytest-xdist"]
+    judged = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not hierarchy and not NUTS"]
     words = OLD if constraints else ()
     steps = {
         "environment": [python, "-m", "venv", "env"],
@@ -101,18 +102,7 @@ def check(python: str, wheel: Path, constraints: str, folder: Path) -> bool:
         "versions": [own, "versions.py", "arviz", "torch", "numpy", "xarray", "pandas", "scipy"],
         "README's sample": [own, "sample.py"],
         "pyro-fed run": [*shell, *SHELL],
-        "tests": [
-            own,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "not hierarchy and not NUTS",
-            *words,
-            *TESTS,
-        ],
+        "tests": [*judged, *words, *TESTS],
     }
     return all(run(step, command, folder) for step, command in steps.items())
 
