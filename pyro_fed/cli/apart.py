@@ -1,4 +1,4 @@
-"""A run of `pyro-fed run` in a process of its own, beside what this process does: two cores, and Pyro has no threads."""
+"""A run of `pyro-fed run` in a process of its own, beside what this process does: Pyro has no threads."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Marginal(Kernel):
         return self.bandwidth
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
-        # Some coordinates at a time, in units of √h: k = exp(-(y - x)²), and sums over the particles are products with k,
+        # Some coordinates at a time, in units of √h: k = exp(-(y - x)²), and sums over particles are products with k,
         # Σ k (s + 2 (y - x) / √h) = Σ k (s - 2 x / √h) + 2 y / √h Σ k, so that few (D, N, M) numbers are made.
         unit = self._fitted().sqrt()
         middle = particles.mean(-2, keepdim=True)  # far from the origin the sums would cancel
