@@ -26,6 +26,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, cast
 
@@ -266,6 +267,8 @@ class Sent(NamedTuple):
         rows: of all clients as the server was told, (K,); None: as many each.
         problem: the model's densities, of which a server may take the prior.
         graph: over which agents talk.
+        noise: entries of the clients' randomness that `Moving.replays` names, (T, C, ...), where whoever drew it is in
+            this process; None: to be drawn again.
     """
 
     messages: State
@@ -275,6 +278,7 @@ class Sent(NamedTuple):
     rows: Tensor | None = None
     problem: Problem | None = None
     graph: Graph | None = None
+    noise: State | None = None
 
     @property
     def own_rows(self) -> Tensor | None:
@@ -335,7 +339,13 @@ class Bounding(ABC):
 
 
 class Moving(ABC):
-    """How far each client's message moves the answer in a round is known."""
+    """How far each client's message moves the answer in a round is known.
+
+    Class attributes:
+        replays: entries of the clients' randomness, of `Algorithm.draw_noise`, that `moved` needs.
+    """
+
+    replays: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
@@ -348,6 +358,18 @@ class Moving(ABC):
             kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
             sent: the messages, as they are taken.
         """
+
+    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
+        """The same of R rounds of as many clients, (R, C).
+
+        Args:
+            before: the server's state before each round.
+            kept: as for `moved`, before and after all of them.
+            sent: the messages of each.
+        """
+        import torch  # here, so that algorithms are listed without
+
+        return torch.stack([self.moved(shared, kept, one) for shared, one in zip(before, sent, strict=True)])
 
 
 def no_sites(algorithm: object) -> SettingError:

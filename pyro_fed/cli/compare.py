@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyro_fed.cli import options
+from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.output import kept_elsewhere, typed_command
 from pyro_fed.cli.parse import parse_executor
 from pyro_fed.conventions.output import check_writable
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 @options.model
 @options.recipes
 @options.reference
+@options.apart
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
 @options.out("Write the comparison as one HTML page.")
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 @options.verbose
 @options.quiet
 def compare(
-    model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int | None, partition_text: str,
-    assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, executor_text: str,
+    model: str, recipe_names: tuple[str, ...], reference: str | None, apart: bool, clients: int | None,
+    partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, executor_text: str,
     as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
@@ -47,6 +50,8 @@ def compare(
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
 
+    if apart and reference is None:
+        raise SettingError("--apart runs the reference in a process of its own: give --reference, such as nuts")
     if out is not None:
         page.check_report(out)
     if results_folder is not None:
@@ -56,15 +61,25 @@ def compare(
     algorithms = _algorithms(chosen, assignments)
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
-    results = {}
-    for name, algorithm in algorithms.items():
-        if not quiet:
-            click.echo(f"{name}: {chosen[name].description}", err=True)
-        settings = {**chosen[name].run_options(fed.num_clients), "executor": parse_executor(executor_text)}
-        results[name] = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     stem = Path(reference).stem if reference else None
-    table = pf.compare(results, stem, federation=fed, test=test)
     split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
+    given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
+    results = {}
+    with ExitStack() as running:
+        waited = None
+        if apart:
+            own = (text.removeprefix(f"{stem}.") for text in assignments if text.startswith(f"{stem}."))
+            settings_of = [part for text in own for part in ("--set", text)]
+            waited = running.enter_context(run_apart([model, str(reference), *given, *settings_of, "--quiet"]))
+        for name, algorithm in algorithms.items():
+            if not quiet:
+                click.echo(f"{name}: {chosen[name].description}", err=True)
+            if waited is not None and name == stem:
+                results[name] = waited()
+                continue
+            settings = {**chosen[name].run_options(fed.num_clients), "executor": parse_executor(executor_text)}
+            results[name] = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
+    table = pf.compare(results, stem, federation=fed, test=test)
     what = {"model": Path(str(module.__file__)).stem, **split}
     values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
     click.echo(plain.as_json(values) if as_json else comparison_block(table))

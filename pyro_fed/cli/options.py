@@ -80,6 +80,11 @@ reference = click.option(
     help="What the others are measured by, e.g. nuts.",
 )
 
+#: Whether that is run beside them.
+apart = click.option(
+    "--apart", is_flag=True, help="Run the reference in a second process, beside the others: two cores take less time."
+)
+
 #: How the rows go to the clients.
 partition = click.option(
     "--partition",

@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+#: Numbers of the largest matrices whose factor is remembered: beyond, factoring is what takes long, not asking for it.
+REMEMBERED = 2**20
 
 
 class Factor(NamedTuple):
@@ -55,6 +59,28 @@ class Factor(NamedTuple):
         identity = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
         half = self.half_solve(identity.expand(self.lower.shape))
         return half.transpose(-1, -2) @ half
+
+
+#: Factors by the matrix, as long as it is there, with the version of it that was factored.
+_KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def factor_of(matrix: Tensor) -> Factor:
+    """`equilibrated_cholesky` in float64 of a matrix that is asked for it more than once: its mean, root, flag, ...
+
+    Args:
+        matrix: P, (..., D, D). What is being traced or mapped is factored anew.
+    """
+    plain = matrix.numel() <= REMEMBERED and torch._C._len_torch_dispatch_stack() == 0
+    if not plain or matrix.requires_grad or torch._C._functorch.peek_interpreter_stack() is not None:
+        return equilibrated_cholesky(matrix.to(torch.float64))
+    known = _KNOWN.get(matrix)
+    if known is not None and known[0] == matrix._version:
+        found: Factor = known[1]
+        return found
+    found = equilibrated_cholesky(matrix.to(torch.float64))
+    _KNOWN[matrix] = (matrix._version, found)
+    return found
 
 
 def equilibrated_cholesky(matrix: Tensor) -> Factor:

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.cholesky import Factor, equilibrated_cholesky, symmetrised
+from pyro_fed.ops.cholesky import Factor, equilibrated_cholesky, factor_of, symmetrised
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -34,7 +34,7 @@ class FullGaussian(Gaussian):
         return cls(factor.inverse().to(mean.dtype), eta.to(mean.dtype))
 
     def _factor(self) -> Factor:
-        return equilibrated_cholesky(self.precision.to(torch.float64))
+        return factor_of(self.precision)
 
     def is_proper(self) -> Tensor:
         return self._factor().proper & torch.isfinite(self.eta).all(-1)

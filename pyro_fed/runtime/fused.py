@@ -12,9 +12,8 @@ import time
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
+from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
@@ -24,7 +23,7 @@ from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.local import Vectorised
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server
-from pyro_fed.runtime.one_round import moved
+from pyro_fed.runtime.one_round import moved_rounds
 from pyro_fed.runtime.replies import refuse_divergence
 
 #: Rounds that are done at once, at most: the user's Ctrl-C is heard between them.
@@ -83,7 +82,8 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     began = time.perf_counter()
     received = algorithm.download(phase.shared, torch.tensor(clients[0]))
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
-    found, heard = executor.rounds(first, clients, algorithm.onward)
+    replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
+    found, heard, noise = executor.rounds(first, clients, algorithm.onward, replays)
     messages = {name: torch.stack([part[0][name] for part in found]) for name in found[0][0]}
     seconds = (time.perf_counter() - began) / sum(map(len, clients))
     if not _honest(phase, heard, messages):
@@ -92,13 +92,13 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     states = algorithm.combine_rounds(phase.shared, messages)
     refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1)
     info = {name: figure_array(torch.stack([part[2][name] for part in found])) for name in found[0][2]}
-    how_far: list[Tensor] = []
-    for i, (before, part) in enumerate(zip([phase.shared, *states[:-1]], found, strict=True)):
-        told = (torch.tensor(clients[i]), first.round + i, context.seed, data.num_rows, context.problem, context.graph)
-        distance = moved(phase, context, before, Sent(part[0], *told))
-        how_far += [] if distance is None else [distance]
-    if how_far:
-        info["moved"] = figure_array(torch.stack(how_far))
+    known = (context.seed, data.num_rows, context.problem, context.graph)
+    sent = [
+        Sent(part[0], torch.tensor(chosen), first.round + i, *known, drawn)
+        for i, (part, chosen, drawn) in enumerate(zip(found, clients, noise, strict=True))
+    ]
+    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
+        info["moved"] = figure_array(how_far)
     down, up = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(found[0][0]))
     name = type(algorithm).__name__
     rounds = [

@@ -96,6 +96,21 @@ def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor |
     return algorithm.moved(shared, phase.ledger, sent)
 
 
+def moved_rounds(phase: Phase, context: Context, before: list[State], sent: list[Sent]) -> Tensor | None:
+    """The same of rounds that have been had at once, (R, C).
+
+    Args:
+        phase: the run's.
+        context: of the run.
+        before: the server's state before each round.
+        sent: the messages of each.
+    """
+    algorithm = phase.algorithm
+    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):
+        return None
+    return algorithm.moved_rounds(before, phase.ledger, sent)
+
+
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
     """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
     algorithm = phase.algorithm

@@ -3,10 +3,12 @@
 import re
 import warnings
 
+import click
 import pytest
 from click.testing import CliRunner
 from test_cli import CONJUGATE
 
+from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.main import main
 
 CHEAP = {
@@ -39,6 +41,30 @@ def test_the_table_is_printed(compared):
         assert part in output
     rows = [line.split()[0] for line in output.splitlines() if line.strip().startswith(("svgd", "nuts"))]
     assert rows == ["svgd", "nuts"] * 4
+
+
+def test_a_reference_in_a_process_of_its_own_is_the_same(compared, tmp_path):
+    (tmp_path / "my_mean.py").write_text(CONJUGATE)
+    result = call(tmp_path / "my_mean.py", "svgd", "--reference", "nuts", "--clients", 2, "--quiet", "--apart")
+    assert result.exit_code == 0, result.output
+    rows = [
+        [line.split() for line in output.splitlines() if line.strip().startswith(("svgd", "nuts"))][:4]
+        for output in (compared[0], result.output)
+    ]
+    assert len(rows[0]) == 4 and rows[0] == rows[1]  # closeness and predictions; the rest has times
+
+
+def test_a_process_that_fails_is_said():
+    with (
+        pytest.raises(click.ClickException, match="ended with status 2"),
+        run_apart(["no_such_model", "nuts"]) as result,
+    ):
+        result()
+
+
+def test_apart_needs_a_reference():
+    result = call("gaussian_mean", "fedep", "--apart")
+    assert result.exit_code == 2 and "give --reference" in result.output
 
 
 def test_the_page_needs_no_other_file(compared):

@@ -8,10 +8,22 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_fed.ops.cholesky import factor_of
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
 
 K, D = 4, 3
+
+
+def test_a_factor_is_remembered_until_the_matrix_changes():
+    matrix = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+    first = factor_of(matrix)
+    assert factor_of(matrix) is first and FullGaussian(matrix, torch.zeros(2))._factor() is first
+    matrix[0, 0] = 9.0  # in place
+    torch.testing.assert_close(factor_of(matrix).scale, torch.tensor([3.0, 2.0], dtype=torch.float64))
+    traced = make_fx(lambda x: factor_of(x).scale * factor_of(matrix).scale)(matrix)
+    torch.testing.assert_close(traced(matrix.clone()), torch.tensor([9.0, 4.0], dtype=torch.float64))
+    torch.testing.assert_close(vmap(lambda x: factor_of(x).scale)(matrix[None])[0], factor_of(matrix).scale)
 
 
 def draw(*shape, seed=0):

@@ -81,32 +81,36 @@ def held_visits(
     return {**messages, "draws": found[:, :-1], "position": found[:, -1]}, beyond.double()
 
 
-def departures(shared: State, messages: State, steps: Tensor, noise: Tensor, midpoint: bool) -> Tensor:
-    """By how many SDs visits end away from the same visits to the surrogates, (C,); none of those that failed.
+def departures(shared: State, start: Tensor, ends: Tensor, steps: Tensor, noise: Tensor, midpoint: bool) -> Tensor:
+    """By how many SDs visits end away from the same visits to the surrogates, (R, C); none of those that failed.
 
     A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t, so that its end is known
     at once.
 
     Args:
         shared: the server's state, with `reference`.
-        messages: the visits, of C chains.
-        steps: h of each step, (T,).
-        noise: of each chain's steps, (C, T, D).
+        start: where the C visits of R rounds began, (R, C, D).
+        ends: where they ended, likewise.
+        steps: h of each step, (R, T).
+        noise: of each visit's steps, (R, C, T, D).
         midpoint: whether a step's score is taken half of the noise further on.
     """
     mean, root = shared["held_mean"], shared["held_root"]
     dense = root.dim() == 2
-    start = shared["position"].repeat_interleave(len(noise) // len(shared["position"]), 0)
     away = start - mean
-    white = torch.linalg.solve_triangular(root, away.T, upper=True).T if dense else away / root
     shrunk = 1 - 0.5 * steps
-    left = torch.cat([shrunk.flip(0).cumprod(0).flip(0)[1:], shrunk.new_ones(1)])
+    left = torch.cat([shrunk.flip(1).cumprod(1).flip(1)[:, 1:], shrunk.new_ones(len(steps), 1)], 1)
     each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
-    white = shrunk.prod() * white + torch.einsum("t,ctd->cd", each.to(noise), noise)
+    moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
+    kept = shrunk.prod(1)
+    if dense:  # round by round: products of other shapes may differ in their last bits
+        away = torch.stack([torch.linalg.solve_triangular(root, one.T, upper=True).T for one in away.unbind()])
+    white = kept[:, None, None] * away + moved
+    away = torch.stack([one @ root.T for one in white.unbind()]) if dense else root * white
     spread = root.square().sum(-1).sqrt() if dense else root
-    expected = mean + (white @ root.T if dense else root * white)
-    moved = ((messages["position"] - expected).abs() / spread).amax(-1)
-    return torch.where((messages["position"] == start).all(-1), 0.0, moved).double()
+    expected = mean + away
+    distance = ((ends - expected).abs() / spread).amax(-1)
+    return torch.where((ends == start).all(-1), 0.0, distance).double()
 
 
 def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -115,14 +119,9 @@ def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], 
     Args:
         seed: of the run.
         round: its number.
-        clients: (C,); one that stands there several times has other numbers each time.
+        clients: (C,).
         shape: T, D.
         dtype: of the chains.
     """
-    seen: dict[int, int] = {}
-    drawn = []
-    for client in clients.tolist():
-        repeat = seen[client] = seen.get(client, -1) + 1
-        generator = seeding.torch_generator(seed, seeding.CLIENT, round, client, repeat)
-        drawn.append(torch.randn(shape, generator=generator, dtype=dtype))
-    return torch.stack(drawn)
+    generators = seeding.torch_generators(seed, seeding.client_keys(round, clients.tolist()))
+    return torch.stack([torch.randn(shape, generator=generator, dtype=dtype) for generator in generators])

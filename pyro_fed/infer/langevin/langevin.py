@@ -305,6 +305,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), of chains that have had so many."""
+        if not self.decay:
+            return step_size.expand(self.local_steps, *step_size.shape)
         steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
         scale = step_size * self.decay_offset**self.decay
         decay = polynomial_step(steps.to(scale.dtype), 1.0, self.decay_offset, self.decay)

@@ -6,7 +6,9 @@ equations are those of `held_visits`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ from pyro_fed.infer.langevin.langevin import VisitingLangevin
 @dataclass(frozen=True, kw_only=True)
 class ReplayedVisits(VisitingLangevin, Bounding, Moving):
     """Visits beside the same visits to the surrogates. Arguments are those of `VisitingLangevin`."""
+
+    replays: ClassVar[frozenset[str]] = frozenset({"normal"})
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c, the part of its chain that a visit has, (C,): all of it.
@@ -39,10 +43,19 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
-        if "held_mean" not in shared:
-            return torch.zeros(len(sent.clients), dtype=torch.float64)
-        steps, noise, weight = self._replay(shared, sent)
-        return departures(shared, sent.messages, steps, noise, self.midpoint) * weight
+        return self.moved_rounds([shared], kept, [sent])[0]
+
+    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
+        """The same of all visits of R rounds at once."""
+        shape = len(sent), len(sent[0].clients)
+        if "held_mean" not in before[0]:
+            return torch.zeros(shape, dtype=torch.float64)
+        each = [self._replay(shared, one) for shared, one in zip(before, sent, strict=True)]
+        steps, noise, weight = (torch.stack(parts) for parts in zip(*each, strict=True))
+        chains = before[0]["position"].shape[0]
+        start = torch.stack([shared["position"] for shared in before]).repeat_interleave(shape[1] // chains, 1)
+        ends = torch.stack([one.messages["position"] for one in sent])
+        return departures(before[0], start, ends, steps, noise, self.midpoint) * weight
 
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, in their units."""
@@ -55,5 +68,8 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
         """
         weight = self.visit_weights(shared, sent.clients)
         shape, dtype = (self.local_steps, shared["position"].shape[-1]), shared["position"].dtype
-        noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype) * weight.rsqrt().reshape(-1, 1, 1)
-        return self._steps(shared["steps"], shared["step_size"]), noise, weight
+        if sent.noise is None:
+            noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
+        else:
+            noise = sent.noise["normal"].transpose(0, 1)
+        return self._steps(shared["steps"], shared["step_size"]), noise * weight.rsqrt().reshape(-1, 1, 1), weight

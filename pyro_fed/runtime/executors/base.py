@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -185,13 +185,17 @@ class Executor(ABC, metaclass=Checked):
         messages, new, info = (self.here(state) for state in out)
         return messages, new, info
 
-    def noise(self, work: Work) -> Any:
-        """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros."""
-        seen: dict[int, int] = {}
+    def noise(self, work: Work, generators: Iterator[torch.Generator] | None = None) -> Any:
+        """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros.
+
+        Args:
+            work: of a round.
+            generators: its clients' own come next of these, where they have been made for several rounds.
+        """
+        if generators is None:
+            generators = seeding.torch_generators(work.seed, seeding.client_keys(work.round, work.clients))
         drawn = []
-        for client in work.clients:
-            repeat = seen[client] = seen.get(client, -1) + 1
-            generator = seeding.torch_generator(work.seed, seeding.CLIENT, work.round, client, repeat)
+        for client, generator in zip(work.clients, generators, strict=False):
             drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
@@ -220,8 +224,9 @@ def _stacked_trees(trees: Sequence[Any]) -> Any:
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
-    longest = max(len(part) for part in parts)
-    if all(len(part) == longest for part in parts):
+    lengths = [part.shape[0] for part in parts]
+    longest = max(lengths)
+    if min(lengths) == longest:
         return torch.stack(list(parts), dim=1)
     padded = [torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])]) for part in parts]
     return torch.stack(padded, dim=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, concatenate, contiguous, select, write
+from pyro_fed.conventions import seeding
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
 
@@ -91,7 +92,9 @@ class Vectorised(Local):
         super().prepare()
         self.width = 0
 
-    def rounds(self, first: Work, clients: list[list[int]], onward: Onward) -> tuple[list[Step], State]:
+    def rounds(
+        self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]
+    ) -> tuple[list[Step], State, list[State]]:
         """Several rounds, one after the other, whose replies are looked at after the last.
 
         What clients keep of a round counts at once: `undo` takes it back.
@@ -100,24 +103,28 @@ class Vectorised(Local):
             first: the first round's work.
             clients: of each round.
             onward: what a round's clients receive, from what those before them received and sent.
+            replays: entries of their noise that are asked for.
 
         Returns:
-            each round's messages, states and figures, and what all received, (R, C, ...).
+            each round's messages, states and figures, what all received, (R, C, ...), and each round's noise.
         """
         self.before: State = {}
-        work, found, received = first, list[Step](), list[State]()
+        work, found, received, drawn = first, list[Step](), list[State](), list[State]()
+        keys = [seeding.client_keys(first.round + i, chosen) for i, chosen in enumerate(clients)]
+        generators = seeding.torch_generators(first.seed, [key for part in keys for key in part])
         for number, chosen in enumerate(clients):
             if number:
                 shared = onward(work.shared, found[-1][0], torch.tensor(chosen))
                 work = Work(first.round + number, first.seed, chosen, shared)
-            at = self.at(chosen)
-            found.append(self.steps(work, at, self.noise(work)))
+            at, noise = self.at(chosen), self.noise(work, generators)
+            found.append(self.steps(work, at, noise))
             received.append(work.shared)
+            drawn.append({name: noise[name] for name in replays})
             if new := found[-1][1]:
                 self.before = self.before or {name: value.clone() for name, value in self.local.items()}
                 slots = torch.arange(len(chosen))
                 keep(self.algorithm, self.local, [Made(slots, at, new)], slots, {})
-        return found, {name: torch.stack([part[name] for part in received]) for name in first.shared}
+        return found, {name: torch.stack([part[name] for part in received]) for name in first.shared}, drawn
 
     def undo(self) -> None:
         """Clients keep what they had before the last `rounds`."""

@@ -3,7 +3,8 @@
     Λ ← E_q̂[-∇² log p_k],   η ← E_q̂[∇ log p_k] + Λ m̂,   q̂ ← q_-k · site        `steps` times, from q̂ = q
 
 This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
-fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper.
+fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper, and a client
+whose q̂ has come to rest makes no more of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import site_of, spread_points
+from pyro_fed.infer.sites.gaussian_sites import moments_of, moves, site_of, spread_points
 from pyro_fed.ops.backtrack import backtrack
+
+#: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
+#: share: a tenth of what the algorithm is asked for a round. Its fixed point is the same whatever this is.
+REST = 1e-4
 
 
 @explains_unknown
@@ -31,8 +36,8 @@ class Newton(TiltedInference):
     `num_points`, `min_fraction` and `margin` say how many points there are and how far a step may go.
 
     Args:
-        steps: steps a round. With one the site is that of q itself; with more the cavity is held fixed and each step
-            is backtracked, which is partitioned variational inference.
+        steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
+            each step is backtracked, which is partitioned variational inference.
 
     References:
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
@@ -49,6 +54,8 @@ class Newton(TiltedInference):
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
         q_hat, derivatives, count = received.q, numerics.derivatives, numerics.num_points
+        moving = torch.ones(len(q_hat.eta), dtype=torch.bool, device=q_hat.eta.device)
+        value = torch.zeros(len(q_hat.eta), dtype=torch.float64, device=q_hat.eta.device)
         for _ in range(self.steps):
             root = q_hat.root() if q_hat.dense else None
             found = None if root is None else derivatives.under(problem, q_hat.mean(), root, count, data)
@@ -57,8 +64,13 @@ class Newton(TiltedInference):
             if self.steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)
                 taken = backtrack(q_hat, delta, min_fraction=numerics.min_fraction, margin=numerics.margin)
-                q_hat = q_hat.product(delta.power(taken))
+                before, q_hat = q_hat, q_hat.product(delta.power(torch.where(moving, taken, 0.0)))
+            value = torch.where(moving, moments.value, value)
+            if self.steps > 1:
+                moving = moving & ~(moves(moments_of(before), moments_of(q_hat)).amax(-1) <= REST)
+                if not bool(moving.any()):
+                    break
         if self.steps > 1:
             site = q_hat.quotient(received.cavity)
         finite = site.precision.flatten(1).isfinite().all(1) & site.eta.isfinite().all(1)
-        return Tilted(site, finite, {"expected_log_lik": torch.where(finite, moments.value, torch.nan)})
+        return Tilted(site, finite, {"expected_log_lik": torch.where(finite, value, torch.nan)})
