@@ -25,8 +25,9 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
 no number has long tails, whose SD few chains do not tell. Errors of few chains with long tails are themselves poorly
-known: a result that is wrong by less than `FAR_BEYOND` is looked at again `AGAIN` transitions later, one that is right
-but not by much at all looks, and one that is still undecided after `MOST`, and looks wrong, until `LONGEST`.
+known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again `AGAIN` transitions
+later, one that is right but not by much at all looks, and one that is still undecided after `MOST`, and looks wrong,
+until `LONGEST`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ STUCK = 0.1
 FARTHEST = 1e6
 #: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
+#: Kurtosis of draws from which on those that chains begin at may stand badly for all of them.
+TAILED = 5.0
 #: Smallest variance that is told from none.
 LEAST_VARIANCE = 1e-4
 
@@ -153,7 +156,8 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     afford = DENSITIES // max(1, target.problem.evaluations * SCORES)  # trajectories
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     at = _starts(len(z), wanted)
-    looks = Looks(most=max(afford // len(at), FIRST))
+    tailed = bool((_kurtosis(z) > TAILED).any())
+    looks = Looks(most=max(afford // len(at), FIRST), tailed=tailed)
     white = target.white(z)[at]
     reported = quantities(z)
     centre, scale = reported.mean(0), reported.std(0)
@@ -195,12 +199,14 @@ class Looks:
 
     Args:
         most: transitions that can be afforded.
+        tailed: whether the draws' tails are longer than a Gaussian's.
         until: transitions before the next look.
         suspected: whether the last look said wrong.
         over: whether it was the last.
     """
 
     most: int
+    tailed: bool = True
     until: int = LOOK
     suspected: bool = False
     over: bool = False
@@ -217,7 +223,7 @@ class Looks:
             return
         within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST else 1.0
         verdict = judged(found, within)
-        again = verdict is True and not self.suspected and not bool(judged(found, beyond=FAR_BEYOND))
+        again = verdict is True and self.tailed and not self.suspected and not judged(found, beyond=FAR_BEYOND)
         self.suspected = verdict is True
         if again:
             self._next(self.until + AGAIN)
