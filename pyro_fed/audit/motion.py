@@ -24,13 +24,15 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
-no number has long tails, whose SD few chains do not tell.
+no number has long tails, whose SD few chains do not tell. Errors of few chains with long tails are themselves poorly
+known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again `AGAIN` transitions
+later, one that is right but not by much at all looks, and one that is still undecided after `MOST`, and looks wrong,
+until `LONGEST`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -49,20 +51,28 @@ from pyro_fed.ops.entries import evenly
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
 #: Transitions: before a first look at what is clear, before the first judgement, between two, at most.
 LOOK, FIRST, MORE, MOST = 2, 4, 4, 16
-#: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look.
-CLEAR = 0.5
+#: Transitions at most where a result is undecided still, and some number farther off than this part of what matters.
+LONGEST, SUSPECT = 48, 0.8
+#: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look, and
+#: before `MOST`.
+CLEAR, NEARLY_CLEAR = 0.5, 0.8
+#: How many times what matters a result is beyond it, by more than chance, to be called wrong at one look; less has to
+#: be seen again so many transitions later.
+FAR_BEYOND, AGAIN = 2.0, 2
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 CHANCE = 0.1
 #: Memory of the start above which a chain says too little.
 MOST_MEMORY = 0.7
 #: Standard errors away from right at which an estimate beyond the limit is no chance.
-PLAIN = 4.0
+PLAIN = 3.0
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
 #: SDs that a chain is said to have gone at most: on its own scale a number may leave those of the machine.
 FARTHEST = 1e6
 #: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
+#: Kurtosis of draws from which on those that chains begin at may stand badly for all of them.
+TAILED = 5.0
 #: Smallest variance that is told from none.
 LEAST_VARIANCE = 1e-4
 
@@ -108,17 +118,18 @@ def margin(dim: int) -> float:
     return NormalDist().inv_cdf(1 - CHANCE / (2 * dim))
 
 
-def judged(found: Moments, within: float = 1.0) -> bool | None:
+def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | None:
     """Whether the result is wrong; None where chance could make it either.
 
     Args:
         found: so far.
-        within: part of what matters within which it has to be.
+        within: part of what matters within which it has to be to be right.
+        beyond: part of what matters beyond which it has to be to be wrong.
     """
-    beyond = margin(len(found.mean))
-    if bool((found.excess - beyond * found.noise > 1).any()):
+    chance = margin(len(found.mean)) * found.noise
+    if bool((found.excess - chance > beyond).any()):
         return True
-    return False if bool((found.excess + beyond * found.noise < within).all()) else None
+    return False if bool((found.excess + chance < within).all()) else None
 
 
 def wrong(found: Moments) -> Tensor:
@@ -145,7 +156,8 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     afford = DENSITIES // max(1, target.problem.evaluations * SCORES)  # trajectories
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     at = _starts(len(z), wanted)
-    most = min(max(afford // len(at), FIRST), MOST)
+    tailed = bool((_kurtosis(z) > TAILED).any())
+    looks = Looks(most=max(afford // len(at), FIRST), tailed=tailed)
     white = target.white(z)[at]
     reported = quantities(z)
     centre, scale = reported.mean(0), reported.std(0)
@@ -156,8 +168,8 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
     detour = Detour.of(target, z, generator)
     places: list[Tensor] = []
     momenta: list[Tensor] = []
-    for until, within in _looks(most):
-        while len(places) < until:
+    while not looks.over:
+        while len(places) < looks.until:
             if places:
                 chains.move()
             else:
@@ -169,7 +181,7 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         later = len(places) // 2
         values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
         found = moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:]))
-        told = _told(reported, values)
+        told = _told(reported, values, target.problem.dim)
         found = replace(
             found,
             log_sd=found.log_sd * told,
@@ -177,17 +189,54 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
             accepted=chains.accepted,
             whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
         )
-        clear = until > LOOK or not bool((_kurtosis(values.flatten(0, 1)) > LONG).any())
-        if clear and judged(found, within) is not None:
-            break
+        looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
     return found
 
 
-def _looks(most: int) -> Iterator[tuple[int, float]]:
-    """After how many transitions to judge, and the part of what matters within which a result is right then."""
-    yield LOOK, CLEAR
-    for transitions in range(FIRST, most + 1, MORE):
-        yield transitions, 1.0
+@dataclass
+class Looks:
+    """When the chains are judged, and when that is the last time.
+
+    Args:
+        most: transitions that can be afforded.
+        tailed: whether the draws' tails are longer than a Gaussian's.
+        until: transitions before the next look.
+        suspected: whether the last look said wrong.
+        over: whether it was the last.
+    """
+
+    most: int
+    tailed: bool = True
+    until: int = LOOK
+    suspected: bool = False
+    over: bool = False
+
+    def take(self, found: Moments, long: bool) -> None:
+        """Judge, and say when to look again.
+
+        Args:
+            found: at this look.
+            long: whether some number has long tails.
+        """
+        if self.until == LOOK and long:
+            self._next(FIRST)
+            return
+        within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST else 1.0
+        verdict = judged(found, within)
+        again = verdict is True and self.tailed and not self.suspected and not judged(found, beyond=FAR_BEYOND)
+        self.suspected = verdict is True
+        if again:
+            self._next(self.until + AGAIN)
+        elif verdict is not None:
+            self.over = True
+        elif self.until < MOST or bool((found.excess > SUSPECT).any()):
+            self._next(FIRST if self.until < FIRST else self.until + MORE)
+        else:
+            self.over = True
+
+    def _next(self, until: int) -> None:
+        self.over = until > min(self.most, LONGEST)
+        self.until = until
 
 
 def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
@@ -222,19 +271,23 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     return Moments(mean, mean_error, log_sd, log_sd_error)
 
 
-def _told(draws: Tensor, places: Tensor) -> Tensor:
+def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
     """Which SDs (F,) can be told: not those of draws that have long tails, as the posterior has.
 
     With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. Where that is more
     than what matters, for n as many as there are chains, these do not tell the SD, right as the draws may be. If the
-    places that they come to have no long tails then those of the draws are wrong, and are judged.
+    places that they come to have no long tails then those of the draws are wrong, and are judged. A number on its
+    site's own scale is told by neither: the same number without constraint is judged all the same.
 
     Args:
         draws: (S, F).
         places: (T, chains, F).
+        dim: how many of the numbers are unconstrained, the first.
     """
-    unclear = (_kurtosis(draws) - 1) / places.shape[1] > (2 * math.log(SD_MATTERS)) ** 2
-    return ~(unclear & (_kurtosis(places.flatten(0, 1)) > LONG))
+    own = torch.arange(draws.shape[1]) >= dim
+    most = 1 + places.shape[1] * (2 * math.log(SD_MATTERS)) ** 2
+    left, come = _kurtosis(draws), _kurtosis(places.flatten(0, 1))
+    return ~((left > most) & (come > LONG) | own & (torch.maximum(left, come) > most))
 
 
 def _kurtosis(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class FSGLD(ReplayedVisits):
         burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01; None runs all rounds.
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
             each drawn without regard to the others, as published, which has the full minibatch noise.

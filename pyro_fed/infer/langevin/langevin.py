@@ -72,12 +72,34 @@ from pyro_fed.ops.langevin import langevin_step
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: R-hat above which, and effective draws below which, a run warns: so many a chain, as is usual, up to four chains.
-R_HAT_LIMIT = 1.01
+#: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN = 100
 USUAL_CHAINS = 4
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
+
+
+def fewest_effective(num_chains: int) -> int:
+    """Effective draws of all chains together below which a run warns.
+
+    Args:
+        num_chains: how many there are.
+    """
+    return FEWEST_EFFECTIVE_A_CHAIN * min(num_chains, USUAL_CHAINS)
+
+
+def r_hat_limit(num_chains: int) -> float:
+    """R-hat above which chains disagree: 1.01 of up to four chains, more of more.
+
+    The means of m halves of n draws each, worth e draws in all, have the variance m / e of the draws': R-hat² is about
+    1 + m / e. The limit is that of the fewest e that go without a warning, whatever the number of chains: their common
+    mean, and by the folded draws their SD, is off by e^(-1/2) then, 0.05 SDs. More chains are shorter, and each is less
+    sure of its own mean, not all of them of theirs.
+
+    Args:
+        num_chains: how many there are.
+    """
+    return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +429,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the chains agree and have as many effective draws as wanted."""
         last = figures[-1]
-        agree = self.num_chains == 1 or last["r_hat"] <= R_HAT_LIMIT
+        agree = self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains)
         return self.target_ess is not None and last["ess"] >= self.target_ess and agree
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -430,13 +452,14 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             end = f"the run ended within burn_in={self.burn_in} steps of full length"
             return [f"no draw was kept: {end}; run more rounds", *tempered_clients(record)]
         notes = []
-        if self.num_chains > 1 and not last["r_hat"] <= R_HAT_LIMIT:
+        limit = r_hat_limit(self.num_chains)
+        if self.num_chains > 1 and not last["r_hat"] <= limit:
             notes.append(
-                f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {R_HAT_LIMIT} is "
-                "wanted); run more rounds"
+                f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {limit:.3g} is wanted); "
+                "run more rounds"
             )
             notes += funnel_hint(problem)
-        fewest = FEWEST_EFFECTIVE_A_CHAIN * min(self.num_chains, USUAL_CHAINS)
+        fewest = fewest_effective(self.num_chains)
         if not last["ess"] >= fewest:
             notes.append(
                 f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are "

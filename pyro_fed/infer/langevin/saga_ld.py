@@ -49,7 +49,7 @@ class SAGALD(SGLD):
         burn_in: first steps of each chain that are not kept.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01; None runs all rounds.
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, weighted to all; from as many rows on as there are, all are taken.
         minibatches: "anew" alone, each drawn without regard to the others: no row may stand twice in one.
         step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.

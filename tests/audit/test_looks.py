@@ -1,0 +1,70 @@
+"""When the audit's chains end: at once where a result is far wrong or clearly right, later where chance decides."""
+
+import math
+
+import pytest
+import torch
+
+from pyro_fed.audit.motion import AGAIN, CHAINS, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
+from pyro_fed.infer.langevin.langevin import r_hat_limit
+
+
+def seen(excess, noise):
+    """One number whose mean is so far off, in units of what matters, its SD right."""
+    zero = torch.zeros(1)
+    return Moments(torch.tensor([0.25 * excess]), torch.tensor([0.25 * noise]), zero, zero + 1e-3)
+
+
+def looked(*found, long=False, most=1000, tailed=True):
+    """At which transitions there were looks, each with the next of the findings, the last again and again."""
+    looks, at = Looks(most=most, tailed=tailed), []
+    while not looks.over:
+        at.append(looks.until)
+        looks.take(seen(*found[min(len(at), len(found)) - 1]), long)
+    return at
+
+
+def test_what_is_clear_ends_at_the_first_look():
+    assert looked((4.0, 0.2)) == [LOOK]
+    assert looked((0.1, 0.1)) == [LOOK]
+
+
+def test_what_is_wrong_by_little_is_looked_at_again():
+    """Where draws have tails, which a few of them do not stand for."""
+    assert looked((1.8, 0.3)) == [LOOK, LOOK + AGAIN]
+    assert looked((1.8, 0.3), tailed=False) == [LOOK]
+
+
+def test_what_looked_wrong_once_and_is_undecided_goes_on():
+    at = looked((1.8, 0.3), (0.9, 0.3), (0.0, 0.1))
+    assert at[:2] == [LOOK, LOOK + AGAIN] and len(at) == 3
+
+
+def test_long_tails_are_not_judged_at_the_first_look():
+    assert looked((4.0, 0.2), long=True) == [LOOK, FIRST]
+
+
+@pytest.mark.parametrize(("excess", "until"), [(0.9, LONGEST), (0.7, MOST)])
+def test_what_stays_undecided_goes_on_if_it_looks_wrong(excess, until):
+    assert looked((excess, 0.5))[-1] == until
+
+
+def test_no_more_is_looked_than_can_be_afforded():
+    assert looked((0.9, 0.5), most=10)[-1] <= 10
+
+
+def test_long_tails_on_a_sites_own_scale_are_not_judged():
+    """By the draws' or the places' alone, though its unconstrained number is only where both are long."""
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(1000, generator=generator, dtype=torch.float64)
+    places = torch.randn(4 * CHAINS, generator=generator, dtype=torch.float64)
+    long = torch.cat([places[:-1], places.new_full((1,), 60.0)])
+    draws, came = torch.stack([normal, normal], 1), torch.stack([long, long], 1).reshape(4, CHAINS, 2)
+    assert _told(draws, came, 1).tolist() == [True, False]
+    assert _told(draws, torch.stack([places, places], 1).reshape(4, CHAINS, 2), 1).tolist() == [True, True]
+
+
+def test_r_hat_of_many_chains_says_what_it_says_of_four():
+    """Means of 2 M halves, worth 400 draws in all, vary by 2 M / 400 of the draws' variance."""
+    assert [round(r_hat_limit(chains), 3) for chains in (2, 4, 10)] == [1.01, 1.01, 1.025]
+    assert r_hat_limit(20) == math.sqrt(1.1)
