@@ -492,8 +492,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
                 return self._gone_back(shared, *back)
             known = ascent.kept(shared, value, move, self.step_control.fall) if bool(value.isfinite()) else {}
         if self.server_optimiser is None:
-            newton, at_work = isinstance(self.client, Newton), len(weights) if told or not self.climbs else 0
-            share, state = self.step_control.held_back(shared, move, at_work) if newton else (1.0, {})
+            newton, by_value = isinstance(self.client, Newton), told or not self.climbs
+            share, state = (
+                self.step_control.held_back(shared, move, len(weights), by_value) if newton else (1.0, {})
+            )
             if known:
                 most = ascent.within(q, move, share, float(known["radius"]))
                 share, known["cut"] = most, q.eta.new_tensor(float(most < share))
