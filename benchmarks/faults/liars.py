@@ -63,10 +63,25 @@ def _some(message: State, factor: float, *parts: str) -> State:
     return {name: value * factor if name in chosen else value for name, value in message.items()}
 
 
+def _same_way(message: State) -> State:
+    """Always a little more of what says where the parameters are."""
+    where = ("eta", "residual", "score", "position", "point", "delta", "draws", "particles")
+    named = {name for name in message if any(part in name for part in where)}
+    return {name: value + 3 * value.abs().mean() if name in named else value for name, value in message.items()}
+
+
+#: The round from which a late lie is told.
+LATE = 10
 #: Other lies: of precisions or means alone, growing from round to round, infinite, and of two who agree.
 MORE = {
     "mean alone": Liar(lambda message, round: _some(message, 10.0, "eta", "residual", "score", "position")),
     "precision alone": Liar(lambda message, round: _some(message, 10.0, "precision", "history")),
+    "precision times 10,000": Liar(lambda message, round: _some(message, 1e4, "precision", "history")),
+    "precision negative": Liar(lambda message, round: _some(message, -3.0, "precision", "history")),
+    "the same way each round": Liar(lambda message, round: _same_way(message)),
+    "late, hundredfold": Liar(lambda message, round: _some(message, 100.0) if round >= LATE else message),
+    "late, the same way": Liar(lambda message, round: _same_way(message) if round >= LATE else message),
+    "log-likelihoods": Liar(lambda message, round: _some(message, -30.0, "value", "log_lik")),
     "growing": Liar(lambda message, round: _some(message, 1.0 + 0.2 * round)),
     "infinite": Liar(lambda message, round: _some(message, float("inf"))),
     "two who agree": Liar(lambda message, round: _some(message, 10.0, "eta", "residual", "score", "position"), (4, 7)),

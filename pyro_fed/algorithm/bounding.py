@@ -28,6 +28,15 @@ so that one liar moves no mean by much more than b v: with c times what the medi
 few clients know of nobody can check: of more parameters than a client has rows a liar may claim the directions that no
 other client sees.
 
+The price of it: an honest client that chance has set z > b of its own SDs from the others moves a mean by
+
+    (z - b) v / (1 - v²)^(1/2)     SDs of the posterior less than its rows would,
+
+a third of an SD for z = 3 and one of ten like clients, one SD for a client with half of all that is known, and without
+bound for one that nearly alone knows of a direction. No rule has less of both: who heeds such a client to z SDs is
+moved by z v SDs of the others' posterior by a liar that claims as much. Where a client knows more than its limit SDs
+are wider by at most the square root of what it knows over what is left of it; `widened` is by how much they are.
+
 q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
 median curvature, are shortened to c times the median (Huber's weights).
 """
@@ -51,6 +60,8 @@ WHOLE = 3
 HALF = 0.6745
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
 FLOOR = 1e-6
+#: A departure that is so many times its limit counts for less, and one of twice that for nothing.
+FALLING = 2.0
 #: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
 LARGEST = 1e12
 #: A client counts as one of so many times the median client's rows at most, whatever it says that it has.
@@ -68,11 +79,13 @@ class BoundedSites(NamedTuple):
         sites: (K,).
         pull: by how many SDs of q each client's pull was beyond its limit, the worst parameter, (K,).
         precision: how many times the limit its precision was, one where it was within, (K,).
+        widened: how many times as wide an SD is as with that client's site uncut, the worst parameter, (K,).
     """
 
     sites: Gaussian
     pull: Tensor
     precision: Tensor
+    widened: Tensor
 
     @property
     def beyond(self) -> Tensor:
@@ -108,7 +121,7 @@ def bounded(
         step = 1.0 if number < WHOLE else 1.0 / (number - WHOLE + 2)
         q = q.power(1 - step).product(new.power(step))
         found = _limited(q, sites, pull, precision, share)
-    return found
+    return found._replace(widened=_widened(base, sites, found))
 
 
 def relative_rows(rows: Tensor) -> Tensor:
@@ -137,13 +150,13 @@ def median_of(values: Tensor, share: Tensor) -> Tensor:
 
 
 def descending(away: Tensor, reach: Tensor) -> Tensor:
-    """Departures: whole up to `reach`, as long as that up to twice as far, down to nothing at four times.
+    """Departures: whole up to `reach`, as long as that up to `FALLING` times as far, down to nothing at twice that.
 
     Args:
         away: departures.
         reach: limits, of a shape that fits.
     """
-    falling = (2 - away.abs() / (2 * reach)).nan_to_num(0.0).clamp(0, 1)
+    falling = (2 - away.abs() / (FALLING * reach)).nan_to_num(0.0).clamp(0, 1)
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
@@ -243,7 +256,24 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     keep = ~cut
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
-    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond)
+    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
+
+
+def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
+    """How many times as wide an SD is as with one client's own site in the place of what is left of it, (K,)."""
+    widened = torch.ones_like(found.precision)
+    cut = (found.precision > 1).nonzero().flatten()
+    if not len(cut):
+        return widened
+    q = base.product(found.sites.product_over(0))
+    whole = type(q)(
+        q.precision + sites.precision[cut] - found.sites.precision[cut], q.eta + sites.eta[cut] - found.sites.eta[cut]
+    )
+    proper = whole.is_proper() & q.is_proper()
+    if bool(proper.any()):
+        ratio = _inverse_sds(type(q)(whole.precision[proper], whole.eta[proper])) / _inverse_sds(q)
+        widened[cut[proper]] = ratio.amax(-1).clamp(1, LARGEST)
+    return widened
 
 
 def _inverse_sds(q: Gaussian) -> Tensor:

@@ -248,12 +248,14 @@ class Held(NamedTuple):
         messages: (C, ...).
         told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
         cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
+        widened: how many times as wide an SD is as with that message uncut, (C,); None: not known.
     """
 
     shared: State
     messages: State
     told: State
     cut: Tensor
+    widened: Tensor | None = None
 
 
 class Sent(NamedTuple):
@@ -303,9 +305,12 @@ class Bounding(ABC):
 
     Class attributes:
         alike: whether like clients send like numbers; one unlikely row makes all of a client's log-likelihoods small.
+        zeros_say_nothing: whether a message of zeros is that of a client without rows, so that one who sends what
+            cannot be used does not stop a run whose rounds need everybody.
     """
 
     alike: ClassVar[bool] = True
+    zeros_say_nothing: ClassVar[bool] = False
 
     @abstractmethod
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:

@@ -15,6 +15,8 @@ from pyro_fed.algorithm.states import State
 SHOWN = 5
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
 TOLD = 0.25
+#: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
+WIDER = 1.05
 #: Of fewer clients the median is no cohort's.
 FEWEST_MOVERS = 4
 #: A client moves the answer more than others do where it moves it by so many SDs in its median round, and by so many
@@ -205,11 +207,22 @@ class Record:
             for k in cut[:SHOWN]
         ]
         more = f"; and {len(cut) - SHOWN} more clients" if len(cut) > SHOWN else ""
+        more += self._price()
         return [
             "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
             f"factor): {'; '.join(parts)}{more}. A liar, wrong units or labels, or another population: pf.influence "
             "without combination= shows which; all cuts are in the group `federation` (beyond)"
         ]
+
+    def _price(self) -> str:
+        """By how much cuts of what clients know have widened the last SDs, as a clause; "" where they have not."""
+        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > WIDER}
+        if not wider:
+            return ""
+        named = ", ".join(
+            f"{wider[k]:.2f} (client {self.client_names[k]})" for k in sorted(wider, key=lambda k: -wider[k])
+        )
+        return f". If they are honest SDs are too wide for it, by the factors {named}"
 
     def unlike(self) -> str:
         """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""

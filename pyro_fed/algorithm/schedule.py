@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
-from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.calls import Checked, explained
 from pyro_fed.errors import SettingError
+
+#: Characters of a wrong answer that are shown.
+SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,35 @@ class Schedule(ABC, metaclass=Checked):
     def period(self, num_clients: int) -> int:
         """How many rounds in a row get the same randomness."""
         return 1
+
+    def chosen(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
+        """What `select` answers, as a list, checked: a schedule may be a user's own.
+
+        Args:
+            round: as for `select`, likewise the others.
+            num_clients: K.
+            rng: randomness.
+
+        Raises:
+            SettingError: the answer is no list of different clients' numbers.
+        """
+        name = f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
+        answer: Any = explained(SettingError, f"{name} failed")(self.select)(round, num_clients, rng)
+        expected = f"expected a list of different client numbers from 0 to {num_clients - 1}, empty where nobody works"
+        if not isinstance(answer, list | tuple | range | np.ndarray | Tensor):
+            raise SettingError(f"{name} returned {str(answer)[:SHOWN]} ({type(answer).__name__}); {expected}")
+        found = answer.tolist() if isinstance(answer, np.ndarray | Tensor) else list(answer)
+        if not isinstance(found, list):
+            found = [found]
+        wrong = [
+            k for k in found if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
+        ]
+        twice = sorted({k for k in found if found.count(k) > 1}) if not wrong else []
+        if wrong or twice:
+            what = f"{wrong[0]!r}" if wrong else f"client {twice[0]} twice"
+            cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""
+            raise SettingError(f"{name} returned {what} in {str(found)[:SHOWN]}; {expected}{cure}")
+        return [int(k) for k in found]
 
     @abstractmethod
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:

@@ -132,7 +132,8 @@ def _check_kinds(who: str, given: dict[str, Any], hints: dict[str, Any]) -> None
     for key, value in given.items():
         hint = hints.get(key, Any)
         if isinstance(value, type) and not fits(value, hint):
-            raise SettingError(f"{who}: {key} is the class {value.__name__}; expected {in_words(hint)}: call it")
+            cure = f"pass torch.{value.__name__}" if issubclass(value, np.generic | int | float) else "call it"
+            raise SettingError(f"{who}: {key} is the class {value.__name__}; expected {in_words(hint)}: {cure}")
         if not fits(value, hint):
             raise SettingError(f"{who}: {key} must be {in_words(hint)}, received {shown(value)}")
         if key == "seed" and is_whole(value) and value < 0:

@@ -425,6 +425,11 @@ class Federation:
         Example:
             >>> rest = fed.without("hospital_3")
         """
+        if not names or any(not isinstance(name, str) for name in names):
+            raise DataError(
+                f"without takes the names of clients one by one, as texts, such as without({self.client_names[0]!r}); "
+                f"received {str(names)[:100]}"
+            )
         unknown = sorted(set(names) - set(self.client_names))
         if unknown:
             raise DataError(f"there are no clients {unknown}; the clients are {self.client_names[:20]}")

@@ -160,9 +160,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         SettingError: the file is not TOML in UTF-8; the message has the line and column.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not a TOML file: {error}") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise SettingError(f"{path} is not a recipe: {str(error).partition(';')[0]}") from error
     except RecursionError as error:
         raise SettingError(f"{path} is not a recipe: its tables or lists are nested too deeply") from error
     except OSError as error:

@@ -63,6 +63,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         held = algorithm.hold(context.combination, shared, phase.ledger, sent)
         shared, messages, corrections = held.shared, held.messages, held.told
         found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
+        if held.widened is not None:
+            found.info["widened"] = held.widened
     elif isinstance(context.combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(context.combination, Shortened):
             messages = algorithm.alone(messages)

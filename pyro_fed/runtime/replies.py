@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.capabilities import Advice, Bounding
+from pyro_fed.algorithm.combination import FEWEST, Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
@@ -64,7 +64,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State) ->
     parts: list[Gathered] = []
     missing, failures = torch.arange(len(work.clients)), []
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
-        part = _usable(algorithm, context, work.part(missing), before)
+        part = _usable(algorithm, context, work.part(missing), before, again=bool(parts))
         failures += part.failures
         parts.append(Gathered(missing[part.slots], part.messages, part.info))
         missing = missing[~torch.isin(torch.arange(len(missing)), part.slots)]
@@ -72,8 +72,37 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State) ->
             break
     whole = _joined(parts)
     whole.failures = failures
+    if len(missing) and _may_be_silent(algorithm, context, len(whole.slots)):
+        whole = _with_zeros(whole, missing)
     _check_quorum(algorithm, context, work, whole, before)
     return whole
+
+
+def _may_be_silent(algorithm: Algorithm, context: Context, replied: int) -> bool:
+    """Whether zeros may stand for the clients whose replies cannot be used: no liar is to stop a bounded run."""
+    if not (algorithm.needs_all and isinstance(algorithm, Bounding) and algorithm.zeros_say_nothing):
+        return False
+    return isinstance(context.combination, Bounded) and replied >= max(FEWEST, context.min_clients or 0)
+
+
+def _with_zeros(found: Gathered, missing: Tensor) -> Gathered:
+    """The same with the message of a client without rows for each that is missing; its figures are not known."""
+
+    def silent(state: State, value: float) -> State:
+        return {
+            name: torch.cat([part, torch.full_like(part[:1], value).expand(len(missing), *part.shape[1:])])
+            if part.is_floating_point()
+            else torch.cat([part, torch.ones_like(part[:1]).expand(len(missing), *part.shape[1:])])
+            for name, part in state.items()
+        }
+
+    slots = torch.cat([found.slots, missing])
+    order = slots.argsort()
+    messages, info = (
+        {name: part[order] for name, part in state.items()}
+        for state in (silent(found.messages, 0.0), silent(found.info, torch.nan))
+    )
+    return Gathered(slots[order], messages, info, found.failures)
 
 
 def _joined(parts: list[Gathered]) -> Gathered:
@@ -90,8 +119,8 @@ def _joined(parts: list[Gathered]) -> Gathered:
     return Gathered(slots[order], messages, info)
 
 
-def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -> Gathered:
-    """The usable replies of one attempt."""
+def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
+    """The usable replies of one attempt; where it is not the first, only of those that had none."""
     reply = context.executor.execute(work)
     reasons = dict(reply.failures)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
@@ -99,7 +128,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State) -
     slots = replied.nonzero().flatten()
     if len(slots):
         finite, why = _finite(reply.messages)
-        if not bool(finite.any()) and context.min_clients != 0:
+        if not bool(finite.any()) and context.min_clients != 0 and not again:
             raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
         advice = "" if bool(finite.all()) else _advice(algorithm, context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}

@@ -288,10 +288,10 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
         rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)
         if isinstance(schedule, Informed):
             return _ask(phase, context, schedule, rng)
-        return schedule.select(index, num_clients, rng), None
+        return schedule.chosen(index, num_clients, rng), None
     chosen = []
     for rng in _slots(phase, context, drawn, algorithm.num_slots):
-        chosen += schedule.select(index, num_clients, rng)
+        chosen += schedule.chosen(index, num_clients, rng)
     return chosen, None
 
 

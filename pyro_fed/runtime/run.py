@@ -44,6 +44,8 @@ NUM_DRAWS = 1000
 
 #: More threads than any machine has.
 MAX_THREADS = 4096
+#: Draws of one parameter that fill a gigabyte.
+MOST_DRAWS = 134_217_728
 
 
 @checked
@@ -152,6 +154,7 @@ def run(
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     _check_indicator(first, schedule)
+    _check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
@@ -213,6 +216,17 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
             )
 
 
+def _check_folders(**folders: str | Path | None) -> None:
+    """Refuse texts that name no folder: an empty one would be the folder that the program runs in.
+
+    Raises:
+        SettingError: names the argument.
+    """
+    for name, folder in folders.items():
+        if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
+            raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
+
+
 def check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
 ) -> None:
@@ -236,8 +250,9 @@ def check_numbers(
         raise SettingError(f"num_rounds must be at least 1, received {rounds}")
     if seed < 0:
         raise SettingError(f"seed must not be negative, received {seed}")
-    if num_draws < 1:
-        raise SettingError(f"num_draws must be at least 1, received {num_draws}")
+    if not 1 <= num_draws <= MOST_DRAWS:
+        bound = "at least 1" if num_draws < 1 else f"at most {MOST_DRAWS}"
+        raise SettingError(f"num_draws must be {bound}, received {num_draws}")
     if min_clients is not None and not 0 <= min_clients <= num_clients:
         raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")
 

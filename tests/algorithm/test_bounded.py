@@ -388,3 +388,29 @@ def test_two_clients_cannot_outvote_one():
     for settings in ({"pull": 0.0}, {"precision": 0.5}):
         with pytest.raises(pf.SettingError):
             Bounded(**settings)
+
+
+def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run():
+    """Its site is that of a client without rows: the answer of the other nine."""
+    liar = Faulty(probability=1.0, kinds=("nan",), clients=(LIAR,))
+    off, ratio = error(run(pf.FedEP(), executor=liar, num_rounds=6), [k for k in range(CLIENTS) if k != LIAR])
+    assert off < 0.5
+    np.testing.assert_allclose(ratio, 1.0, atol=0.056)
+
+
+def test_what_a_cut_has_widened_is_said():
+    """One of ten with a hundred times the others' precision: the SD with its own site over that with what is left."""
+    honest = sites(0)
+    told = with_lie(honest, "hundredfold")
+    found = bounded(prior(), told, others(honest).mean(), pull=2.0, precision=4.0)
+    q = prior().product(found.sites.product_over(0))
+    whole = type(q)(
+        q.precision + told.precision[LIAR] - found.sites.precision[LIAR], q.eta + told.eta[LIAR] - found.sites.eta[LIAR]
+    )
+    ratio = (q.moments()[1].diagonal() / whole.moments()[1].diagonal()).sqrt().max()
+    torch.testing.assert_close(found.widened[LIAR], ratio)
+    assert found.widened[:LIAR].tolist() == [1.0] * LIAR
+    record = Record([str(k) for k in range(CLIENTS)])
+    info = {"beyond": found.beyond.numpy(), "widened": found.widened.numpy()}
+    record.rounds.append(Round("FedEP", list(range(CLIENTS)), 0, 0, 0.0, info))
+    assert f"SDs are too wide for it, by the factors {float(ratio):.2f} (client {LIAR})" in record.bounded()[0]

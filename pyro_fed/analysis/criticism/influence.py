@@ -9,7 +9,7 @@ draws instead, and `by` says so. All on the unconstrained scale.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         >>> found["shift"].to_pandas()
         >>> found["influence"].to_series().sort_values()
     """
+    require_result("influence", idata)
     kept = group_of(idata, "sites") if "sites" in idata else None
     run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # of a plan, the stage whose answer it is
     own = kept is not None and kept.attrs.get("algorithm") == run_by
@@ -81,6 +82,23 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     }
     attrs = {"stands_apart": apart(found, names, labels)}
     return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
+
+
+def require_result(what: str, idata: Any, federation: Any = True) -> None:
+    """Refuse what is no result of a run, and no federation where one is needed.
+
+    Args:
+        what: the function that was called.
+        idata: its result.
+        federation: its federation; True where none is needed.
+
+    Raises:
+        DataError: names what was received.
+    """
+    if not hasattr(idata, "attrs") or "posterior" not in idata:
+        raise DataError(f"{what} takes a result of pf.run, received {str(idata)[:60]} ({type(idata).__name__})")
+    if federation is not True and not hasattr(federation, "problem"):
+        raise DataError(f"{what} takes the federation that the result is of, received {str(federation)[:60]}")
 
 
 def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.analysis.criticism.influence import checked_draws
+from pyro_fed.analysis.criticism.influence import checked_draws, require_result
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import QuorumError, SettingError
@@ -125,6 +125,7 @@ class _Answers:
             DataError: see `loo`.
             QuorumError: a client did not answer.
         """
+        require_result("loo", idata, federation)
         if pointwise and not federation.holds_data:
             raise SettingError("the rows are at the clients, and so are numbers of single rows: leave pointwise out")
         local = set(federation.problem.layout.local)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from pyro_fed.errors import DataError
 
 #: Containers are taken apart so deep.
 DEEPEST = 4
@@ -285,7 +288,7 @@ def is_column(value: Any) -> bool:
         return False
     if all(isinstance(part, list) for part in value):
         return len({len(part) for part in value}) == 1 and all(is_column(part) for part in value)
-    return all(isinstance(part, bool | int | float | str | None) for part in value)
+    return all(isinstance(part, bool | int | float | str | np.generic | Decimal | None) for part in value)
 
 
 def _tree(value: Any, lengths: frozenset[int], depth: int) -> Any:
@@ -333,6 +336,11 @@ def _node(value: Any) -> Node | None:
 def _frame(value: Any) -> Node:
     """A data frame: one leaf where all of its columns are numbers of one dtype, else one a column."""
     names = tuple(value.columns)
+    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise DataError(
+            f"a data frame has several columns called {', '.join(map(repr, twice))}: which is meant cannot be told; "
+            "rename them, such as by df.columns = [...]"
+        )
     dtypes = {str(value[name].dtype) for name in names}
     if len(dtypes) == 1 and isinstance(value.to_numpy(), np.ndarray) and value.to_numpy().dtype.kind in "biuf":
         return Node(TableKind(names, True), [value.to_numpy()])

@@ -6,7 +6,7 @@ categories become codes 0, 1, ..., with their labels kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +58,11 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
         leaf = _of_pandas(pd.Series(leaf))
     if isinstance(leaf, np.generic):
         leaf = np.asarray(leaf)
+    if isinstance(leaf, Iterator | set | frozenset):
+        raise DataError(
+            f"argument '{name}' is a {type(leaf).__name__}, which has no rows in an order to be read again: pass a "
+            f"tensor or an array, such as numpy.array(list({name}))"
+        )
     if not isinstance(leaf, np.ndarray):
         return Leaf(leaf)
     if leaf.dtype.kind in "OUST" or name in known:

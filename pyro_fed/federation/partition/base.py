@@ -9,17 +9,19 @@ a partition written by a user is held to the same contract as those in this pack
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.calls import Checked, explained
 from pyro_fed.errors import SettingError
 
 #: Distinct values beyond which floating-point labels are taken for a continuous target.
 MAX_FLOAT_LABELS = 50
+#: Characters of a wrong answer that are shown.
+SHOWN = 60
 
 
 class Partition(ABC, metaclass=Checked):
@@ -51,7 +53,8 @@ class Partition(ABC, metaclass=Checked):
         if num_clients is None:
             num_clients = self.default_num_clients(labels)
         self._check_sizes(num_rows, num_clients)
-        return self._checked(self.assign(num_rows, num_clients, rng, labels), num_rows, num_clients)
+        own = explained(SettingError, f"{type(self).__name__}.assign failed")
+        return self._checked(own(self.assign)(num_rows, num_clients, rng, labels), num_rows, num_clients)
 
     @abstractmethod
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> Sequence[np.ndarray]:
@@ -101,6 +104,17 @@ class Partition(ABC, metaclass=Checked):
 
     def _checked(self, parts: Sequence[np.ndarray], num_rows: int, num_clients: int) -> list[np.ndarray]:
         """The post-condition: num_clients parts, in range, disjoint, every row once. Sorts each part."""
+        if isinstance(parts, Iterator):
+            parts = list(parts)
+        if (
+            isinstance(parts, Mapping | str | bytes)
+            or not hasattr(parts, "__len__")
+            or not hasattr(parts, "__getitem__")
+        ):
+            raise self.error(
+                f"assign returned {str(parts)[:SHOWN]} ({type(parts).__name__}), expected a list of {num_clients} "
+                "arrays of row numbers, one a client"
+            )
         if len(parts) != num_clients:
             raise self.error(f"holds rows of {len(parts)} clients, but num_clients is {num_clients}")
         owner = np.full(num_rows, -1, dtype=np.int64)
@@ -216,6 +230,8 @@ def as_values(values: Any, name: str) -> np.ndarray:
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
+    if isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object":
+        _check_kinds(list(values), name)
     array = np.asarray(values)
     if array.dtype == object:  # a column of strings: let numpy find the common type
         array = np.asarray(array.tolist())
@@ -235,3 +251,23 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(np.array_equal, a, b))
     return bool(np.array_equal(a, b)) if a is not None and b is not None else a is b
+
+
+def _check_kinds(values: list[Any], name: str) -> None:
+    """Refuse missing labels, and text beside numbers, which numpy would make text: 1 and "1" one label.
+
+    Raises:
+        SettingError: names the first.
+    """
+    missing = [i for i, value in enumerate(values) if value is None]
+    if missing:
+        raise SettingError(
+            f"{name}[{missing[0]}] is None ({len(missing)} missing in all): leave these rows out, or give them a label"
+        )
+    text = [i for i, value in enumerate(values) if isinstance(value, str)]
+    if text and len(text) < len(values):
+        other = next(i for i, value in enumerate(values) if not isinstance(value, str))
+        raise SettingError(
+            f"{name} mixes types: [{text[0]}] is {values[text[0]]!r}, [{other}] is {values[other]!r}; give "
+            "numbers or strings alone"
+        )

@@ -492,8 +492,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
                 return self._gone_back(shared, *back)
             known = ascent.kept(shared, value, move, self.step_control.fall) if bool(value.isfinite()) else {}
         if self.server_optimiser is None:
-            newton, at_work = isinstance(self.client, Newton), len(weights) if told or not self.climbs else 0
-            share, state = self.step_control.held_back(shared, move, at_work) if newton else (1.0, {})
+            newton, by_value = isinstance(self.client, Newton), told or not self.climbs
+            share, state = self.step_control.held_back(shared, move, len(weights), by_value) if newton else (1.0, {})
             if known:
                 most = ascent.within(q, move, share, float(known["radius"]))
                 share, known["cut"] = most, q.eta.new_tensor(float(most < share))
@@ -649,9 +649,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
         changes = self.changes_of(sent.messages)
         centre = gaussian(shared).mean()
-        held, cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, centre, sent.rows)
+        held, *cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, centre, sent.rows)
         told = as_state(held.quotient(changes), "correction_")
-        return Held(shared, without_value(sent.messages) | as_state(held), told, cut)
+        return Held(shared, without_value(sent.messages) | as_state(held), told, *cut)
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the changes of the sites."""

@@ -127,8 +127,8 @@ class FedSEP(FedEP):
         )
         everyone = torch.arange(count, device=average.eta.device)
         deltas, centre = gaussian(sent.messages), gaussian(shared).mean()
-        held, cut = held_changes(limits, base, each, everyone, deltas, centre, sent.own_rows)
-        return Held(shared, without_value(sent.messages) | as_state(held), {}, cut)
+        held, *cut = held_changes(limits, base, each, everyone, deltas, centre, sent.own_rows)
+        return Held(shared, without_value(sent.messages) | as_state(held), {}, *cut)
 
     def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
         """Each round replaces what the average site, which has the noise, says for its clients: δ of it for each."""

@@ -186,8 +186,8 @@ def held_changes(
     deltas: Gaussian,
     centre: Tensor,
     rows: Tensor | None = None,
-) -> tuple[Gaussian, Tensor]:
-    """Changes of sites after which no client's site is beyond the cohort's, (C,), and by how much each was, (C,).
+) -> tuple[Gaussian, Tensor, Tensor]:
+    """Changes of sites after which no client's site is beyond the cohort's, (C,), by how much each was, and `widened`.
 
     Args:
         limits: the combination.
@@ -208,9 +208,11 @@ def held_changes(
     precision[spoken], eta[spoken] = found.sites.precision, found.sites.eta
     beyond = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
     beyond[spoken] = found.beyond
+    widened = torch.ones_like(beyond)
+    widened[spoken] = found.widened
     cut = beyond[clients]
     held = type(sites)(precision[clients] - sites.precision[clients], eta[clients] - sites.eta[clients])
-    return where(cut > 0, held, deltas), cut
+    return where(cut > 0, held, deltas), cut, widened[clients]
 
 
 def without_value(messages: State) -> State:

@@ -13,6 +13,13 @@ with P the precision before and P' after the step. Near the solution neither is 
 from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small: it is held to the
 first rule, by halves.
 
+Where the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
+nothing is accelerated, steps that turn back upon the one before are shortened by Aitken's rule (Irons & Tuck 1969),
+
+    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST`, 1],     r', r: the last undamped step and this one, in SDs
+
+which only ever shortens, whatever a client sends: q is still a product of sites within their limits.
+
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
 fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
 """
@@ -35,6 +42,8 @@ from pyro_fed.ops.gaussian import Gaussian
 HALVINGS = 40
 #: A reach that no step comes to.
 UNHELD = 1e30
+#: The least share of steps that turn back upon each other: q still comes 99 % of the way in 35 of them.
+LEAST = 0.125
 #: Rounds that the acceleration remembers and its longest step where none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
@@ -95,7 +104,12 @@ class StepControl(Settings):
 
     def before(self, q: Gaussian) -> State:
         """What is remembered before the first round: an empty history, and that nothing was held back."""
-        never = {"caution": q.eta.new_ones(()), "shortest": q.eta.new_full((), torch.inf)}
+        never = {
+            "caution": q.eta.new_ones(()),
+            "shortest": q.eta.new_full((), torch.inf),
+            "turning": q.eta.new_ones(()),
+            "turned": q.eta.new_zeros(2 * q.dim),
+        }
         return {**self.nothing_known(q), **never}
 
     def nothing_known(self, q: Gaussian) -> State:
@@ -104,18 +118,23 @@ class StepControl(Settings):
         past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
         return {**as_state(past, "points_"), **as_state(past, "moves_")}
 
-    def held_back(self, shared: State, move: Gaussian, clients: int) -> tuple[float, State]:
+    def held_back(self, shared: State, move: Gaussian, clients: int, told: bool = True) -> tuple[float, State]:
         """The share of the damping that a step may take, and what is remembered of it.
 
         Args:
             shared: the server's state.
             move: the undamped change of q.
             clients: how many are at work.
+            told: whether their log-likelihoods are known, by which a step of all of them can be taken back.
         """
         q = gaussian(shared)
         known = {name: shared[name] for name in ("caution", "shortest")}
-        if clients == int(shared["num_clients"]):
+        everyone = clients == int(shared["num_clients"])
+        if everyone and told:
             return 1.0, known
+        if everyone and q.dense and self.memory != 0:
+            known |= _turned(shared, q, move)
+            return float(known["turning"]) * self._within_reach(q, move), known
         after = q.precision + move.precision
         if q.dense or not bool((after > 0).all()):
             return self._within_reach(q, move), known
@@ -157,3 +176,16 @@ class StepControl(Settings):
 def nothing_added(q: Gaussian) -> State:
     """What `added` gives where q is not accelerated."""
     return as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_")
+
+
+def _turned(shared: State, q: Gaussian, move: Gaussian) -> State:
+    """The share of a step by what the one before it has left, and what is remembered of this one."""
+    covariance = q.moments()[1]
+    variance = covariance.diagonal()
+    mean = covariance @ move.score(q.mean()) * variance.rsqrt()
+    narrower = 0.5 * (covariance @ move.precision * covariance).sum(-1) / variance
+    step, before = torch.cat([mean, narrower]), shared["turned"]
+    away = before - step
+    share = shared["turning"] * (before * away).sum() / away.square().sum()
+    known = bool(before.any()) and bool(share.isfinite())
+    return {"turned": step, "turning": share.clamp(LEAST, 1.0) if known else torch.ones_like(share)}

@@ -93,6 +93,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
+    zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
         {"value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"}
     )
@@ -265,6 +266,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             {**sent.messages, **as_state(found.sites), "values": values, "usable": usable},
             {},
             found.beyond,
+            found.widened,
         )
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:

@@ -357,8 +357,10 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         common = q.product_over(0) ** (1.0 / count)
         deltas = (told / mine) ** (1.0 / count)
         base = common / sites.product_over(0)
-        held, cut = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
-        return Held(shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut)
+        held, cut, widened = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
+        return Held(
+            shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut, widened
+        )
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""

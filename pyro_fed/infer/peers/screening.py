@@ -99,5 +99,5 @@ def _judged(
     centre = centre_of(common, kind(beliefs.precision[there], beliefs.eta[there]))
     base = common / own.product_over(0)
     near_rows = None if rows is None else rows[index]
-    held, cut = held_changes(limits, base, own, clients, changes, centre, near_rows)
+    held, cut, _ = held_changes(limits, base, own, clients, changes, centre, near_rows)
     return there, held, cut

@@ -1,0 +1,149 @@
+"""What a stranger hands to the public face by mistake: a sentence that says where and the cure, or the right answer."""
+
+import decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from algorithms import line, line_data
+
+import pyro_fed as pf
+from pyro_fed.errors import PyroFedError
+from pyro_fed.recipes.recipe import load
+
+X, Y = line_data(rows=12, seed=0)
+QUIET = {"progress": False, "compile": "off", "audit": False, "log_likelihood": False, "num_rounds": 1}
+
+
+class Dealt(pf.partition.Partition):
+    """A user's own partition."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def assign(self, num_rows, num_clients, rng, labels):
+        return self.answer(num_rows, num_clients)
+
+
+class Chosen(pf.schedule.Schedule):
+    """A user's own schedule."""
+
+    def select(self, round, num_clients, rng):
+        return ANSWERS[0]()
+
+
+ANSWERS = [list]
+
+
+def made(model=line, args=(X, Y), **options):
+    return pf.Federation(model, args, **{"plate": "data", "num_clients": 3} | options)
+
+
+def frames(df):
+    line(torch.as_tensor(df[["a", "b"]].values), torch.as_tensor(df["y"].values))
+
+
+def by_group(labels):
+    return made(partition=pf.partition.ByGroup(labels), num_clients=None)
+
+
+def doubled():
+    columns = np.column_stack([X.numpy(), Y.numpy()])
+    return made(frames, (pd.DataFrame(columns, columns=["a", "a", "y"]),))
+
+
+CALLS = {
+    "columns of one name": (doubled, "several columns called 'a'"),
+    "a generator for a column": (lambda: made(args=((row for row in X), Y)), "argument 'x' is a generator"),
+    "a set for a column": (lambda: made(args=(X, {1.0, 2.0})), "argument 'y' is a set"),
+    "labels with None": (lambda: by_group(["a", None, "b"] * 4), r"by\[1\] is None \(4 missing"),
+    "labels 1 and '1'": (lambda: by_group([1, "1", 2] * 4), r"by mixes types: \[1\] is '1', \[0\] is 1;"),
+    "a partition of None": (
+        lambda: made(partition=Dealt(lambda n, k: None)),
+        "assign returned None .*list of 3 arrays",
+    ),
+    "a partition of a number": (lambda: made(partition=Dealt(lambda n, k: 3)), "assign returned 3 "),
+    "a partition of a dict": (lambda: made(partition=Dealt(lambda n, k: {0: [1]})), "assign returned {0: "),
+    "a partition that fails": (lambda: made(partition=Dealt(lambda n, k: 1 / 0)), "assign failed: ZeroDivisionError"),
+    "a partition that loses": (
+        lambda: made(partition=Dealt(lambda n, k: [[0], [1], [2]])),
+        "9 of 12 rows belong to no",
+    ),
+    "a dtype of numpy": (lambda: made(dtype=np.float64), "pass torch.float64"),
+    "without a list": (lambda: made().without(["0"]), "names of clients one by one"),
+    "without a number": (lambda: made().without(0), "as texts, such as without"),
+    "an empty folder": (
+        lambda: pf.run(pf.FedEP(), made(), checkpoint="", **QUIET),
+        "checkpoint must be a folder's path",
+    ),
+    "a folder with a zero": (lambda: pf.run(pf.FedEP(), made(), checkpoint="a\0b", **QUIET), "must be a folder's path"),
+    "draws that no memory holds": (
+        lambda: pf.run(pf.FedEP(), made(), num_draws=10**15, **QUIET),
+        "num_draws must be at most",
+    ),
+    "influence of nothing": (lambda: pf.influence(None), "influence takes a result of pf.run, received None"),
+    "loo of nothing": (lambda: pf.loo(None, made()), "loo takes a result of pf.run, received None"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_said_what_is_wrong(name):
+    call, words = CALLS[name]
+    with pytest.raises(PyroFedError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "returned None"),
+        (3, "returned 3 "),
+        ("all", "returned all "),
+        ([0, 0], "client 0 twice"),
+        ([0, 9], "returned 9 in"),
+        ([-1], "returned -1 in"),
+        ([0.0], "returned 0.0 in"),
+        ([True, False, True], "flatnonzero"),
+        ({0, 1}, "set"),
+        (ZeroDivisionError(), "failed: ZeroDivisionError"),
+    ],
+)
+def test_what_a_users_schedule_answers_is_checked(answer, words):
+    """By itself, without a run: `run` asks `chosen` alone."""
+
+    def tell():
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    ANSWERS[0] = tell
+    with pytest.raises(pf.SettingError, match=rf"Chosen.select\(round=2, num_clients=3\).*{words}"):
+        Chosen().chosen(2, 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("answer", [[2, 0], (2, 0), np.array([2, 0]), torch.tensor([2, 0])])
+def test_clients_numbers_in_any_container_are_clients(answer):
+    ANSWERS[0] = lambda: answer
+    assert Chosen().chosen(0, 3, np.random.default_rng(0)) == [2, 0]
+
+
+def test_columns_and_partitions_of_other_kinds_are_read():
+    """Lists of numpy's numbers and of decimals, a partition that is a generator."""
+    expected = made().problem.rows[1]
+    for column in ([np.float64(v) for v in Y], list(Y.numpy().astype(np.float64))):
+        torch.testing.assert_close(made(args=(X, column)).problem.rows[1], expected)
+    with pytest.raises(pf.DataError, match="argument 'y' is an array of dtype object that holds Decimal"):
+        made(args=(X, [decimal.Decimal("1.5")] * 12))
+    fed = made(partition=Dealt(lambda n, k: (np.arange(i, n, k) for i in range(k))))
+    assert [len(rows) for rows in fed.client_rows] == [4, 4, 4]
+
+
+def test_recipes_of_other_editors(tmp_path):
+    """A byte order mark is no statement; a number of 5,000 digits is none that Python reads."""
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b'\xef\xbb\xbfalgorithm = "pyro_fed.infer:FedEP"\n')
+    assert load(path).algorithm is pf.FedEP
+    path.write_text('algorithm = "pyro_fed.infer:FedEP"\n[settings]\nnum_points = ' + "9" * 5000)
+    with pytest.raises(pf.SettingError, match="is not a recipe: Exceeds the limit"):
+        load(path)
