@@ -1,7 +1,10 @@
 """How large a model is, and what it may take at once: the thresholds at which defaults for networks begin.
 
 Up to `LARGE_DIM` parameters, algorithms compute curvatures of single rows and expectations at many points, which is
-exact and costs rows × parameters × points. Beyond, that costs more than a whole run of stochastic gradients.
+exact and costs rows × parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of
+fewer parameters is as large where its rows have no linear predictors, as those of a network, and each row's scores at
+all values of its observation are too many: a network of 160 parameters took 17 s a round so, and as a diagonal Gaussian
+that starts at the prior it stayed there, at the accuracy of chance.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
+from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 
@@ -23,6 +28,15 @@ LARGE_DIM = 1000
 #: So are those whose curvature is diagonal, and of which a round takes more than so many numbers: rows × parameters ×
 #: points, about ten seconds a round.
 LARGE_WORK = 2_000_000_000
+#: Parameters up to which algorithms take full covariances by default.
+FULL_DIM = 100
+#: Points at which a network's size is judged, as many as algorithms take expectations at by default.
+NETWORK_POINTS = 128
+#: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
+#: more and no linear predictors is a network (above `FULL_DIM`), or has its rows share the points.
+MOST_NUMBERS = 150_000_000
+#: Values at which an observation that is not discrete is looked at.
+CONTINUOUS_VALUES = 3
 #: Numbers that all draws of a large model may have together: 160 MB in double precision.
 DRAWN_NUMBERS = 20_000_000
 #: Numbers that a run of a large model on several draws may make at once.
@@ -31,17 +45,50 @@ WORKED_NUMBERS = 50_000_000
 FEWEST_DRAWS = 10
 
 
-def is_large(problem: Problem, points: int = 1, exact_dim: int = LARGE_DIM) -> bool:
+def is_large(problem: Problem, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
     """Whether a model is too large for curvatures row by row.
 
     Args:
         problem: the model's densities.
         points: at which an algorithm takes expectations.
-        exact_dim: parameters up to which the algorithm was told to be exact.
+        exact_dim: parameters up to which the algorithm is, or was told to be, exact.
     """
     if problem.dim > LARGE_DIM:
         return True
-    return problem.dim > exact_dim and problem.dim * problem.evaluations * points > LARGE_WORK
+    if problem.dim <= exact_dim:
+        return False
+    return problem.dim * problem.evaluations * points > LARGE_WORK or _is_network(problem)
+
+
+def _is_network(problem: Problem) -> bool:
+    """Whether scores of all rows at all values are too many, and no linear predictors spare them."""
+    numbers = problem.dim * problem.evaluations * NETWORK_POINTS
+    few = numbers * values_of(problem) <= MOST_NUMBERS
+    return not few and not has_predictors(problem)
+
+
+def values_of(problem: Problem) -> int:
+    """At how many values a row's observation is looked at for its expected scores.
+
+    Args:
+        problem: the model's densities.
+    """
+    if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
+        return 1
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    fn = observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
+    return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
+
+
+def has_predictors(problem: Problem) -> bool:
+    """Whether a row depends on a few numbers that are linear in the parameters, found once a run.
+
+    Args:
+        problem: the model's densities.
+    """
+    return (
+        problem.compiler.kept(("predictors", CHECK_ROWS), lambda: predictors(problem, CHECK_ROWS), problem) is not None
+    )
 
 
 def affordable_draws(problem: Problem, wanted: int, chains: int) -> int:

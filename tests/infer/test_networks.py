@@ -14,11 +14,13 @@ from pyro_fed.algorithm.capabilities import run_as
 from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of
+from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
+from pyro_fed.infer.sites import derivatives
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
+from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 from pyro_fed.ops.gaussian_structures import DiagGaussian
-from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
 HIDDEN, CLIENTS = 14, 4
 
@@ -224,3 +226,68 @@ def test_batch_normalisation_is_refused_with_its_cure(digits):
         pf.Federation(model_of(layers), digits[0], plate="data", num_clients=3)
     layers.eval()
     assert pf.Federation(model_of(layers), digits[0], plate="data", num_clients=3).problem.dim == 318
+
+
+def small_network(hidden, classes=3):
+    """One hidden layer on four columns."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(4, hidden), 1.0).to_event(2))
+        v = pyro.sample("v", dist.Normal(torch.zeros(hidden, classes), 1.0).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=torch.tanh(x @ w) @ v), obs=y)
+
+    return model
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1]), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_is_not():
+    torch.manual_seed(0)
+    x, wide = torch.randn(3000, 4), torch.randn(3000, 200)
+    fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
+    assert fed.problem.dim == 140 and is_large(fed.problem)
+    few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
+    assert not is_large(few.problem)
+    linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
+    assert linear.problem.dim == 200 and not is_large(linear.problem)
+
+
+def test_rows_that_share_the_points_have_nearly_the_curvature_that_all_points_give(monkeypatch):
+    torch.manual_seed(0)
+    x = torch.randn(600, 4, dtype=torch.float64)
+    fed = pf.Federation(small_network(2), (x, torch.randint(3, (600,))), plate="data", num_clients=1)
+    problem, batch = fed.problem, Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 600).double())
+    sobol = standardised_sobol(128, problem.dim)
+    points = (0.5 + 0.3 * sobol)[:, None]
+    for kind in ("hessian", "fisher"):
+        how = Derivatives("full", kind)
+        monkeypatch.setattr(derivatives, "MOST_NUMBERS", 10**12)
+        whole = how.of_likelihood(problem, points, batch)
+        monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
+        shared = how.of_likelihood(problem, points, batch)
+        assert how.shares(problem, 128, batch) == 16
+        torch.testing.assert_close(shared.score, whole.score)
+        torch.testing.assert_close(shared.value, whole.value)
+        # Eight of 128 points a row leave a row's curvature off by about its own size; over 600 rows, by 1 / √600.
+        assert (shared.curvature - whole.curvature).norm() < 0.05 * whole.curvature.norm()
+
+
+def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypatch):
+    def line(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    x, y = torch.randn(23, 2, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
+    fed = pf.Federation(line, (x, y), plate="data", num_clients=1)
+    monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
+    monkeypatch.setattr(derivatives, "has_predictors", lambda problem: False)
+    exact = torch.linalg.inv(torch.eye(2).double() + x.T @ x)
+    batch = Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 23).double())
+    found = Derivatives("full", "hessian").of_likelihood(fed.problem, standardised_sobol(128, 2)[:, None], batch)
+    torch.testing.assert_close(torch.linalg.inv(torch.eye(2).double() + found.curvature[0]), exact)

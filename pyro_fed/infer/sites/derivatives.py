@@ -7,6 +7,15 @@ reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `inf
 negative and costs no Hessian. `structure` "diag" keeps the diagonal alone.
 
 Points are worked through in blocks, so that memory stays near `MAX_BLOCK` numbers whatever the model.
+
+A row's curvature costs as many gradients as there are parameters, or values of its observation: where all rows at all
+points would be more than `MOST_NUMBERS`, as of a network, value and score are taken so, and the curvature of each row
+at its own share of the points, four antithetic pairs at least,
+
+    E_q[-∇² log p] ≈ Σ_b Σ_(rows i ≡ b mod B) 1/s Σ_(points of share b) -∇² log p_i        B shares of s points
+
+so that what so few points miss of a row's curvature has another sign in the next row. It is exact where the curvature
+is constant. Models with linear predictors (`compiling.predictors`) are cheap enough, and have all of it.
 """
 
 from __future__ import annotations
@@ -20,6 +29,7 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.size import MOST_NUMBERS, has_predictors, values_of
 from pyro_fed.infer.sites.fisher import fisher_information
 from pyro_fed.infer.sites.rowwise import WORTH, expected
 
@@ -28,6 +38,8 @@ Kind = Literal["hessian", "fisher"]
 
 #: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
 MAX_BLOCK = 8_000_000
+#: Points in a share at least: four and their opposites.
+FEWEST = 8
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
 SIGN_SEED = 0
 
@@ -63,8 +75,47 @@ class Derivatives:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
         dim, rows = points.shape[-1], batch.weight.shape[-1]
         width = dim if self.kind == "hessian" else 1
-        blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
-        return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+        shares = self.shares(problem, len(points), batch)
+        if shares == 1:
+            blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
+            return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+        blocks = in_blocks(points, points.shape[1] * rows * problem.num_nodes)
+        zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+        carry = (zero, zero.new_zeros(points.shape[1:]))
+        means, _ = problem.scan(_score_step, carry, batch, blocks.to(problem.dtype), len(blocks), BATCHES)
+        value, score = (part / len(points) for part in means)
+        return Moments(value, score, self._shared_curvature(problem, points, batch, shares))
+
+    def shares(self, problem: Problem, count: int, batch: Batch) -> int:
+        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
+
+        Args:
+            problem: the model's densities.
+            count: points.
+            batch: the clients' rows.
+        """
+        if not all(isinstance(leaf, Tensor) for leaf in batch.rows):
+            return 1  # rows of groups have no shape of their own
+        numbers = problem.num_rows * problem.num_nodes * count * problem.dim  # the same for all executors
+        numbers *= problem.dim if self.kind == "hessian" else values_of(problem)
+        if numbers <= MOST_NUMBERS or has_predictors(problem):
+            return 1
+        shares = 1
+        while numbers > shares * MOST_NUMBERS and count % (FEWEST * 2 * shares) == 0:
+            shares *= 2
+        return shares
+
+    def _shared_curvature(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Tensor:
+        """The mean curvature (C, D[, D]), float64, from each row's at its share of the points."""
+        clients, dim = points.shape[1:]
+        half = torch.arange(len(points)).reshape(2, shares, -1)  # the second half are the opposites of the first
+        order = half.transpose(0, 1).reshape(shares, -1).to(points.device)
+        cut = points[order].transpose(1, 2).to(problem.dtype)  # (B, C, s, D)
+        total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
+        dealt = Batch(tuple(_dealt(leaf, shares) for leaf in batch.rows), _dealt(batch.weight, shares, 0.0))
+        found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
+        mean: Tensor = found / cut.shape[2]
+        return mean
 
     def under(
         self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData
@@ -111,6 +162,17 @@ class Derivatives:
 
         return _add(total, problem.vmap(at)(points)), ()
 
+    def _curvature_step(self, problem: Problem, total: Tensor, _: Any, share: Any) -> tuple[Tensor, Any]:
+        """The sum over a share's points of the curvature of its rows."""
+        points, batch = share
+
+        def at(z: Tensor) -> Tensor:
+            if self.kind == "fisher":
+                return fisher_information(problem, z, batch, self.structure)
+            return self._hessian(problem, lambda t: problem.log_lik(t, batch), z).curvature
+
+        return total + problem.vmap(at)(points).double().sum(0), ()
+
     def _prior_step(self, problem: Problem, total: Moments, _: Any, pairs: Tensor) -> tuple[Moments, Any]:
         def at(pair: Tensor) -> Moments:
             z, signs = pair[0], pair[1]
@@ -127,6 +189,22 @@ class Derivatives:
         none = torch.zeros_like(value)
         hessian = problem.vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
         return Moments(value, score, -(hessian if self.structure == "full" else hessian.diagonal()))
+
+
+def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
+    """Sums of value and score over a block of points."""
+    score, value = problem.vmap(grad_and_value(lambda z: problem.log_lik(z, batch)))(points)
+    return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
+
+
+def _dealt(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
+    """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
+    clients, count = leaf.shape[:2]
+    missing = -count % shares
+    last = leaf[:, -1:] if filling is None else torch.full_like(leaf[:, -1:], filling)
+    whole = torch.cat([leaf, last.expand(clients, missing, *leaf.shape[2:])], 1)
+    dealt: Tensor = whole.unflatten(1, (-1, shares)).movedim(2, 0)
+    return dealt
 
 
 def _add(total: Moments, parts: Moments) -> Moments:
