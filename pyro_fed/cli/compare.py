@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, apart: bool, clients: int | None,
-    partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, executor_text: str,
-    as_json: bool, verbose: bool, quiet: bool,
+    partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None,
+    executor_text: str, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
