@@ -24,6 +24,17 @@ with contextlib.suppress(AttributeError, OSError, TypeError):  # another C libra
 gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items):
+    """A file's tests are done by one worker, unless they are marked otherwise: what they share is made once, not twice.
+
+    That is a module's fixtures and caches, the steps traced of its models, and imports that are late.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
 def pytest_collection_finish():
     """The modules' half a million objects stay: collections do not look at them."""
     gc.freeze()
