@@ -44,7 +44,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self._values: Any = WeakIdKeyDictionary()
         self._constants = dict.fromkeys((TENSOR, PARAMETER), 0)
@@ -196,7 +196,7 @@ def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
     if not tensors:
         return False
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _small(made: Any) -> bool:
