@@ -24,6 +24,26 @@ with contextlib.suppress(AttributeError, OSError, TypeError):  # another C libra
 gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many
 
 
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """A file's tests are one worker's, unless a mark names another group: what they share is made once, not twice.
+
+    That is a module's fixtures and caches, the steps traced of its models, and imports that are late. xdist 3.8 adds a
+    group to `_nodeid`, which pytest 9.2 does not read: left alone, `--dist loadgroup` would do nothing.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+    yield
+    if config.getoption("loadgroup", False) and hasattr(pytest.Item, "id"):  # a worker's, and pytest 9.2
+        from _pytest.nodeid import coerce_node_id
+
+        for item in items:
+            if item.nodeid.rfind("@") <= item.nodeid.rfind("]"):
+                groups = sorted({mark.args[0] for mark in item.iter_markers("xdist_group")})
+                item._id = coerce_node_id(f"{item.nodeid}@{'_'.join(groups)}")
+
+
 def pytest_collection_finish():
     """The modules' half a million objects stay: collections do not look at them."""
     gc.freeze()

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 
 #: Rows on which a start must have a finite log-likelihood.
 CHECK_ROWS = 64
+#: Starts whose densities are looked at together.
+AT_ONCE = 64
 #: Draws tried for each start.
 MAX_TRIES = 100
 
@@ -44,7 +47,7 @@ def draw_starts(
         generator: source of randomness (Pyro's samplers are seeded from it).
         strategy: one of Pyro's `init_to_*`; None draws from the prior.
         radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-        checked: whether the log density is looked at: two model runs a start in the place of one.
+        checked: whether the log density is looked at, of `AT_ONCE` starts in one more run of the model.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -67,9 +70,25 @@ def draw_starts(
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return torch.stack(
-            [_first_finite(problem, source) if checked else problem.collect(source) for _ in range(num_samples)]
-        )
+        points = torch.stack([problem.collect(source) for _ in range(num_samples)])
+        if not checked or _all_finite(problem, points):
+            return points
+        torch.manual_seed(seed)  # what is drawn again comes before the next start
+        return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
+
+
+def _all_finite(problem: RowDensities, points: Tensor) -> bool:
+    """Whether all starts will do; False too where the model cannot be mapped over them."""
+    rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
+    parts: list[Tensor] = []
+
+    def densities() -> None:
+        for some in points.split(AT_ONCE):
+            parts.extend(problem.vmap(lambda z: problem.log_parts(z, rows))(some))
+
+    if not bool(points.isfinite().all()) or failure(densities):
+        return False
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def _first_finite(problem: RowDensities, source: Callable[[Message, Any], Tensor]) -> Tensor:

@@ -254,6 +254,7 @@ def test_auto_traces_what_is_called_often_and_answers_the_same_to_the_bit(monkey
     from pyro_fed.density.compiling import compiler
 
     made = traces(monkeypatch)
+    monkeypatch.setattr(compiler, "TRACE_AFTER", 20)
     few = draws(closed(1.0), data(), compile="auto")
     assert not made
     monkeypatch.setattr(compiler, "TRACE_AFTER", 4)

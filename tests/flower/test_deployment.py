@@ -59,11 +59,15 @@ def running(command, env, log):
         yield process
     finally:
         for kind in (signal.SIGTERM, signal.SIGKILL):
+            end = time.monotonic() + 2
             try:
                 os.killpg(process.pid, kind)
+                while time.monotonic() < end:
+                    process.poll()  # else it stays in the group
+                    os.killpg(process.pid, 0)
+                    time.sleep(0.05)
             except ProcessLookupError:
                 break
-            time.sleep(1)
         process.wait()
 
 

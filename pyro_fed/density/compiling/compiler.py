@@ -2,8 +2,8 @@
 
 Levels, each falling back to the next where a model defeats it (with one warning that says why):
 
-    inductor   make_fx graph given to torch.compile
-    trace      make_fx graph, run by torch.fx
+    inductor   graph of operations given to torch.compile
+    trace      graph of operations, run by torch.fx
     off        torch.func.vmap of the Pyro model, every call
     loop       one particle and one client at a time (a model with data-dependent `if`, say)
 
@@ -30,7 +30,8 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.loop_map import loop_map
-from pyro_fed.density.compiling.tracing import Step, eager, inductor, to_graph, trace
+from pyro_fed.density.compiling.recording import record
+from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
 from pyro_fed.errors import SettingError
 
 # An operation without a batching rule is computed one by one: slower, and as right. Said of each operation in each pass
@@ -44,11 +45,11 @@ MODES = tuple(LEVELS)
 #: What a model raises that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
-SECONDS_SAVED_PER_NODE = 4e-6
+SECONDS_SAVED_PER_NODE = 2.5e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
-#: Calls by vmap that cost as much as a trace (measured, one thread: 15 to 30).
-TRACE_AFTER = 20
+#: Calls by vmap that cost as much as a trace (measured, one thread: 4 to 9).
+TRACE_AFTER = 6
 #: Fewer calls than this never pay for Inductor, however large the graph.
 FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 
@@ -347,7 +348,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
     if mode == "inductor" and not has_cpp_compiler():
         raise SettingError("compile='inductor' needs a C++ compiler on the path; install one or use 'trace'")
     wanted = LEVELS[mode]
-    reason = "" if wanted == "off" else failure(lambda: to_graph(function, example))
+    reason = "" if wanted == "off" else failure(lambda: record(function, example))
     if not reason and wanted != "off":
         return wanted
     if not maps(function, example):

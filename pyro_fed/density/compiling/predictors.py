@@ -116,7 +116,7 @@ def _found(problem: Problem, count: int) -> Predictors | None:
     picked = _some_rows(problem, count)
     try:
         graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
-        pin_dtypes(graph)
+        pin_dtypes(graph.graph)
         graph.graph.eliminate_dead_code()
         return _parts(graph, problem.dim, count)
     except FAILURES:

@@ -1,0 +1,203 @@
+"""The operations of a function written down as it runs: a graph of torch's own operations, below `vmap` and `grad`.
+
+What `make_fx` does, for tensors that are there and shapes that are fixed: without symbols and fake tensors it takes a
+fifth of the time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.fx.passes.shape_prop import TensorMetadata
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+aten = torch.ops.aten
+
+#: What constants are called, with their number.
+TENSOR, PARAMETER = "_tensor_constant", "_param_constant"
+#: Tensors of other classes have an answer of their own to an operation, which is what is recorded.
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _Value(NamedTuple):
+    """A tensor's node, and its number where that does not depend on any input: `torch.tensor(2.0)`."""
+
+    node: fx.Node
+    constant: Tensor | None = None
+
+
+class Recorder(TorchDispatchMode):
+    """Runs what it is given, and adds it to a graph.
+
+    A tensor that no operation here has made becomes a constant of the graph: `_tensor_constant0`, or
+    `_param_constant0` for a parameter of a module. Nodes say what their values look like, in `meta["tensor_meta"]`.
+
+    Attributes:
+        graph: so far.
+        root: has the constants.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self._values: Any = WeakIdKeyDictionary()
+        self._constants = dict.fromkeys((TENSOR, PARAMETER), 0)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo is never on here: each operation does without what would tell it so."""
+        return False
+
+    def input(self, number: int, leaf: Tensor) -> None:
+        """A tensor that is an input of the graph.
+
+        Args:
+            number: of the input.
+            leaf: its value.
+        """
+        self._note(leaf, self.graph.placeholder(f"arg{number}_1"), None)
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that has made a tensor.
+
+        Args:
+            tensor: made here, or a constant.
+        """
+        return self._value_of(tensor).node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        if not all(type(tensor) in PLAIN or tensor in self._values for tensor in tensors):
+            return NotImplemented
+        if _is_composite(func) and not _has_kernel(func, tensors):
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        if func is aten.is_nonzero.default:
+            with self:
+                return (args[0] != 0).item()
+        values = [self._value_of(tensor) for tensor in tensors]
+        constants = [value.constant for value in values]
+        all_constant = bool(constants) and all(one is not None for one in constants)
+        if torch.Tag.data_dependent_output in func.tags:
+            if not all_constant:
+                raise RuntimeError(
+                    f"the value of a tensor is asked for while the step is traced ({func}): an `if` or `float(...)` "
+                    "of what depends on its inputs has no place in a graph"
+                )
+            rest = iter(constants)
+            return func(*_mapped(args, lambda _: next(rest)), **_mapped(kwargs, lambda _: next(rest)))
+        if func is aten.lift_fresh.default:  # what follows may write into it: not into the constant
+            func = aten.lift_fresh_copy.default
+        nodes = iter([value.node for value in values])
+        node = self.graph.create_node(
+            "call_function",
+            func,
+            _mapped(tuple(args), lambda _: next(nodes)),
+            _mapped(dict(kwargs), lambda _: next(nodes)),
+            name=self.graph._target_to_str(func.overloadpacket.__name__),
+        )
+        made = func(*args, **kwargs)
+        constant = None
+        if func is aten.lift_fresh_copy.default:
+            constant = args[0].clone() if made.numel() <= 1 else None
+        elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _small(made):
+            rest = iter(constants)
+            constant = func(*_mapped(args, lambda _: next(rest)), **_mapped(kwargs, lambda _: next(rest)))
+        self._note(made, node, constant)
+        return made
+
+    def _note(self, made: Any, node: fx.Node, constant: Any) -> None:
+        if isinstance(made, Tensor):
+            stride = made.stride() if made.layout is torch.strided else ()
+            node.meta["tensor_meta"] = TensorMetadata(made.shape, made.dtype, False, stride, None, False, {})
+            self._values[made] = _Value(node, constant)
+        elif isinstance(made, (tuple, list)):
+            for number, part in enumerate(made):
+                one = self.graph.call_function(operator.getitem, (node, number))
+                self._note(part, one, None if constant is None else constant[number])
+
+    def _value_of(self, tensor: Tensor) -> _Value:
+        value: _Value | None = self._values.get(tensor)
+        if value is None:
+            kind = PARAMETER if isinstance(tensor, torch.nn.Parameter) else TENSOR
+            name = f"{kind}{self._constants[kind]}"
+            self._constants[kind] += 1
+            setattr(self.root, name, tensor)
+            value = _Value(self.graph.create_node("get_attr", name))
+            self._values[tensor] = value
+        return value
+
+
+def record(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Recorder:
+    """A function's operations, in the order in which they were done.
+
+    Args:
+        function: of flat leaves; returns a tensor, or a list or tuple of them.
+        leaves: tensors of the shapes that it is recorded for, no two the same object.
+    """
+    recorder = Recorder()
+    for number, leaf in enumerate(leaves):
+        recorder.input(number, leaf)
+    with recorder:
+        made = function(*leaves)
+    recorder.graph.output(_mapped(made, recorder.node_of))
+    return recorder
+
+
+def _tensors(args: Any) -> Iterator[Tensor]:
+    """All tensors among the arguments of an operation, in order."""
+    if isinstance(args, Tensor):
+        yield args
+    elif isinstance(args, (tuple, list)):
+        for one in args:
+            yield from _tensors(one)
+    elif isinstance(args, dict):
+        for one in args.values():
+            yield from _tensors(one)
+
+
+def _mapped(args: Any, to: Callable[[Tensor], Any]) -> Any:
+    """The same arguments with something in the place of each tensor."""
+    if isinstance(args, Tensor):
+        return to(args)
+    if isinstance(args, (tuple, list)):
+        return type(args)([_mapped(one, to) for one in args])
+    if isinstance(args, dict):
+        return {name: _mapped(one, to) for name, one in args.items()}
+    return args
+
+
+#: Whether an operation is written in terms of others, found once.
+_COMPOSITE: dict[OpOverload, bool] = {}
+
+
+def _is_composite(func: Any) -> bool:
+    found = _COMPOSITE.get(func)
+    if found is None:
+        found = _COMPOSITE[func] = isinstance(func, OpOverload) and func._can_decompose()
+    return found
+
+
+def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
+    """Whether a composite operation has a kernel of its own where its tensors lie, which autograd would have kept."""
+    if not tensors:
+        return False
+    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _small(made: Any) -> bool:
+    return all(tensor.numel() <= 1 for tensor in _tensors(made))

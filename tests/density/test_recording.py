@@ -1,0 +1,72 @@
+"""A function's operations written down: the graph of `make_fx`, computed by torch's bindings in Python."""
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_fed.density.compiling import tracing
+from pyro_fed.density.compiling.recording import record
+
+X = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).reshape(4, 3)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = torch.nn.Parameter(torch.ones(3, dtype=torch.float64) * 1.5)
+
+
+SCALE = Scale()
+
+
+def energy(z, x):
+    """What steps consist of: constants, a parameter, parts of tensors, several results of one operation."""
+    weight = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
+    weight[0] = 3.0
+    values, _ = (x * SCALE.by @ (z * weight)).clamp(min=-0.7).max(0, keepdim=True)
+    chol, info = torch.linalg.cholesky_ex(torch.eye(3, dtype=torch.float64) + torch.outer(z, z))
+    first, rest = z[:1], z[1:].expand(2, 2)
+    two = torch.stack([chol.diagonal().log().sum(), values.exp().logsumexp(0)])
+    return two.sum() + (first - rest).pow(2).mean() + torch.where(info > 0, 1.0, first.sum() * torch.tensor(2.0).item())
+
+
+def step(z, *rows):
+    return list(vmap(lambda one: (grad(energy)(one, rows[0]), energy(one, rows[0])))(z))
+
+
+def test_the_graph_is_that_of_make_fx():
+    expected, recorded = make_fx(step)(X, X + 1), tracing.to_graph(step, [X.clone(), X + 1])
+
+    def operations(graph):
+        return [(node.op, str(node.target)) for node in graph.graph.nodes if node.op == "call_function"]
+
+    assert operations(recorded) == operations(expected)
+    for found, right in zip(recorded(X * 2, X - 1), step(X * 2, X - 1), strict=True):
+        assert torch.equal(found, right)
+
+
+def test_bindings_give_the_same_and_give_way_again():
+    graph = tracing.to_graph(step, [X.clone(), X + 1])
+    code = graph.code
+    tracing.call_bindings(graph.graph)
+    graph.recompile()
+    assert "torch.exp(" in graph.code and "torch.ops.aten.exp" not in graph.code
+    for found, right in zip(graph(X * 2, X - 1), step(X * 2, X - 1), strict=True):
+        assert torch.equal(found, right)
+    tracing.call_operations(graph.graph)
+    graph.recompile()
+    assert graph.code == code
+
+
+@pytest.mark.parametrize("name", sorted(tracing.FUNCTIONS))
+def test_a_binding_takes_the_arguments_of_its_operation(name):
+    """Made of the same declaration, not a function in Python of the same name; keywords alone differ in no case."""
+    assert getattr(torch, name) is getattr(torch._C._VariableFunctions, name)
+    assert all(isinstance(getattr(torch.Tensor, name), type(torch.Tensor.view)) for name in tracing.METHODS)
+
+
+@pytest.mark.parametrize("asks", [lambda z: z * z.sum().item(), lambda z: z if z[0, 0] > 0 else -z])
+def test_a_number_asked_of_an_input_is_refused(asks):
+    with pytest.raises(RuntimeError, match="the value of a tensor is asked for while the step is traced"):
+        record(asks, [X.clone()])
