@@ -11,7 +11,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators, Pooled
+from pyro_fed.algorithm.capabilities import Indicators, NoiseWithin, Pooled
 from pyro_fed.algorithm.states import State, prefixed, select, within
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
@@ -210,7 +210,9 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=described(self.algorithm),
+            algorithm=described(
+                self.algorithm.at_client() if isinstance(self.algorithm, NoiseWithin) else self.algorithm
+            ),
             num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),
