@@ -2,15 +2,19 @@
 
     python -m benchmarks.privacy.chains [TRIALS]
 
-The linear regression of `coverage`: 200 clients of 25 rows, three weights, δ = 1e-5, one client's rows protected, scores
-shortened to norm 15; all methods get what they would have to find (the posterior's precision, for steps and whitening).
+The linear regression of `coverage`: 200 clients of 25 rows, three weights, δ = 1e-5, one client's rows protected,
+scores shortened to norm 15; all methods are given what they would have to find (the posterior's precision, for steps
+and whitening).
 
 * sums: a step by the sum of all clients' scores, noise on the sum (`SummedLangevin`): sensitivity h r / 2 a step.
 * visits: a step at one client in turn, its score K times (`FSGLD`, one step a visit, without a surrogate, which would
   be one more release): K h r / 2 a step, of which a client has one in K. At the same noise √h a client's ρ is K times
   that of a sum, and at the same ρ the chain is K times as short, or the temperature K times as high.
-* particles: 50 particles by SVGD (`DSVGD`'s kernel and whitening, its step that falls) on the sum of the clients'
-  scores at all of them, clipped at √50 r as one vector, so that noise in each entry has SD z √50 r.
+* particles: 50 particles by SVGD (`DSVGD`'s kernel and whitening, a step that falls), from two SDs off and half as
+  wide again, on the sum of the clients' scores at all of them, clipped at √50 r as one vector, so that noise in each
+  entry has SD z √50 r. There is no such algorithm here: it is the best that could be had of particles.
+* turns: the same where each client's scores are hidden by themselves, as messages are in `DSVGD`, whose server adopts
+  what one client sends and keeps what the others have said: K noises add up, √K times as loud.
 
 Printed, over weights and trials: how many of 90 % intervals hold the truth, the SDs and the error of the mean, over the
 exact posterior's SDs.
@@ -42,7 +46,9 @@ from pyro_fed.ops.stein import svgd_direction
 
 NORM, PARTICLES = 15.0, 50
 #: Passes of visits, each of one step at every client; rounds of particles, their first step and when it has halved.
-PASSES, STEIN_ROUNDS, STEIN_STEP, STEIN_HALVES = 25, 60, 0.3, 20
+PASSES, STEIN_ROUNDS, STEIN_STEP, STEIN_HALVES = 25, 100, 0.1, 20
+#: Where particles start: SDs off, and times as wide.
+OFF, WIDE = 2.0, 1.5
 #: Precision of the posterior, nearly the same in every direction.
 PRECISION = CLIENTS * ROWS
 
@@ -90,20 +96,25 @@ def chain(x: Tensor, y: Tensor, h: float, alpha: float, steps: int, visits: bool
     return torch.stack(kept)
 
 
-def by_particles(x: Tensor, y: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
-    """Particles (N, D), from exact draws: what the noise makes of them is the subject."""
+def by_particles(x: Tensor, y: Tensor, epsilon: float, generator: torch.Generator, louder: float = 1.0) -> Tensor:
+    """Particles (N, D)."""
     noise = multiplier(epsilon, STEIN_ROUNDS)
     mean, sd = (torch.from_numpy(part) for part in posterior(linear, x.flatten(0, 1), y.flatten()))
-    norm, white = PARTICLES**0.5 * NORM, torch.randn(PARTICLES, DIM, generator=generator, dtype=x.dtype)
+    norm, white = PARTICLES**0.5 * NORM, OFF + WIDE * torch.randn(PARTICLES, DIM, generator=generator, dtype=x.dtype)
     for step in range(STEIN_ROUNDS):
         w = mean + sd * white
         left = y.unsqueeze(-1) - x @ w.T
         total = clipped(torch.einsum("knd,knp->kpd", x, left), norm).sum(0)
-        total = total + noise * norm * torch.randn(PARTICLES, DIM, generator=generator, dtype=x.dtype)
+        total = total + louder * noise * norm * torch.randn(PARTICLES, DIM, generator=generator, dtype=x.dtype)
         score = (total - w) * sd
         direction = svgd_direction(white, score, Balanced().fit(white))
         white = white + STEIN_STEP / (1 + step / STEIN_HALVES) * direction
     return mean + sd * white
+
+
+def by_turns(x: Tensor, y: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+    """The same where every client's message is hidden by itself."""
+    return by_particles(x, y, epsilon, generator, CLIENTS**0.5)
 
 
 def main() -> None:
@@ -111,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 16
     print("| method | ε | held | SDs | error |\n| --- | --- | --- | --- | --- |")
-    for method in (by_sums, by_visits, by_particles):
+    for method in (by_sums, by_visits, by_particles, by_turns):
         for epsilon in EPSILONS:
             found = []
             for seed in range(trials):

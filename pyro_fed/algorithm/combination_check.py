@@ -16,8 +16,8 @@ UNHIDDEN = {
         "takes K times the noise that a sum over K clients does (benchmarks/privacy/chains)"
     ),
     "particles": (
-        "noise in the scores of N particles is √N times as loud as in one's, and drives them apart: their spread would "
-        "be that of the noise and not of the posterior (benchmarks/privacy/chains)"
+        "its server takes one client's turn after the other, and to hide each takes √K times the noise that their sum "
+        "does, in N particles √N times that: at epsilon = 10 none stays finite (benchmarks/privacy/chains)"
     ),
 }
 #: A spectral gap this near to one is one.

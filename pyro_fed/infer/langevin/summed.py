@@ -309,6 +309,7 @@ def least_autocorrelation(centred: np.ndarray) -> float:
         centred: (M, n, D), each chain about its mean.
     """
     chains, draws, dim = centred.shape
+    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
     here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
     variance = (centred.reshape(-1, dim) ** 2).mean(0)
     if chains * draws < DRAWS_FOR_ONE * dim:
