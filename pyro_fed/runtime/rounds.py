@@ -96,7 +96,8 @@ def run_phases(
             start = Start(phase.shared, context.executor.collect())
             if isinstance(context.combination, Bounded) and phase.ledger:
                 start = Start(phase.shared, {**start.local, **phase.ledger})
-            phase.ledger = phase.ledger or opened(part, *start)
+            if not context.executor.sums_alone:
+                phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
         if context.record.interrupted:
             break
@@ -152,7 +153,9 @@ def _begin(
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
-    """What the server keeps account of, of the clients' sites."""
+    """What the server keeps account of, of the clients' sites; nothing where it never sees one."""
+    if context.executor.sums_alone:
+        return {}
     found = opened(algorithm, shared, local)
     if not found and isinstance(context.combination, Bounded) and isinstance(algorithm, Bounding):
         found = {name: value.detach().double().clone() for name, value in algorithm.known(shared, local).items()}
