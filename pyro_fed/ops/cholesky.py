@@ -31,6 +31,10 @@ class Factor(NamedTuple):
         diagonal = torch.diagonal(self.lower, dim1=-2, dim2=-1)
         return 2.0 * (self.scale.log() + diagonal.log()).sum(-1)
 
+    def whole(self) -> Tensor:
+        """S L, the lower triangular factor of P itself: (..., D, D)."""
+        return self.scale.unsqueeze(-1) * self.lower
+
     def half_solve(self, x: Tensor) -> Tensor:
         """(S L)⁻¹ x for a matrix x: (..., D, K) -> (..., D, K)."""
         solution: Tensor = torch.linalg.solve_triangular(self.lower, x / self.scale.unsqueeze(-1), upper=False)

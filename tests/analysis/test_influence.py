@@ -64,6 +64,25 @@ def test_disagreement_is_in_sds_of_chance():
             assert found.disagreement[0] == pytest.approx(distance, rel=1e-6)
 
 
+def test_others_at_the_border_of_a_posterior_are_judged_or_left_out():
+    """Others' precisions whose smallest eigenvalue is rounding alone: some have a factor one way and not another."""
+    from pyro_fed.audit.clients.influence import by_sites
+    from pyro_fed.ops.gaussian_structures import FullGaussian
+
+    generator, judged = torch.Generator().manual_seed(0), 0
+    for _ in range(100):
+        axes = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))[0]
+        scale = torch.randn(6, generator=generator, dtype=torch.float64).mul(3).exp()
+        others = scale[:, None] * (axes @ torch.diag(torch.tensor([1.0] * 5 + [1e-16]).double()) @ axes.T) * scale
+        others = (others + others.T) / 2
+        site = torch.diag(scale**2)
+        q = FullGaussian(others + site, torch.ones(6, dtype=torch.float64))
+        found = by_sites(q, FullGaussian(site[None], torch.zeros(1, 6, dtype=torch.float64)))
+        assert np.isfinite(found.influence[0]) == np.isfinite(found.disagreement[0])
+        judged += int(np.isfinite(found.disagreement[0]))
+    assert 0 < judged < 100
+
+
 @pytest.mark.parametrize("algorithm", [pf.FedAIS(), pf.DSVGD(num_particles=200)], ids=lambda a: type(a).__name__)
 def test_draws_weighted_by_a_clients_likelihood_say_the_same(algorithm):
     fed, (x, y) = conjugate.federation(), conjugate.data()

@@ -146,3 +146,19 @@ def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error():
     with pytest.raises(pf.DivergenceError, match="left the finite numbers") as caught:
         pf.run(pf.DSVGD(), fed, **QUIET)
     assert caught.value.result is None
+
+
+def test_a_check_that_fails_costs_no_rounds(monkeypatch):
+    """The result is there, as the rounds left it, and says that it is unjudged, with the reason and its place."""
+    from pyro_fed.runtime.ending import finish
+
+    expected = quiet(pf.FedEP(), unequal_lines(), audit=False)
+
+    def broken(evidence):
+        raise ArithmeticError("of a check")
+
+    monkeypatch.setattr(finish, "audited", broken)
+    with pytest.warns(UserWarning, match=r"one ended in ArithmeticError \(of a check; test_run_ends.py, line \d+\)"):
+        found = pf.run(pf.FedEP(), unequal_lines(), seed=0, progress=False)
+    assert np.array_equal(values(found), values(expected))
+    assert "unjudged" in found.attrs["doubts"]

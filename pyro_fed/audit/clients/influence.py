@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
+from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Directions in which a client adds less than this share to what the others know are none that it speaks of.
@@ -98,8 +99,8 @@ def _disagreement(q: Gaussian, others: Gaussian, delta: Tensor) -> float:
     likelihood that is saturated pulls without bending.
     """
     if q.dense:
-        factor = torch.linalg.cholesky(others.precision)
-        inside = torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision), factor, upper=False)
+        factor = equilibrated_cholesky(others.precision).whole()
+        inside = equilibrated_cholesky(q.precision).half_solve(factor)
         added, vectors = torch.linalg.eigh(torch.eye(len(delta), dtype=delta.dtype) - inside.T @ inside)
         along = vectors.T @ (factor.T @ delta)
     else:

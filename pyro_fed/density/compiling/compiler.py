@@ -249,7 +249,7 @@ class Compiler:
         """The same for the leaves of all arguments, and the form of each."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
-        key = (_identity(function), "trace" if traced else self.level, specs, shapes)
+        key = (_identity(function), "trace" if traced else self.level, _Forms(specs), shapes)
         step = self._known(key)
         if step is None:
             rest = iter(leaves)
@@ -298,6 +298,13 @@ class Compiler:
             self.untraceable.append(reason_of(error))
         warn_untraceable(self.untraceable[0])
         return None
+
+
+class _Forms(tuple[pytree.TreeSpec, ...]):
+    """The forms of all arguments as part of a key; torch 2.6 cannot hash those of dicts, which hold lists."""
+
+    def __hash__(self) -> int:
+        return hash(tuple((form.type, form.num_nodes, form.num_leaves) for form in self))
 
 
 def _identity(function: Any) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from pyro_fed.audit import audit as audited
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
-from pyro_fed.errors import DivergenceError, InterruptedRun
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
@@ -28,6 +31,8 @@ from pyro_fed.runtime.ending.collecting import collected, integration_notes
 from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Finish:
         if hidden(self.context):
             draws = self.noisy(shared, draws)
         else:
-            self.judge(shared, draws)
+            self._judge_or_say(shared, draws)
             self.weigh(draws)
         self.context.record.notes += self.context.record.failed()
         say(self.context.record.said())
@@ -121,6 +126,21 @@ class Finish:
         if record.converged is not False or "change" not in record.latest:
             return []
         return [f"not converged after {len(record.figures)} rounds: the last change was {record.latest['change']:.3g}"]
+
+    def _judge_or_say(self, shared: State, draws: Tensor) -> None:
+        """Judge the result; where a check itself fails the rounds' work is kept, and the result doubted."""
+        try:
+            self.judge(shared, draws)
+        except PyroFedError:
+            raise
+        except Exception as error:
+            logger.exception("a check of a run's result has failed")
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
+            self.context.record.doubts.append(
+                f"not all checks were made: one ended in {type(error).__name__} ({line}; {place}). The result is as "
+                "the rounds left it, and unjudged; the log has the traceback"
+            )
 
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""
