@@ -19,14 +19,13 @@ pytestmark = [
     pytest.mark.skipif(find_spec("flwr") is None, reason="needs Flower"),
 ]
 
-CHAINS = {"num_chains": 2, "target_ess": None, "surrogates": "laplace"}
-FSGLD = '[settings]\nnum_chains = 2\ntarget_ess = "none"\nsurrogates = "laplace"'
+WEIGHED = '[settings]\nsurrogates = "laplace"'
 QUIET = {"compile": "off", "progress": False, "audit": False, "log_likelihood": False}
 
 
 @pytest.fixture
 def over_grid(flower, tmp_path):
-    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": "", "FSGLD": FSGLD})
+    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": "", "FedAIS": WEIGHED})
 
     def run(name="FedEP", **config):
         settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", **config})
@@ -63,8 +62,8 @@ def test_influence_is_that_of_the_simulation(over_grid, here):
     found, expected = over_grid(influence=True)["influence"], pf.influence(here)
     np.testing.assert_allclose(found["shift"].values, expected["shift"].values, atol=1e-6)
     assert found.attrs["stands_apart"] == expected.attrs["stands_apart"]
-    other = pf.run(pf.FSGLD(**CHAINS), unequal_lines(), num_rounds=300, executor="sequential", **QUIET)
-    asked, known = over_grid("FSGLD", influence=True, rounds=300)["influence"], pf.influence(other, unequal_lines())
+    other = pf.run(pf.FedAIS(surrogates="laplace"), unequal_lines(), executor="sequential", **QUIET)
+    asked, known = over_grid("FedAIS", influence=True)["influence"], pf.influence(other, unequal_lines())
     by_draws = asked["by"].values == "draws"
     assert by_draws.any()
     np.testing.assert_array_equal(by_draws, known["by"].values == "draws")
