@@ -37,12 +37,12 @@ class BoundModel:
         device: where its arguments have been moved to; None is where they were given.
     """
 
-    model: Callable[..., Any]
-    arguments: Arguments
+    model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
+    arguments: Arguments = field(repr=False)
     plate: str
     num_rows: int
     dtype: torch.dtype
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict, repr=False)
     in_double: bool = False
     device: torch.device | None = None
 

@@ -32,7 +32,14 @@ from pyro_fed.federation.data_checks import check_handled, check_labels, not_fin
 from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
-from pyro_fed.federation.groups.naming import grouped_table, groups_alone, owner_labels, with_group_names
+from pyro_fed.federation.groups.naming import (
+    grouped_table,
+    groups_alone,
+    named_labels,
+    owner_labels,
+    with_group_names,
+    without_rows,
+)
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
 from pyro_fed.federation.labels import client_table, discrete_labels, label_coords, row_labels
@@ -107,6 +114,8 @@ class Federation:
         place = device_of(device, (args, kwargs))
         plate = joined(plate, rows)
         arguments = flatten(model, args, kwargs)
+        if named := named_labels(arguments, rows or {}, plate, coords, partition):
+            arguments = flatten(model, args, kwargs, named)
         given, dtype = dtype, _floating(dtype, arguments)
         with told(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
@@ -266,7 +275,7 @@ class Federation:
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.coords)
-        empty = [name for name, index in zip(self.client_names, clients, strict=True) if len(index) == 0]
+        empty = without_rows(arguments, clients, self.client_names)
         if empty:
             warnings.warn(
                 f"clients {listed(empty)} have no rows: they contribute nothing",

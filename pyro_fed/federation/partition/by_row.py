@@ -63,6 +63,10 @@ class ByGroup(ByValue):
     order, and is called by it where `by` is given. Fewer: whole groups are dealt out, the largest first, each to the
     client with the fewest rows.
 
+    Where the plate is one of groups, with rows of their own (`Federation(..., rows={"patients": "hospital"})`), and the
+    values differ, they are the names of its elements in order: text or categories in `hospital` are coded by them,
+    whether all of them occur or not.
+
     Args:
         by: group, one a row; None takes the labels handed to `split`.
 
