@@ -109,8 +109,9 @@ def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], label
         influence: `attrs["unreliable"]` names them. `disagreement` takes sites and is NaN.
     """
     shape = (len(names), len(labels))
-    nothing = [np.full(shape, np.nan), np.full(shape, np.nan), *(np.full(len(names), np.nan) for _ in range(3))]
-    found = Without(*nothing, np.full(len(names), "none", dtype="<U5"))
+    shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
+    size, disagreement, pareto_k = (np.full(len(names), np.nan) for _ in range(3))
+    found = Without(shift, sd_ratio, size, disagreement, pareto_k, np.full(len(names), "none", dtype="<U5"))
     _weigh(found, draws, log_lik)
     doubted = [name for name, by in zip(names, found.by, strict=True) if by == "none"]
     return _dataset(found, names, labels, {"unreliable": ", ".join(doubted)})

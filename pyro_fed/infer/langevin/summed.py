@@ -276,7 +276,7 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         z: (D,).
         rows: row tensors, each (m, ...).
     """
-    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)
+    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
     if len(value) <= len(z):
         by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
         return by_row
