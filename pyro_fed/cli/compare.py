@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @options.verbose
 @options.quiet
 def compare(
-    model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int, partition_text: str,
+    model: str, recipe_names: tuple[str, ...], reference: str | None, clients: int | None, partition_text: str,
     assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None, executor_text: str,
     as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
@@ -60,11 +60,12 @@ def compare(
     for name, algorithm in algorithms.items():
         if not quiet:
             click.echo(f"{name}: {chosen[name].description}", err=True)
-        settings = {**chosen[name].run_options(clients), "executor": parse_executor(executor_text)}
+        settings = {**chosen[name].run_options(fed.num_clients), "executor": parse_executor(executor_text)}
         results[name] = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     stem = Path(reference).stem if reference else None
     table = pf.compare(results, stem, federation=fed, test=test)
-    what = {"model": Path(str(module.__file__)).stem, "clients": clients, "partition": partition_text, "seed": seed}
+    split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
+    what = {"model": Path(str(module.__file__)).stem, **split}
     values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
     click.echo(plain.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:

@@ -115,7 +115,7 @@ def main() -> None:
 @options.verbose
 @options.quiet
 def run(
-    model: str, recipe_name: str, clients: int, partition_text: str, rounds: int | None,
+    model: str, recipe_name: str, clients: int | None, partition_text: str, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None, rows: int, executor_text: str,
     graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
@@ -139,19 +139,19 @@ def run(
         page.check_report(report)
     chosen = recipe.load(recipe_name)
     assigned = dict(parse_assignment(text) for text in assignments)
-    settings = chosen.run_options(clients)
     if rounds is not None and issubclass(chosen.algorithm, Plan):
         assigned["max_rounds"] = rounds
-    elif rounds is not None:
-        settings["num_rounds"] = rounds
-    if graph_text is not None:
-        settings["graph"] = parse_graph(graph_text, clients)
-    if checkpoint is not None:
-        settings["checkpoint"] = checkpoint
-    settings |= {"executor": parse_executor(executor_text), "resume": resume}
     algorithm = chosen.build(assigned, where="--set")
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
+    settings = chosen.run_options(fed.num_clients)
+    if rounds is not None and not issubclass(chosen.algorithm, Plan):
+        settings["num_rounds"] = rounds
+    if graph_text is not None:
+        settings["graph"] = parse_graph(graph_text, fed.num_clients)
+    if checkpoint is not None:
+        settings["checkpoint"] = checkpoint
+    settings |= {"executor": parse_executor(executor_text), "resume": resume}
     if not as_json:
         click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
     idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)

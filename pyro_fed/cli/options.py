@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
 
@@ -178,14 +179,15 @@ certificates = click.option(
 resume = click.option("--resume", is_flag=True, help="Go on from the state in --checkpoint.")
 
 
-def clients(default: int, text: str = "Number of clients.") -> Callable[[Command], Command]:
+def clients(default: int | None, text: str = "Number of clients.") -> Callable[[Command], Command]:
     """How many clients there are.
 
     Args:
         default: where the user says nothing.
         text: of `--help`.
     """
-    return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=True, help=text)
+    shown = default is not None
+    return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=shown, help=text)
 
 
 def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
@@ -206,6 +208,7 @@ def out(text: str) -> Callable[[Command], Command]:
 
 def federation(command: Command) -> Command:
     """What makes the federation: `--clients`, `--partition` and `--seed`."""
-    for option in (seed, partition, clients(default=10)):
+    text = f"Number of clients.  [default: one a group of --partition group, else {DEFAULT_CLIENTS}]"
+    for option in (seed, partition, clients(None, text)):
         command = option(command)
     return command

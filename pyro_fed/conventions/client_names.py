@@ -1,4 +1,4 @@
-"""What a client may be called: a plain name that can stand in a message, a file and a table."""
+"""What a client may be called: a plain name that can stand in a message, a file and a table; and how many there are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pyro_fed.errors import ProtocolError
 
 #: Longest client id.
 MAX_CLIENT_ID = 64
+#: Clients of the command line, where neither the user nor the partition says how many.
+DEFAULT_CLIENTS = 10
 
 _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 

@@ -130,7 +130,9 @@ class Federation:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
         num_rows = sizes[plate] if arguments.num_rows is None else arguments.num_rows
-        split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), row_labels(arguments))
+        each = rows and isinstance(self.partition, partitions.ByGroup)  # of a plate of groups
+        labels = np.arange(num_rows) if each else row_labels(arguments)
+        split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), labels)
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
         names = self.partition.names(len(clients))
         self._bind(

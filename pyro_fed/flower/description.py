@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from flwr.app import ConfigRecord
+from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
 
 #: Longest description that is read, in characters, and the most rows that a client may say it has.
 MAX_TEXT, MAX_ROWS = 100_000, 10**12
@@ -29,7 +31,9 @@ class Description:
         name: the client's.
         num_rows: its rows.
         rows: the arguments split by rows: name → (shape of a row, dtype).
-        only_rows: whether these are all of the model's arguments.
+        nested: of a plate of groups, whose `rows` are these: nested plate → the same of its arguments, the one that
+            says to which group a row belongs first.
+        order: all of the model's arguments, where those above and the number of groups are all; else empty.
         sites: latent sites: name → shape.
         version: of pyro_fed.
     """
@@ -37,7 +41,8 @@ class Description:
     name: str
     num_rows: int
     rows: dict[str, tuple[list[int], str]]
-    only_rows: bool
+    nested: dict[str, dict[str, tuple[list[int], str]]]
+    order: list[str]
     sites: dict[str, list[int]]
     version: str
 
@@ -46,13 +51,19 @@ class Description:
         """That of a federation's only client."""
         problem = federation.problem
         arguments = problem.arguments
-        rows = {
+        shapes = {
             label: (list(leaf.shape[1:]), str(leaf.dtype).removeprefix("torch."))
-            for label, leaf in zip(arguments.row_names, arguments.rows, strict=True)
+            for label, leaf in zip(arguments.names, arguments.leaves, strict=True)
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
         }
-        only = len(arguments.sharded) == len(arguments.leaves) and all(label.isidentifier() for label in rows)
+        rows = {label: shapes[label] for label in arguments.row_names}
+        parts = arguments.nested_by_name
+        nested = {part: {label: shapes[label] for label in labels} for part, labels in parts.items()}
+        known = {*rows, *(label for labels in parts.values() for label in labels), *_numbers(federation)}
+        told = known == set(arguments.names) and all(label.isidentifier() for label in known)
+        order = list(arguments.names) if told else []
         sites = {label: list(site.shape) for label, site in problem.sites.items()}
-        return cls(name, federation.num_rows, rows, only, sites, VERSION)
+        return cls(name, federation.num_rows, rows, nested, order, sites, VERSION)
 
     def to_record(self) -> ConfigRecord:
         """As Flower sends it."""
@@ -80,13 +91,25 @@ class Description:
         if type(self.num_rows) is not int or not 0 < self.num_rows <= MAX_ROWS:
             raise ProtocolError(f"client {self.name}: num_rows must be a whole number, received {self.num_rows!r:.80}")
         numbers = 0
-        for shape, dtype in self.rows.values():
+        for shape, dtype in [each for part in (self.rows, *self.nested.values()) for each in part.values()]:
             if not all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) or len(shape) > 8:
                 raise ProtocolError(f"client {self.name}: not the shape of a row: {shape!r:.80}")
             if not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ProtocolError(f"client {self.name}: unknown dtype {dtype!r:.80}")
             numbers += math.prod(shape)
+        if not all(isinstance(label, str) for label in self.order):
+            raise ProtocolError(f"client {self.name}: not the names of arguments: {self.order!r:.80}")
         if numbers > MAX_ROW_NUMBERS:
             raise ProtocolError(
                 f"client {self.name}: a row of {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
             )
+
+
+def _numbers(federation: Federation) -> list[str]:
+    """Whole numbers among the arguments of a model of groups that are the number of groups, so that one alone has 1."""
+    problem = federation.problem
+    arguments = problem.arguments
+    if not arguments.nested_plates or not federation.num_rows:
+        return []
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
+    return [name for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int and leaf == 1]

@@ -14,6 +14,7 @@ from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit
 from pyro_fed.federation.split_arguments import choose_shards
 from pyro_fed.flower.description import Description
@@ -27,7 +28,8 @@ class Elsewhere(Federation):
         plate: its partitioned plate.
         clients: descriptions, which must agree.
         template: the model's positional arguments with one made-up row; by default that row is all ones, which is in
-            the support of nearly every likelihood, and a number of a group or category where there are two or more.
+            the support of nearly every likelihood, and a number of a category where there are two or more. Of groups
+            with rows of their own: one group with one such row in each nested plate.
 
     Raises:
         DataError: descriptions that differ, or the same name twice.
@@ -46,7 +48,12 @@ class Elsewhere(Federation):
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ, received {sorted(names)}: two nodes have one partition-id")
         arguments = flatten(model, self._template(first, template), None)
-        arguments = choose_shards(arguments, 1, list(first.rows))
+        if first.nested:
+            rows_of = {part: tuple(columns) for part, columns in first.nested.items()}
+            sizes = {plate: 1, **dict.fromkeys(rows_of, 1)}
+            arguments = group_arguments(arguments, plate, sizes, rows_of, list(first.rows))
+        else:
+            arguments = choose_shards(arguments, 1, list(first.rows))
         rows = [torch.zeros(1, dtype=torch.int64) for _ in clients]
         self._claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
@@ -86,13 +93,19 @@ class Elsewhere(Federation):
     def _template(self, first: Description, template: Any) -> Any:
         if template is not None:
             return template
-        if not first.only_rows:
+        if not first.order:
             raise ModelError("the model has arguments that are not split by rows: pass template= to server_app")
-        return tuple(torch.ones((1, *shape), dtype=getattr(torch, dtype)) for shape, dtype in first.rows.values())
+        owners = {next(iter(columns)) for columns in first.nested.values()}
+        shapes = {name: each for part in (first.rows, *first.nested.values()) for name, each in part.items()}
+        made = {
+            name: torch.full((1, *shape), 0 if name in owners else 1, dtype=getattr(torch, dtype))
+            for name, (shape, dtype) in shapes.items()
+        }
+        return tuple(made.get(name, 1) for name in first.order)  # the rest is the number of groups
 
 
 def _check_like(first: Description, other: Description) -> None:
-    for what in ("version", "rows", "sites"):
+    for what in ("version", "rows", "nested", "sites"):
         mine, theirs = getattr(first, what), getattr(other, what)
         if mine != theirs:
             raise DataError(f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}")

@@ -121,8 +121,11 @@ class Site:
             module = load_model(self.model)
             rows = self.load_rows(module, context.node_config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
-            federation = Federation.from_clients(module.model, {name: rows}, plate=module.PLATE, dtype=dtype)
-            check_apart(federation.problem, "over Flower")
+            nested = getattr(module, "ROWS", None)
+            federation = Federation.from_clients(
+                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
+            )
+            check_apart(federation.problem, "over Flower", groups=True)
             self.federations[name] = federation
         return self.federations[name]
 

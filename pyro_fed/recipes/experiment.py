@@ -6,6 +6,7 @@ import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
 from pyro_fed.errors import ModelError, PyroFedError
 from pyro_fed.federation import partition
 from pyro_fed.federation.federation import Federation
@@ -23,12 +24,12 @@ class Experiment(NamedTuple):
     test: tuple[Any, ...] | None
 
 
-def build_federation(module: ModuleType, clients: int, partition_text: str, seed: int) -> Experiment:
+def build_federation(module: ModuleType, clients: int | None, partition_text: str, seed: int) -> Experiment:
     """The model's training data over clients, and its test data.
 
     Args:
         module: of `library.load_model`.
-        clients: how many.
+        clients: how many; by default as many as groups, where the partition is by group, else `DEFAULT_CLIENTS`.
         partition_text: such as "dirichlet:0.3".
         seed: of the partition.
 
@@ -44,7 +45,8 @@ def build_federation(module: ModuleType, clients: int, partition_text: str, seed
     train, test = _loaded(module)
     how = partition.parse(partition_text, columns=train[0], named=_named(module.model, train))
     rows = getattr(module, "ROWS", None)
-    fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=clients, partition=how, seed=seed)
+    count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
+    fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, seed=seed)
     return Experiment(fed, test)
 
 

@@ -158,3 +158,9 @@ def test_coordinates_name_what_a_column_of_text_numbers():
     ordered = pd.Categorical(hospital, categories=["Celle", "Bonn", "Aue", "Zell"])
     with pytest.raises(pf.SettingError, match="give all in the order of the codes"):
         pf.Federation(groups_of, (ordered, y, 4), plate="patients", num_clients=2, coords={"hospitals": [*LEVELS]})
+
+
+def test_a_plate_of_groups_by_group_has_a_client_each():
+    fed = counties(partition=pf.partition.ByGroup())
+    assert fed.num_clients == J
+    assert fed.summary()["county"].tolist() == [1] * J

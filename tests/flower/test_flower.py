@@ -15,6 +15,7 @@ from families import FAMILIES, assert_same, sequential
 import pyro_fed as pf
 from pyro_fed.cli.main import main
 from pyro_fed.errors import DataError, ModelError, ProtocolError, QuorumError, SettingError
+from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.checkpoint import fingerprint
 from pyro_fed.runtime.executors import Faulty
 
@@ -49,6 +50,61 @@ def test_the_stages_of_a_plan_over_a_grid(flower, tmp_path):
     assert found.attrs["chosen"] == "FedEP"
     short = quiet_serve(flower, flower.grid(model, recipes), model, recipes["Auto"], rounds=1)
     assert "ended by the budget, max_rounds=1" in short.attrs["doubts"]
+
+
+EFFECTS = """
+import pyro
+import pyro.distributions as dist
+
+PLATE = "hospital"
+{rows}
+
+def model({arguments}):
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = pyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("hospital", {size}):
+        a = pyro.sample("a", dist.Normal(mu, tau))
+{likelihood}
+
+
+def load_data():
+    raise NotImplementedError("the rows are at the clients")
+"""
+#: A model whose rows are the groups, and one whose groups have rows and a covariate of their own.
+ONE_A_ROW = {
+    "rows": "",
+    "arguments": "noise, y",
+    "size": "len(noise)",
+    "likelihood": '        pyro.sample("y", dist.Normal(a, noise), obs=y)',
+}
+NESTED = {
+    "rows": 'ROWS = {"patient": "whose"}',
+    "arguments": "noise, whose, y, count, size",
+    "size": "count",
+    "likelihood": """    with pyro.plate("patient", len(y)):
+        pyro.sample("y", dist.Normal(a[whose] + size[whose], noise), obs=y)""",
+}
+
+
+@pytest.mark.parametrize("kind", [ONE_A_ROW, NESTED], ids=["one a row", "nested"])
+def test_hospitals_keep_their_effects_over_a_grid(flower, tmp_path, kind):
+    """As many groups as each hospital has, of any number of rows; the server has one made-up group."""
+    model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
+    model.write_text(EFFECTS.format(**kind))
+    rng, rows = np.random.default_rng(0), []
+    for groups in (2, 1, 3):
+        whose = np.repeat(np.arange(groups), 1 if kind is ONE_A_ROW else groups + 1)
+        noise, y = rng.uniform(0.5, 1.5, len(whose)), 2 * rng.normal(size=len(whose))
+        rows.append((noise, y) if kind is ONE_A_ROW else (noise, whose, y, groups, rng.normal(size=groups)))
+    client = flower.client_app(model, list(recipes.values()), lambda module, node: rows[node["partition-id"]], False)
+    found = quiet_serve(flower, flower.LocalGrid(client), model, recipes["FedEP"])
+    module = load_model(model)
+    nested = getattr(module, "ROWS", None)
+    fed = pf.Federation.from_clients(module.model, rows, plate="hospital", rows=nested)
+    same = pf.run(pf.FedEP(), fed, executor="sequential", progress=False, compile="off", audit=False)
+    for name in ("mu", "tau"):
+        assert np.array_equal(found.posterior[name], same.posterior[name])
+    assert "a" not in found.posterior  # the effects are at the hospitals
 
 
 SECURE = {"FedSEP": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 3'}
@@ -179,7 +235,7 @@ def test_descriptions_travel_whole_and_must_agree(flower):
     other = dataclasses.replace(flower.GOOD, name="1", rows={"x": ([3], "float64"), "y": ([], "float64")})
     with pytest.raises(DataError, match="clients 0 and 1 differ in rows"):
         flower.Elsewhere(line, "data", [flower.GOOD, other])
-    computed = dataclasses.replace(flower.GOOD, only_rows=False)
+    computed = dataclasses.replace(flower.GOOD, order=[])
     with pytest.raises(ModelError, match="pass template= to server_app"):
         flower.Elsewhere(line, "data", [computed])
     template = tuple(leaf[:1] for leaf in line_data())

@@ -64,8 +64,8 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
         return _text(leaf, name, known)
     if leaf.dtype.kind in "mM":
         raise DataError(
-            f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date, "
-            f"({name} - {name}.min()) / numpy.timedelta64(1, 'D')"
+            f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date "
+            f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D')"
         )
     return Leaf(_tensor(leaf, name))
 

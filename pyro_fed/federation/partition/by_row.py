@@ -68,7 +68,7 @@ class ByGroup(ByValue):
     whether all of them occur or not.
 
     Args:
-        by: group, one a row; None takes the labels handed to `split`.
+        by: group, one a row; None takes the labels handed to `split`, and of a plate of groups each by itself.
 
     Example:
         >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.ByGroup(by=hospital))
