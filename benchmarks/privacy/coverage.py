@@ -4,12 +4,14 @@ Linear or logistic regression with three weights drawn from their prior, 200 cli
 clipped at norm 100 or 20 (few are longer), three or six rounds (`FedEP` begins logistic regression by short steps); the
 noise multiplier is the smallest that spends ε. `FedEP` is differentially private partitioned variational inference
 (Heikkilä et al. 2023) with a trusted server: clients keep their clipped sites, and all rounds' noise adds up in q.
-`FedSEP`'s clients keep none and take the noise of earlier rounds back. A row: in how many of all intervals the truth
+`FedSEP`'s clients keep none and take the noise of earlier rounds back. `SummedLangevin` is one chain of 400 rounds, of
+which the noise is the chain's own, by client and by row; its temperature is what makes it `LENGTH` relaxation times
+long, from the guessed precision of `CHAINS`, and not from what it gave. A row: in how many of all intervals the truth
 lies, aware (as the run returns) and not (draws of the released q alone),
 the SDs of both over the exact posterior's (of logistic regression Laplace's, by Newton's method on all rows), how far
 the released means are from that posterior's in its SDs, and runs whose noise left no distribution (which say so).
 
-    python -m benchmarks.privacy.coverage [TRIALS] [linear|logistic]
+    python -m benchmarks.privacy.coverage [TRIALS] [linear|logistic] [sites|chains]
 """
 
 from __future__ import annotations
@@ -68,6 +70,15 @@ def posterior(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray,
 
 #: Models, the longest that a client's message may be, and rounds.
 MODELS = {"linear": (linear, 100.0, 3), "logistic": (logistic, 20.0, 6)}
+#: Of chains, by model and unit: the longest score, and a guess of the posterior's precision.
+CHAINS = {
+    ("linear", "client"): (15.0, CLIENTS * ROWS),
+    ("linear", "row"): (4.0, CLIENTS * ROWS),
+    ("logistic", "client"): (6.0, 0.125 * CLIENTS * ROWS),
+    ("logistic", "row"): (2.0, 0.125 * CLIENTS * ROWS),
+}
+#: Rounds of a chain, relaxation times that it is to have, and its largest hλ/α.
+CHAIN_ROUNDS, LENGTH, LARGEST = 400, 50, 0.5
 
 
 def multiplier(epsilon: float, rounds: int) -> float:
@@ -112,12 +123,58 @@ def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarra
     return *found, np.abs(plain[0].mean(0) - mean) / exact
 
 
+def chain_trial(name: str, unit: str, noise: float, seed: int) -> tuple[np.ndarray, ...]:
+    """The same of a chain: whether each weight is in its interval, its SDs and errors, and its temperature."""
+    model, generator = MODELS[name][0], torch.Generator().manual_seed(seed)
+    norm, precision = CHAINS[name, unit]
+    truth = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    x = torch.randn(CLIENTS * ROWS, DIM, generator=generator, dtype=torch.float64)
+    y = outcomes(model, x @ truth, generator)
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS, seed=seed)
+    whole = 4 * precision * CHAIN_ROUNDS / (2 * noise**2) / norm**2  # relaxation times at temperature 1
+    temperature = max(1.0, LENGTH / whole)
+    longest = 4 * temperature**2 / (norm * noise) ** 2
+    step = LARGEST * temperature / precision
+    algorithm = pf.SummedLangevin(
+        temperature=temperature,
+        step_size=step if step < longest else None,
+        row_norm=norm if unit == "row" else None,
+    )
+    private: Any = pf.Private(norm=norm, noise_multiplier=noise, delta=DELTA, unit=unit)  # type: ignore[arg-type]
+    idata = pf.run(algorithm, fed, combination=private, num_rounds=CHAIN_ROUNDS, progress=False, compile="trace")
+    draws = idata.posterior["w"].values.reshape(-1, DIM)
+    mean, exact = posterior(model, x, y)
+    low, high = np.quantile(draws, INTERVAL, axis=0)
+    inside = (low < truth.numpy()) & (truth.numpy() < high)
+    return inside, draws.std(0) / exact, np.abs(draws.mean(0) - mean) / exact, np.array(temperature)
+
+
+def chains(model: str, trials: int) -> None:
+    """The table of chains."""
+    print("| protected | ε | noise multiplier | temperature | held | SDs | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for unit in ("client", "row"):
+        for epsilon in EPSILONS:
+            noise = multiplier(epsilon, CHAIN_ROUNDS)
+            runs = [chain_trial(model, unit, noise, seed) for seed in range(trials)]
+            held, wide, error, temperature = (np.stack(part) for part in zip(*runs, strict=True))
+            print(
+                f"| {unit} | {epsilon:g} | {noise:.1f} | {temperature[0]:.2g} | {held.mean():.0%} "
+                f"| {np.median(wide):.2f} | {np.median(error):.2f} |",
+                flush=True,
+            )
+
+
 def main() -> None:
-    """The table."""
+    """The tables."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     model = sys.argv[2] if len(sys.argv) > 2 else "linear"
+    what = sys.argv[3] if len(sys.argv) > 3 else "sites"
+    if what == "chains":
+        chains(model, trials)
+        return
     print("| algorithm | ε | noise multiplier | aware | not aware | SDs aware | not aware | error | no distribution |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, algorithm in ALGORITHMS.items():

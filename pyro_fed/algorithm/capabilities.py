@@ -18,6 +18,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     Tempered      its clients' rows count by one over its temperature
     Advice        a cure of its own for an update that left the finite numbers
     NoiseTracking what becomes in its server's state of noise that came with messages is known
+    NoiseWithin   noise that came with messages is part of its own randomness
     Delegates     what a user names; by its settings another algorithm may be run in its place
     FitsSize      its defaults are others where the model is large
     OnCPU         its steps are computed on the CPU whatever the federation's device
@@ -38,6 +39,7 @@ from pyro_fed.errors import SettingError
 if TYPE_CHECKING:
     from pyro_fed.algorithm.combination import Bounded
     from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.algorithm.privacy import Private
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
     from pyro_fed.density.rows.batches import ClientData
@@ -495,6 +497,25 @@ class NoiseTracking(ABC):
             this algorithm without what would hold noise back as it holds back a long step, and how many times as
             loud as in one of the rounds its messages' noise has to be.
         """
+
+
+class NoiseWithin(ABC):
+    """Noise that came with its messages is a part of its own randomness, so that its draws have it as they are."""
+
+    @abstractmethod
+    def privately(self, private: Private | None) -> Self:
+        """This algorithm, which knows of the noise.
+
+        Args:
+            private: the run's combination, where that is differential privacy.
+
+        Raises:
+            SettingError: its settings do not go with that noise; names them and the cure.
+        """
+
+    @abstractmethod
+    def at_client(self) -> Self:
+        """This algorithm as the clients know it, by their own recipe, which says nothing of the server's noise."""
 
 
 class Delegates(ABC):

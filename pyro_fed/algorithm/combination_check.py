@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from pyro_fed.algorithm.capabilities import Bounding, OnGraph, Pooled, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, NoiseWithin, OnGraph, Pooled, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
+#: Why draws of a kind cannot be had privately by visits of one client after the other.
+UNHIDDEN = {
+    "chains": (
+        "a visit moves a chain by one client's rows, weighted as if they were everybody's, so that hiding one client "
+        "takes K times the noise that a sum over K clients does (benchmarks/privacy/chains)"
+    ),
+    "particles": (
+        "its server takes one client's turn after the other, and to hide each takes √K times the noise that their sum "
+        "does, in N particles √N times that: at epsilon = 10 none stays finite (benchmarks/privacy/chains)"
+    ),
+}
 #: A spectral gap this near to one is one.
 SAME = 1e-9
 
 
 def check_combination(
-    combination: Combination | None, chain: list[Algorithm], num_clients: int, graph: Graph | None = None
+    combination: Combination | None,
+    chain: list[Algorithm],
+    num_clients: int,
+    graph: Graph | None = None,
+    num_rows: int = 0,
 ) -> None:
     """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
 
@@ -22,6 +38,7 @@ def check_combination(
         chain: its phases.
         num_clients: K.
         graph: of the run, or None.
+        num_rows: of all clients.
 
     Raises:
         SettingError: names the algorithm and the cure.
@@ -29,6 +46,8 @@ def check_combination(
     if combination is None:
         return
     combination.check_clients(num_clients)
+    if isinstance(combination, Private):
+        _check_private(combination, chain[-1], num_rows)
     for algorithm in reversed(chain):  # the run's own first: it is the one that the user named
         name = type(algorithm).__name__
         if isinstance(combination, Bounded):
@@ -48,6 +67,21 @@ def check_combination(
                 f"{name}, with which {type(chain[-1]).__name__} starts, needs every client's honest answer, which "
                 f"{combination} does not: use start='prior'"
             )
+
+
+def _check_private(private: Private, algorithm: Algorithm, num_rows: int) -> None:
+    """Refuse what no sound mechanism gives a useful answer for, with the measurement that says so."""
+    name = type(algorithm).__name__
+    if private.unit == "row":
+        private.check_units(num_rows, "row")
+        if not isinstance(algorithm, NoiseWithin):
+            raise SettingError(
+                f"{name}: Private(unit='row') protects single rows where a message is a sum over rows whose terms the "
+                f"client shortens one by one; {name}'s is not, and a bound on it would be that of the whole client: "
+                "use SummedLangevin(row_norm=...), or unit='client'"
+            )
+    if algorithm.draws_are in UNHIDDEN and not isinstance(algorithm, NoiseWithin):
+        raise SettingError(f"{name} has no differential privacy: {UNHIDDEN[algorithm.draws_are]}. Use SummedLangevin")
 
 
 def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:

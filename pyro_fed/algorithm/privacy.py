@@ -19,12 +19,13 @@ from __future__ import annotations
 import secrets
 import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.combination import Shortened, clip
-from pyro_fed.conventions.setting_checks import check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
 
 
@@ -39,9 +40,12 @@ class Private(Shortened):
     server's alone.
 
     Args:
-        norm: r, the longest that a message may be.
+        norm: r, the longest that a message may be, or with `unit="row"` that a row's part of it may be.
         noise_multiplier: z, the noise's SD in units of `norm`.
-        delta: δ; well below one over the number of clients.
+        delta: δ; well below one over the number of clients, or of rows.
+        unit: what is protected: "client", all its rows at once, whose messages the server shortens; or "row", one row
+            of any client, whose part of the message the client shortens, which is asked of an algorithm
+            (`SummedLangevin(row_norm=...)`).
 
     Raises:
         SettingError: a setting out of its range, or no accountant is installed.
@@ -54,8 +58,10 @@ class Private(Shortened):
 
     noise_multiplier: float
     delta: float = 1e-5
+    unit: Literal["client", "row"] = "client"
 
     def __post_init__(self) -> None:
+        check_choice(self, "unit", ("client", "row"))
         check_positive(self, "norm", "noise_multiplier")
         check_between(self, "delta", 0.0, 0.5)
         self.epsilon(1)
@@ -66,17 +72,31 @@ class Private(Shortened):
         Raises:
             SettingError: it is not.
         """
-        if self.delta * num_clients >= 1:
+        self.check_units(num_clients, "client")
+
+    def check_units(self, number: int, unit: str) -> None:
+        """The same of clients or rows.
+
+        Args:
+            number: how many there are.
+            unit: "client" or "row".
+
+        Raises:
+            SettingError: δ is too large for so many.
+        """
+        if self.delta * number >= 1:
+            whose = "one client's rows" if unit == "client" else "one row"
             raise SettingError(
-                f"Private: delta={self.delta:g} means nothing for {num_clients} clients: to publish one client's rows "
-                f"would be as private; expected well below 1/{num_clients}, such as {0.01 / num_clients:.1g}"
+                f"Private: delta={self.delta:g} means nothing for {number} {unit}s: to publish {whose} "
+                f"would be as private; expected well below 1/{number}, such as {0.01 / number:.1g}"
             )
 
     def middle(self, messages: Tensor) -> Tensor:
         """The mean of the clipped messages, with noise."""
         generator = torch.Generator().manual_seed(secrets.randbits(63))
         noise = torch.randn(messages.shape[1], generator=generator, dtype=messages.dtype)
-        total = clip(messages, self.norm).sum(0) + self.noise_multiplier * self.norm * noise.to(messages.device)
+        short = messages if self.unit == "row" else clip(messages, self.norm)
+        total = short.sum(0) + self.noise_multiplier * self.norm * noise.to(messages.device)
         return total / len(messages)
 
     def figures(self, releases: int) -> dict[str, float]:

@@ -45,6 +45,7 @@ PLAIN: Mapping[str, Any] = {
     "resume": bool,
     "start": str,
     "audit": bool,
+    "influence": bool,
     "out": str,
 }
 #: Keys for objects by name, and the modules that have them; a name in none is answered by those of the first.
@@ -82,6 +83,7 @@ class Configuration:
         specs: schedule, graph and combination by name, which `run_options` makes.
         secure: sums in place of messages; None: each client's message is seen.
         loo: leave-one-out after the run, of this observed site, "" for the only one; None: not asked for.
+        influence: each client's, asked for after the run.
     """
 
     num_clients: int
@@ -92,6 +94,7 @@ class Configuration:
     specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     secure: SecAgg | None = None
     loo: str | None = None
+    influence: bool = False
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run`.
@@ -159,12 +162,12 @@ def read(
     out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
     secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
-    num_clients = given.pop("num-clients")
+    num_clients, influence = given.pop("num-clients"), given.pop("influence", False)
     if "rounds" in given:
         given["num-rounds"] = given.pop("rounds")
     own = {key: value for key, value in (options or {}).items() if key not in specs}
     merged = own | {key.replace("-", "_"): value for key, value in given.items()}
-    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out)
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out, influence)
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:

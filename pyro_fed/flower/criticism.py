@@ -1,37 +1,51 @@
-"""Leave-one-out of a deployment's result: one more round, in which every client sends sums over its rows."""
+"""Criticism of a deployment's result: one more round, in which every client is asked about the draws.
+
+Leave-one-out and WAIC take sums over a client's rows; influence takes each client's log-likelihood at every draw, which
+is what the audit takes too.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+import torch
 import xarray as xr
 
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.analysis.criticism.loo import loo
-from pyro_fed.analysis.criticism.pointwise import chosen_site, observed_plates
+from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
+from pyro_fed.analysis.criticism.loo import loo_and_waic
+from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
 from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.secure import SecAgg
-from pyro_fed.ops.arviz_versions import with_group
+from pyro_fed.ops.arviz_versions import group_of, with_group
+from pyro_fed.ops.entries import evenly
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.base import LOG_LIK
 
 #: What an operator reads, as in `server`.
 LOG = logging.getLogger("flwr")
-#: Name of the result's group.
-GROUP = "loo"
+#: Names of the result's groups.
+GROUP, INFLUENCE = "loo", "influence"
+#: Draws that clients are asked about, at most.
+MOST = 4000
 #: What it says of all rows, by its attributes.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 
 
-def check_leaving_out(federation: Elsewhere, site: str, secure: SecAgg | None, combination: Any) -> None:
+def check_leaving_out(
+    federation: Elsewhere, site: str | None, secure: SecAgg | None, combination: Any, what: str = GROUP
+) -> None:
     """Refuse, before the run, what could not be asked after it.
 
     Args:
         federation: the clients.
-        site: the observed site; "" for the only one.
+        site: the observed site; "" for the only one, None where none is meant.
         secure: of the run.
         combination: of the run.
+        what: is to be asked.
 
     Raises:
         SettingError: secure aggregation or differential privacy, which clients' own sums would break.
@@ -40,14 +54,16 @@ def check_leaving_out(federation: Elsewhere, site: str, secure: SecAgg | None, c
     if secure is not None or isinstance(combination, Private):
         hidden = "secure aggregation hides" if secure is not None else f"{combination} counts the loss of privacy by"
         raise SettingError(
-            f"loo shows the server each client's own sums over its rows, without noise, and {hidden} what clients "
+            f"{what} shows the server each client's own sums over its rows, without noise, and {hidden} what clients "
             "send: choose one of the two"
         )
+    if site is None:
+        return
     chosen_site(observed_plates(federation.problem), site)
 
 
 def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) -> Any:
-    """The result with the group `loo`: `elpd`, `p`, `rows` and counts of Pareto k by client, and as attributes of all.
+    """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, of all as attributes.
 
     Where it cannot be had, the result is as it was, with the reason in the attribute `no_loo` and the log.
 
@@ -58,10 +74,50 @@ def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) ->
         site: the observed site; "" for the only one.
     """
     try:
-        found = loo(result, federation, var_name=site or None, executor=executor)
+        found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
     except PyroFedError as error:  # the run is not lost for it
         result.attrs["no_loo"] = str(error)
         LOG.error("No leave-one-out: %s", error)
         return result
     attrs = {name: int(found[name]) if name == "warning" else found[name] for name in OF_ALL}
-    return with_group(result, GROUP, xr.Dataset.from_dataframe(found["by_client"]).assign_attrs(attrs))
+    attrs |= {"elpd_waic": wide["elpd_waic"], "se_waic": wide["se"], "p_waic": wide["p_waic"]}
+    attrs["warning_waic"] = int(wide["warning"])
+    table = found["by_client"].assign(waic=wide["by_client"]["elpd"], p_waic=wide["by_client"]["p"])
+    return with_group(result, GROUP, xr.Dataset.from_dataframe(table).assign_attrs(attrs))
+
+
+def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
+    """The result with the group `influence`, as of `pf.influence`: by its sites, or by what clients say of its draws.
+
+    Args:
+        result: of `run`.
+        federation: its clients.
+        executor: over which they are asked.
+    """
+    run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
+    try:
+        if "sites" in result and group_of(result, "sites").attrs.get("algorithm") == run_by:
+            found = influence(result)
+        else:
+            found = _asked(result, federation, executor)
+    except PyroFedError as error:  # the run is not lost for it
+        result.attrs["no_influence"] = str(error)
+        LOG.error("No influence: %s", error)
+        return result
+    return with_group(result, INFLUENCE, found)
+
+
+def _asked(result: Any, federation: Elsewhere, executor: Flower) -> xr.Dataset:
+    """By the clients' log-likelihoods at the draws."""
+    problem, clients = federation.problem, list(range(federation.num_clients))
+    draws = checked_draws(result, federation)
+    draws = draws[evenly(len(draws), MOST)]
+    with torch.no_grad():
+        executor.start(Pointwise(), problem, federation.client_data(), {})
+        try:
+            received = {"draws": draws.expand(len(clients), *draws.shape)}
+            log_lik = executor.ask(LOG_LIK, Work(0, 0, clients, received))[LOG_LIK].double().T
+        finally:
+            executor.close()
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    return influence_by_weights(draws, log_lik, federation.client_names, labels)

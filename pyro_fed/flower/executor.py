@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators, Pooled
-from pyro_fed.algorithm.states import State, prefixed, select, within
+from pyro_fed.algorithm.capabilities import Indicators, NoiseWithin, Pooled
+from pyro_fed.algorithm.states import State, prefixed, select, within, write
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
@@ -75,7 +76,14 @@ class Flower(Remote):
         super().prepare()
         self._expected: tuple[Spec, Spec, Spec] | None = None
         self._lost: set[int] = set()
+        self._said: dict[int, State] = {}
+        self._carried: SecureRound | None = None
         self._made: dict[int, list[Made]] = {}
+
+    @property
+    def sums_alone(self) -> bool:
+        """With secure aggregation."""
+        return self.secure is not None
 
     def worker_of(self, client: int) -> int:
         """Each client is its own."""
@@ -94,6 +102,26 @@ class Flower(Remote):
         keep(self.algorithm, self.local, made, taken, told)
         self._changed -= set(self._made)
         self._made = {}
+        if self.secure is not None:
+            self._keep_said(taken)
+
+    def _keep_said(self, taken: Tensor) -> None:
+        """What clients keep of what they have sent, as far as sums tell: nobody asks them for more."""
+        whose = {slot: client for client, slots in self._asked.items() for slot in slots}
+        for slot in taken.tolist():
+            client = whose[slot]
+            said = {name: value for name, value in self._said.get(client, {}).items() if name in self.local}
+            write(self.local, self.at([client]), said)
+            self._changed.discard(client)
+
+    def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """What the exchanges of secure aggregation took, where there were any."""
+        if self._carried is None:
+            return None
+        down, up = (
+            np.array([counted[client] for client in clients]) for counted in (self._carried.down, self._carried.up)
+        )
+        return down, up
 
     def revived(self, workers: list[int]) -> list[int]:
         """Clients that have lost their states, which are here."""
@@ -151,7 +179,10 @@ class Flower(Remote):
         }
         first = requests[next(iter(nodes))]
         number = first.work.round if first.work is not None else 0
-        found = SecureRound(secure, self.post, nodes, contents, number, self.timeout)(self._failed)
+        exchanges = SecureRound(secure, self.post, nodes, contents, number, self.timeout)
+        found = exchanges(self._failed)
+        if first.indicator is None:
+            self._carried = exchanges
         self.mailbox.close()
         if self.algorithm.needs_all and first.indicator is None and len(found.clients) < len(requests):
             missing = [self.roll.names[client] for client in requests if client not in found.clients]
@@ -174,6 +205,7 @@ class Flower(Remote):
             self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
         rows = self.data.num_rows[self.at(found.clients)]
         messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
+        self._said = dict(zip(found.clients, messages, strict=True))
         return {client: Reply(one, {}) for client, one in zip(found.clients, messages, strict=True)}
 
     def _present(self, requests: Mapping[int, Request]) -> dict[int, str]:
@@ -210,7 +242,9 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=described(self.algorithm),
+            algorithm=described(
+                self.algorithm.at_client() if isinstance(self.algorithm, NoiseWithin) else self.algorithm
+            ),
             num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),

@@ -58,7 +58,8 @@ combination = "none"    # such as "median", or '{{name = "private", norm = 1.0, 
 secure-aggregation = "none" # true, or '{{largest = 1e6}}': the server sees sums alone, and not every algorithm can
 num-draws = "none"
 audit = true
-loo = "none"            # true, or the observed site where there are several: leave-one-out by the clients' sums
+loo = "none"            # true, or the observed site where there are several: leave-one-out, WAIC, by clients' sums
+influence = false       # how far each client moves each parameter
 compile = "trace"       # "off", "trace" or "inductor"
 out = "posterior.nc"    # on the server
 """

@@ -12,6 +12,10 @@ A round's sum is C numbers short of what `combine` is given, so that each client
 with w_k its share of the rows: both sums that an additive algorithm may ask for are those of the messages. Clients
 therefore send m_k and (n_k / n_max) m_k. A flag is set where all clients have set it.
 
+What clients keep under the name of what they send (FedLaplace's sites, whether FedAIS's client has answered), a phase
+that follows, and a checkpoint, have as the stand-in's: sites whose product is that of the clients' own, and no single
+one. Nothing that a result says of single clients is computed from them.
+
 Numbers are rounded to a grid, twice `largest` over 2³⁰ or less wide; both are powers of two, so that Flower's rounding
 at random, which would not follow from the seed, has nothing to round. A number beyond `largest` fails the client.
 
@@ -25,6 +29,7 @@ Sums of the same clients in many rounds, or with and without one of them, tell o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,7 +39,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import SiteKeeping, Sites
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
@@ -119,6 +124,9 @@ class SecureRound:
         contents: what each is asked, which is sent along when the masked numbers are.
         number: the round's.
         timeout: seconds that a client has for each of the four exchanges.
+        failures: why clients have dropped out.
+        down: bytes that each client has been sent, in all four.
+        up: bytes that each has sent.
     """
 
     settings: SecAgg
@@ -128,6 +136,8 @@ class SecureRound:
     number: int
     timeout: float
     failures: dict[int, str] = field(default_factory=dict)
+    down: Counter[int] = field(default_factory=Counter)
+    up: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, say: Callable[[Message], str]) -> Summed:
         """The sum of what the clients send.
@@ -179,9 +189,13 @@ class _Letters:
             if message.content[PROTOCOL][Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
                 for name, record in self.round.contents[client].items():
                     message.content[name] = record
+        for client, message in letters.items():
+            self.round.down[client] += size_of(message)
         answers = self.round.post.exchange(letters, self.round.timeout)
         found = []
         for client, answer in answers.items():
+            if not isinstance(answer, str):
+                self.round.up[client] += size_of(answer)
             if isinstance(answer, str):
                 self.round.failures[client] = answer
             elif answer.has_error():
@@ -228,6 +242,25 @@ class _Taken:
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
         self.total = torch.from_numpy(np.array(mean, dtype=np.float64))
         return None, {}
+
+
+def size_of(message: Message) -> int:
+    """Bytes of what a message holds, without Flower's own envelope."""
+    if not message.has_content():
+        return 0
+    return sum(
+        sum(len(key) + _bytes(value) for key, value in record.items())  # Flower's own count refuses empty texts
+        if isinstance(record, ConfigRecord)
+        else record.count_bytes()
+        for record in message.content.values()
+    )
+
+
+def _bytes(value: Any) -> int:
+    """Of a value of a ConfigRecord: texts and bytes by their length, lists by what is in them, numbers 8."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum(map(_bytes, value)) if isinstance(value, list) else 8
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
@@ -318,11 +351,11 @@ def check_secure(chain: Sequence[Algorithm]) -> None:
         if not part.additive:
             raise SettingError(
                 f"{type(part).__name__}: its server looks at messages one by one, and secure aggregation brings sums "
-                "alone: use FedSEP(start='prior'), FedLaplace or FedAvg"
+                "alone: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), SummedLangevin or FedAvg"
             )
     for part in chain[:-1]:
-        if isinstance(part, Sites | SiteKeeping):
+        if isinstance(part, SiteKeeping):
             raise SettingError(
-                f"{type(chain[-1]).__name__} starts from the sites of {type(part).__name__}'s clients, and secure "
-                "aggregation brings sums alone: use start='prior'"
+                f"{type(chain[-1]).__name__} starts from what {type(part).__name__}'s clients keep, and secure "
+                "aggregation brings sums alone: start from FedLaplace or the prior"
             )

@@ -14,7 +14,7 @@ from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.flower.configuration import Configuration, check_options, read
-from pyro_fed.flower.criticism import check_leaving_out, with_loo
+from pyro_fed.flower.criticism import INFLUENCE, check_leaving_out, with_influence, with_loo
 from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.joining import Roll, joined
@@ -42,7 +42,7 @@ def server_app(
     The run's configuration (see `pyro_fed.flower.configuration`) has `num-clients` to wait for, and where they are to
     be others than the app's or the recipe's `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, and `out`, the file for the result.
+    `loo`, `influence`, and `out`, the file for the result.
 
     Args:
         model: the model's file, or its name in the library.
@@ -115,6 +115,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
             check_secure(chain_of(stage.algorithm, federation.problem))
     if settings.loo is not None:
         check_leaving_out(federation, settings.loo, settings.secure, options.get("combination"))
+    if settings.influence:
+        check_leaving_out(federation, None, settings.secure, options.get("combination"), INFLUENCE)
     executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
     LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
     if settings.secure is not None:
@@ -130,9 +132,11 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         log_likelihood=False,
         collect_local=False,
     )
-    if settings.loo is None:
-        return result
-    return with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
+    if settings.loo is not None:
+        result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
+    if settings.influence:
+        result = with_influence(result, federation, Flower(grid, roll, settings.timeout))
+    return result
 
 
 def _check_before_the_wait(settings: Configuration) -> None:

@@ -16,7 +16,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.network import Network
+from pyro_fed.runtime.network import Network, Traffic
 from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
 
 #: Messages of fewer clients have no cohort that one of them could stand apart from.
@@ -73,6 +73,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if (how_far := moved(phase, context, shared, sent._replace(messages=messages))) is not None:
         found.info["moved"] = how_far[found.slots] if len(how_far) > len(at) else how_far
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
+    if (carried := context.executor.travelled(at.tolist())) is not None:
+        traffic = Traffic(*carried)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, phase.shared, after, number, record.unlike())
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
@@ -93,7 +95,7 @@ def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor |
         sent: the messages, as they are taken.
     """
     algorithm = phase.algorithm
-    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):
+    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context) or context.executor.sums_alone:
         return None
     return algorithm.moved(shared, phase.ledger, sent)
 
@@ -117,6 +119,7 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
     """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
     algorithm = phase.algorithm
     alike = isinstance(algorithm, Bounding) and algorithm.alike and algorithm.additive and not phase.ledger
+    alike = alike and not context.executor.sums_alone
     return phase.last and alike and context.combination is None and clients >= FEWEST_COMPARED
 
 

@@ -14,7 +14,7 @@ from pyro_fed.algorithm.combination_check import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.plan import chain_of
-from pyro_fed.algorithm.record import Asked, Record, Round
+from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
@@ -32,6 +32,7 @@ from pyro_fed.runtime.interruption.outcome import interrupted
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
+from pyro_fed.runtime.replies import hidden
 
 #: Algorithms that have been run to their end, each with its final states.
 Finished = list[tuple[Algorithm, Start]]
@@ -58,7 +59,10 @@ def run_phases(
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
-    check_combination(context.combination, chain, context.federation.num_clients, context.graph)
+    federation = context.federation
+    check_combination(
+        context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
+    )
     networks = [  # the run's own algorithm first: it is the one that the user named
         context.connect(
             part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
@@ -92,7 +96,8 @@ def run_phases(
             start = Start(phase.shared, context.executor.collect())
             if isinstance(context.combination, Bounded) and phase.ledger:
                 start = Start(phase.shared, {**start.local, **phase.ledger})
-            phase.ledger = phase.ledger or opened(part, *start)
+            if not context.executor.sums_alone:
+                phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
         if context.record.interrupted:
             break
@@ -148,7 +153,9 @@ def _begin(
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
-    """What the server keeps account of, of the clients' sites."""
+    """What the server keeps account of, of the clients' sites; nothing where it never sees one."""
+    if context.executor.sums_alone:
+        return {}
     found = opened(algorithm, shared, local)
     if not found and isinstance(context.combination, Bounded) and isinstance(algorithm, Bounding):
         found = {name: value.detach().double().clone() for name, value in algorithm.known(shared, local).items()}
@@ -213,7 +220,7 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
     record.rounds[-1].asked = asked
     record.figures.append(_figures(phase, context, network, after))
     phase.shared, phase.done = after, index + 1
-    record.converged = _state_of(phase, record, network)
+    record.converged = _state_of(phase, context, network)
     _save(phase, context, network)
 
 
@@ -228,7 +235,7 @@ def _several(phase: Phase, context: Context, network: Network, data: ClientData,
         record.rounds.append(one)
         record.figures.append(_figures(phase, context, network, after))
         phase.shared, phase.done = after, phase.done + 1
-    record.converged = _state_of(phase, record, network)
+    record.converged = _state_of(phase, context, network)
     return True
 
 
@@ -261,8 +268,14 @@ def _evaluated(
     return found
 
 
-def _state_of(phase: Phase, record: Record, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while it may yet, or where it has no criterion."""
+def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
+    """Whether the algorithm has converged; None while it may yet, or where it has no criterion.
+
+    A private run has all its rounds: an end by what was seen would be one more thing that was told of the rows.
+    """
+    record = context.record
+    if hidden(context) and phase.done < phase.rounds:
+        return None
     measured = [figures for figures in record.figures if figures]
     verdict = phase.algorithm.converged(measured) if measured else None
     if verdict and record.figures[-1] and network.complete():

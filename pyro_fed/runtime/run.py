@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from pyro_fed.algorithm.capabilities import Bounding, Indicators, NoiseTracking, OnGraph, Pooled, check_taken_up
+from pyro_fed.algorithm.capabilities import (
+    Bounding,
+    Indicators,
+    NoiseTracking,
+    NoiseWithin,
+    OnGraph,
+    Pooled,
+    check_taken_up,
+)
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
@@ -147,6 +155,8 @@ def run(
     first = stages[0].algorithm
     if isinstance(combination, Private) and isinstance(first, NoiseTracking):
         first = first.evenly()
+    if isinstance(first, NoiseWithin):
+        first = first.privately(combination if isinstance(combination, Private) else None)
     if isinstance(combination, Bounded) and isinstance(first, Bounding):
         first = first.boundable()
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds

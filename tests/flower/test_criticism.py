@@ -19,10 +19,13 @@ pytestmark = [
     pytest.mark.skipif(find_spec("flwr") is None, reason="needs Flower"),
 ]
 
+WEIGHED = '[settings]\nsurrogates = "laplace"'
+QUIET = {"compile": "off", "progress": False, "audit": False, "log_likelihood": False}
+
 
 @pytest.fixture
 def over_grid(flower, tmp_path):
-    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": ""})
+    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": "", "FedAIS": WEIGHED})
 
     def run(name="FedEP", **config):
         settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", **config})
@@ -45,6 +48,28 @@ def test_it_is_that_of_arviz_on_all_rows(over_grid, here, asked):
     assert float(found["elpd"].sum()) == pytest.approx(expected["elpd_loo"], abs=1e-6)
     np.testing.assert_array_equal(found["rows"].values, unequal_lines().row_counts.numpy())
     assert int(found["good"].sum() + found["bad"].sum() + found["very_bad"].sum()) == expected["n_data_points"]
+
+
+def test_waic_comes_with_it(over_grid, here):
+    found, expected = over_grid(loo=True)["loo"], pf.waic(here, unequal_lines())
+    for name, attr in (("elpd_waic", "elpd_waic"), ("se", "se_waic"), ("p_waic", "p_waic")):
+        assert found.attrs[attr] == pytest.approx(expected[name], abs=1e-6)
+    np.testing.assert_allclose(found["waic"].values, expected["by_client"]["elpd"].to_numpy(), atol=1e-6)
+
+
+def test_influence_is_that_of_the_simulation(over_grid, here):
+    """Of sites, and of draws alone: there where their weights are reliable."""
+    found, expected = over_grid(influence=True)["influence"], pf.influence(here)
+    np.testing.assert_allclose(found["shift"].values, expected["shift"].values, atol=1e-6)
+    assert found.attrs["stands_apart"] == expected.attrs["stands_apart"]
+    other = pf.run(pf.FedAIS(surrogates="laplace"), unequal_lines(), executor="sequential", **QUIET)
+    asked, known = over_grid("FedAIS", influence=True)["influence"], pf.influence(other, unequal_lines())
+    by_draws = asked["by"].values == "draws"
+    assert by_draws.any()
+    np.testing.assert_array_equal(by_draws, known["by"].values == "draws")
+    for name in ("shift", "sd_ratio", "influence"):
+        np.testing.assert_allclose(asked[name].values[by_draws], known[name].values[by_draws], atol=1e-6)
+    assert np.isnan(asked["influence"].values[~by_draws]).all()
 
 
 def test_a_result_is_written_and_read_with_it(over_grid, tmp_path):
@@ -79,6 +104,10 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
     [
         ({"combination": '{name = "private", norm = 1.0, noise_multiplier = 1.0, delta = 1e-3}'}, "without noise"),
         ({"name": "FedLaplace", "secure-aggregation": True}, "secure aggregation hides"),
+        (
+            {"loo": "none", "influence": True, "name": "FedLaplace", "secure-aggregation": True},
+            "influence shows the server",
+        ),
         ({"loo": 3}, "expects true, false or the name"),
         ({"loo": "nothing"}, "no observed site 'nothing'"),
     ],

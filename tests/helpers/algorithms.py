@@ -102,6 +102,7 @@ ALGORITHMS = [
         "FSGLD": lambda: pf.FSGLD(**VISITS),
         "FSGLD, surrogates from draws": lambda: pf.FSGLD(surrogates=few_sgld_draws(), **VISITS),
         "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
+        "SummedLangevin": lambda: pf.SummedLangevin(step_size=0.01, num_chains=2, burn_in=4),
         "P2PVI": lambda: pf.P2PVI(),
         "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
         "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),

@@ -78,10 +78,10 @@ def write_case(folder, recipes=RECIPES):
     return folder / "line.py", {name: folder / f"{name}.toml" for name in recipes}
 
 
-def make_client(model, recipes, secure=False):
+def make_client(model, recipes, secure=False, dtype=torch.float64):
     """A ClientApp with the rows of `unequal_lines`; what it closes over travels by value."""
     fed = unequal_lines()
-    rows = [tuple(torch.tensor(leaf.tolist(), dtype=leaf.dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
+    rows = [tuple(torch.tensor(leaf.tolist(), dtype=dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
 
     def load_rows(module, node_config):
         return rows[node_config["partition-id"]]

@@ -93,6 +93,7 @@ BOUNDS = {
     "pdsvgd_paper": (15.0, 0.1, 20.0),  # as dsvgd_paper
     "saga_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "sgld_paper": (9.0, 0.05, 3.0),  # as dsgld_annealed
+    "summed_langevin": (1.5, 0.3, 2.0),  # cut short
     "svgd_paper": (8.0, 0.1, 3.0),  # AdaGrad's rate of 0.05 in units of the unconstrained scale, cut short
     "svi": (15.0, 0.1, 4.0),  # cut short
     "svrg_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
@@ -125,6 +126,7 @@ SHORT = {
     "pmd_paper": ({"num_particles": 150}, 2),
     "sgld": (CUT_CHAIN, None),
     "sgld_paper": ({"burn_in": 400, "step_size": 0.0015}, 8),
+    "summed_langevin": ({}, 500),
     "svgd_paper": (CUT_STEIN, 6),
     "svi": ({"num_steps": 100, "step_size": 0.05, "num_guide_draws": 1000}, None),
     "saga_ld": ({"burn_in": 400}, 40),

@@ -75,13 +75,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
             f"influence: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of "
             "its clients; pass the federation, influence(idata, fed), whose clients are then asked"
         )
-    data = {
-        "shift": (("client", "parameter"), found.shift),
-        "sd_ratio": (("client", "parameter"), found.sd_ratio),
-        **{name: ("client", getattr(found, name)) for name in ("influence", "disagreement", "pareto_k", "by")},
-    }
-    attrs = {"stands_apart": apart(found, names, labels)}
-    return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
+    return _dataset(found, names, labels, {"stands_apart": apart(found, names, labels)})
 
 
 def require_result(what: str, idata: Any, federation: Any = True) -> None:
@@ -119,11 +113,48 @@ def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
     return gaussian(state, "q_"), gaussian(state)
 
 
+def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:
+    """The same as `influence` from draws and what clients said of them, where no site can be asked for.
+
+    Args:
+        draws: (S, D), unconstrained.
+        log_lik: each client's log-likelihood at each, (S, K).
+        names: the clients', (K,).
+        labels: the parameters', (D,).
+
+    Returns:
+        as of `influence`; NaN, with `by` "none", of clients whose weights are not reliable, mostly since they have much
+        influence: `attrs["unreliable"]` names them. `disagreement` takes sites and is NaN.
+    """
+    shape = (len(names), len(labels))
+    shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
+    size, disagreement, pareto_k = (np.full(len(names), np.nan) for _ in range(3))
+    found = Without(shift, sd_ratio, size, disagreement, pareto_k, np.full(len(names), "none", dtype="<U5"))
+    _weigh(found, draws, log_lik)
+    doubted = [name for name, by in zip(names, found.by, strict=True) if by == "none"]
+    return _dataset(found, names, labels, {"unreliable": ", ".join(doubted)})
+
+
+def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[str, str]) -> xr.Dataset:
+    data = {
+        "shift": (("client", "parameter"), found.shift),
+        "sd_ratio": (("client", "parameter"), found.sd_ratio),
+        **{name: ("client", getattr(found, name)) for name in ("influence", "disagreement", "pareto_k", "by")},
+    }
+    return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
+
+
 def _by_draws(federation: Federation, draws: Tensor) -> Without:
     """Of draws and the clients' log-likelihoods there, with their sites at the draws where weights are no good."""
     log_lik = client_log_likelihoods(federation, draws)
     q = around(federation.problem, draws)
     found = by_sites(q, sites_at(federation, q))
+    _weigh(found, draws, log_lik)
+    return found
+
+
+def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
+    """Put in the place of clients' figures those by weights, where these are reliable."""
     z = draws.double()
     mean, sd = z.mean(0), z.std(0)
     for k in range(log_lik.shape[1]):
@@ -139,4 +170,3 @@ def _by_draws(federation: Federation, draws: Tensor) -> Without:
         divergence = -(weights.weights * len(z)).clamp_min(torch.finfo(z.dtype).tiny).log().mean()
         found.influence[k] = float((2 * divergence.clamp_min(0)).sqrt())
         found.by[k] = "draws"
-    return found

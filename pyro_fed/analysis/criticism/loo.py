@@ -100,6 +100,33 @@ def waic(
     return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("waic")
 
 
+def loo_and_waic(
+    idata: InferenceData,
+    federation: Federation,
+    *,
+    var_name: str | None = None,
+    executor: str | Executor = "vectorised",
+) -> tuple[Any, Any]:
+    """Both, of the same answers.
+
+    Args:
+        idata: as for `loo`.
+        federation: the model and its clients.
+        var_name: the observed site, where there are several.
+        executor: where the clients' work is done.
+
+    Returns:
+        arviz.ELPDData, as of `loo` and of `waic`.
+
+    Raises:
+        SettingError: as for `loo`.
+        DataError: as for `loo`.
+        QuorumError: as for `loo`.
+    """
+    answers = _Answers.of(idata, federation, var_name, False, executor)
+    return answers.elpd("loo"), answers.elpd("waic")
+
+
 class _Answers:
     """What the clients sent."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats, Pooled
+from pyro_fed.algorithm.capabilities import DrawStats, NoiseWithin, Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
@@ -28,7 +28,7 @@ from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
 from pyro_fed.runtime.ending.collecting import collected, integration_notes
-from pyro_fed.runtime.ending.privacy_noise import with_noise
+from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
 
@@ -109,7 +109,10 @@ class Finish:
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
         """Draws with the noise of a private run in their spread; all else that could be said of them looks at rows."""
         context, record = self.context, self.context.record
-        found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
+        if isinstance(self.algorithm, NoiseWithin):
+            found = Noisy(draws, self.algorithm.warnings(record, context.problem), 0.0)
+        else:
+            found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
         record.doubts += found.doubts + self.unsettled()
         assert isinstance(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -127,9 +128,25 @@ class Executor(ABC, metaclass=Checked):
             told: what it tells them, (A, ...), see `Algorithm.feedback`.
         """
 
+    @property
+    def sums_alone(self) -> bool:
+        """Whether no client's own message is known: what comes in its place has the sums of all."""
+        return False
+
     def collect(self) -> State:
         """All clients' states, (K, ...): for the next phase, or a checkpoint."""
         return self.local
+
+    def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Bytes that clients received and sent in the last round, where these are not those of plain messages.
+
+        Args:
+            clients: (C,), by number.
+
+        Returns:
+            both, (C,); None where they are.
+        """
+        return None
 
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call; or `LOG_LIK`."""

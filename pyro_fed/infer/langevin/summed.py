@@ -1,0 +1,321 @@
+"""Langevin steps by sums of the clients' scores, of which the noise of differential privacy is the chain's own noise.
+
+Source: Wang, Fienberg & Smola (2015), *Privacy for free: posterior sampling and stochastic gradient Monte Carlo*, with
+the accountant of Abadi et al. (2016) and Mironov (2017) in the place of theirs, and clients in the place of rows.
+
+    θ' = θ + h/2 (∇ log p_0(θ) + S/α) + √(h - (h s / 2α)²) ξ,    S = Σ_k ∇ log p_k(θ) clipped + N(0, s² I)       (1)
+
+In a round every client sends its score at θ, and nothing else; the server knows the prior. With `pf.Private` the sum is
+released with noise of SD s = z r. Langevin steps need noise of variance h, and have (h s / 2α)² of it from there: they
+are those of the posterior at temperature α as long as h ≤ 4 α²/s², where the release brings all noise that the chain
+needs. That is the step taken where none is given. So the noise is in the draws, neither more nor less of it than the
+posterior's spread, and nothing is added afterwards; what clipping takes away is not in them.
+
+What it costs: θ is all that is released, and R rounds are R Gaussian mechanisms of noise multiplier z, or zero-
+concentrated privacy of ρ = R / 2z². In R steps of the length 4 α²/s² = 4 α²/(z r)² a posterior of precision λ, at
+temperature α, is gone through h R λ / 2α = 4 α λ ρ / r² times, whatever R: what ε buys is the chain's length in
+relaxation times. Too short a chain is told by its effective draws; the cure is a temperature, which makes it α times as
+long and the SDs √α times as wide. R decides how fine the steps are: hλ/α ≪ 4 is wanted, and the variance comes out
+1/(1 - hλ/4α) times what it should be, which the draws' own autocorrelation tells.
+
+With `unit="row"` of `pf.Private` each client shortens every row's score to `row_norm` before it adds them up.
+
+A round without some clients has K/C times the sum of the others, and a step as much shorter as its noise is louder.
+
+Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ `normal`, K clients, C of a round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import NoiseWithin, ServerWork
+from pyro_fed.algorithm.combination import clip
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.limits import SD_MATTERS
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
+from pyro_fed.infer.langevin.langevin import FEWEST_EFFECTIVE_A_CHAIN, R_HAT_LIMIT
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.privacy import Private
+
+#: Draws for each parameter from which on the autocorrelation of every direction can be told.
+DRAWS_FOR_ONE = 20
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
+    """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
+
+    Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
+    covariates have.
+
+    Args:
+        step_size: h; about a quarter of the narrowest posterior variance. None, with `pf.Private`, takes the longest
+            step that its noise allows, 4 α² / (norm × noise_multiplier)².
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Under privacy it buys a longer chain for
+            SDs that are √α times as wide.
+        num_chains: M. Under privacy each chain has its share of the norm, so that one is best.
+        burn_in: first rounds that are not kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws; None runs all rounds. Private
+            runs have all their rounds.
+        row_norm: the longest that a row's score may be, for `pf.Private(unit="row")`, whose norm it has to be; None
+            takes sums as they are.
+        released_noise: s, set by the run from `pf.Private`, not by hand.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Welling & Teh (2011). Wang, Fienberg & Smola (2015), Privacy for free.
+
+    Example:
+        >>> private = pf.Private(norm=15.0, noise_multiplier=30.0)
+        >>> idata = pf.run(pf.SummedLangevin(temperature=4.0), fed, num_rounds=400, combination=private)
+        >>> idata = pf.run(pf.SummedLangevin(step_size=0.01), fed)
+    """
+
+    draws_are: ClassVar[str] = "chains"
+    additive: ClassVar[bool] = True
+
+    step_size: float | None = None
+    temperature: float = 1.0
+    num_chains: int = 1
+    burn_in: int = 100
+    target_ess: int | None = 500
+    row_norm: float | None = None
+    released_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "step_size", "row_norm", allow_none=True)
+        check_positive(self, "temperature")
+        check_between(self, "released_noise", 0.0, math.inf, "[)")
+        check_at_least(self, 1, "num_chains")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", allow_none=True)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 5,000; it ends by itself, see `target_ess`."""
+        return 5000
+
+    # -- privacy --------------------------------------------------------------------------------------------
+    def privately(self, private: Private | None) -> Self:
+        """With the noise of the release in the place of as much of the chain's own.
+
+        Raises:
+            SettingError: the step is longer than this noise allows, rows are not shortened as the combination says, or
+                there is no noise and `released_noise` says so.
+        """
+        name = type(self).__name__
+        if private is None:
+            if self.released_noise:
+                raise SettingError(
+                    f"{name}: released_noise is set by the run from combination=pf.Private(...): leave it out"
+                )
+            return self
+        if private.unit == "row" and self.row_norm != private.norm:
+            raise SettingError(
+                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, by which "
+                f"the clients shorten their rows' scores; received row_norm={self.row_norm}"
+            )
+        noise = private.norm * private.noise_multiplier
+        longest = 4 * self.temperature**2 / noise**2
+        if self.step_size is not None and self.step_size > longest * (1 + 1e-9):
+            raise SettingError(
+                f"{name}: with step_size={self.step_size:g} the noise of privacy would be more than the chain's own, "
+                f"and the draws wider than at temperature={self.temperature:g}: at most {longest:.3g}, or "
+                f"temperature={self.temperature * math.sqrt(self.step_size / longest):.3g}"
+            )
+        return replace(self, released_noise=noise)
+
+    def at_client(self) -> Self:
+        """Without what the server alone knows."""
+        return replace(self, released_noise=0.0)
+
+    # -- start ----------------------------------------------------------------------------------------------
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Chains at draws of the prior.
+
+        Raises:
+            SettingError: there is neither a step nor noise that would give it a scale.
+        """
+        noise = self.released_noise / self.temperature
+        if self.step_size is None and not noise:
+            raise SettingError(
+                f"{type(self).__name__}: give step_size, about a quarter of the narrowest posterior variance, such as "
+                f"{1 / max(1, problem.num_rows):.2g}; only with combination=pf.Private(...) it follows from the noise"
+            )
+        position = problem.init(self.num_chains, generator)
+        step = 4 / noise**2 if self.step_size is None else self.step_size
+        return start_chains(position) | {
+            "prior_score": torch.zeros_like(position),
+            "step_size": torch.tensor(step, dtype=torch.float64),
+            "num_clients": torch.tensor(num_clients),
+            "key": torch.randint(2**62, (), generator=generator),
+        }, {}
+
+    # -- a round --------------------------------------------------------------------------------------------
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The prior's score where the chains are."""
+        return {**shared, "prior_score": prior_scores(problem, shared["position"])}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """Where the chains are."""
+        return super().download({"position": shared["position"]}, clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """None: a client's answer has no randomness."""
+        return ()
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """The clients' scores, (C, M, D)."""
+        scores = problem.mapped(self._scores, (0, BATCHES))(shared["position"], data.full_batch())
+        return {"score": scores}, {}, {}
+
+    def _scores(self, problem: Problem, position: Tensor, batch: Batch) -> Tensor:
+        """The score of a client's likelihood at each chain, (M, D), its rows' scores shortened where that is asked."""
+        if self.row_norm is None:
+            return likelihood_scores(problem, position, batch)
+        by_row = torch.stack([row_scores(problem, z, batch.rows) for z in position.unbind(0)], 1)  # (m, M, D)
+        short = clip(by_row.flatten(1), self.row_norm).reshape(by_row.shape)
+        return (batch.weight[:, None, None] * short).sum(0)
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Scores far above the others'."""
+        return message_limits.outlying(message_limits.sizes(messages["score"]), "score")
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Eq. (1)."""
+        at, there = shared["position"], len(messages["score"])
+        rest = int(shared["num_clients"]) / there
+        noise = rest * self.released_noise / self.temperature
+        h = float(shared["step_size"]) if not noise else min(float(shared["step_size"]), 4 / noise**2)
+        drift = shared["prior_score"] + rest / self.temperature * messages["score"].sum(0).to(at)
+        left = math.sqrt(max(0.0, h - (h * noise / 2) ** 2))
+        generator = torch.Generator().manual_seed(int(shared["key"]) + int(shared["steps"]))
+        normal = torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
+        position = at + h / 2 * drift + left * normal
+        steps = shared["steps"] + 1
+        after = {**shared, "position": position, "steps": steps}
+        if int(steps) <= self.burn_in:
+            return after
+        one = position.new_ones(len(position), 1)
+        columns = {"gradient_norm": drift.norm(dim=-1, keepdim=True), "step_size": h * one, "client": -one}
+        return append(after, {"draws": position[:, None], **columns}, self.target_ess)
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat and ESS as they were last found, draws kept, and by what factor long steps widen the draws."""
+        figures = {name: float(after[name]) for name in ("r_hat", "ess", "kept")}
+        judged = int(after["judged"]) > int(before["judged"])
+        return figures | {"widened": widening(after) if judged else math.nan}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether there are as many effective draws as wanted; no criterion where an end would tell of rows."""
+        if self.released_noise or self.target_ess is None:
+            return None
+        last = figures[-1]
+        return last["ess"] >= self.target_ess and (self.num_chains == 1 or last["r_hat"] <= R_HAT_LIMIT)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
+        return thinned(shared, "draws", num_draws)
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""
+        last = record.latest
+        if not last.get("kept"):
+            return [f"no draw was kept: the run ended within burn_in={self.burn_in} rounds; run more rounds"]
+        notes = []
+        fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
+        if not last["ess"] >= fewest:
+            cure = "run more rounds"
+            if self.released_noise:
+                cure = "raise temperature, spend more epsilon, or have more clients"
+            notes.append(
+                f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are wanted): "
+                f"the chain is short, and its intervals are rough; {cure}"
+            )
+        if self.num_chains > 1 and not last["r_hat"] <= R_HAT_LIMIT:
+            notes.append(f"the chains disagree: R-hat is {last['r_hat']:.4g} (at most {R_HAT_LIMIT} is wanted)")
+        known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
+        if known and not known[-1] <= SD_MATTERS:
+            factor = f"{known[-1]:.3g} times" if math.isfinite(known[-1]) else "any number of times"
+            notes.append(
+                f"the steps are too long for this posterior: SDs come out {factor} what they are. Give a smaller "
+                "step_size (beside which the chain draws the rest of its noise itself), or a lower temperature"
+            )
+        return notes
+
+
+def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of each row's log-likelihood, (m, D): D backward passes through one, whatever the rows.
+
+    Args:
+        problem: the model's densities.
+        z: (D,).
+        rows: row tensors, each (m, ...).
+    """
+    value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
+    if len(value) <= len(z):
+        by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))
+        return by_row
+    pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # pull is linear: its own pull is the Jacobian
+    columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
+    return columns.T
+
+
+def widening(shared: State) -> float:
+    """By what factor the steps make an SD too wide at most, from the draws; infinite where they hardly contract.
+
+    A step takes a direction of curvature λ to 1 - hλ/2 of what it was, which is its autocorrelation; its variance is
+    1/(1 - hλ/4) times the posterior's.
+
+    Args:
+        shared: the server's state.
+    """
+    kept = int(shared["kept"])
+    draws = shared["kept_draws"][:, :kept].double()
+    centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
+    least = least_autocorrelation(centred)
+    left = (1 + least) / 2
+    return math.inf if left <= 0 else left**-0.5
+
+
+def least_autocorrelation(centred: np.ndarray) -> float:
+    """The smallest lag-one autocorrelation of any direction, or of the coordinates where draws are few.
+
+    Args:
+        centred: (M, n, D), each chain about its mean.
+    """
+    chains, draws, dim = centred.shape
+    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
+    here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
+    variance = (centred.reshape(-1, dim) ** 2).mean(0)
+    if chains * draws < DRAWS_FOR_ONE * dim:
+        return float(((here * ahead).mean(0) / variance).min())
+    whole = centred.reshape(-1, dim)
+    values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
+    white = vectors / np.sqrt(values.clip(np.finfo(float).tiny))
+    lagged = white.T @ (here.T @ ahead / len(here)) @ white
+    return float(np.linalg.eigvalsh((lagged + lagged.T) / 2).min())
