@@ -50,7 +50,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
-from pyro_fed.infer.langevin.langevin import FEWEST_EFFECTIVE_A_CHAIN, R_HAT_LIMIT
+from pyro_fed.infer.langevin.langevin import fewest_effective, r_hat_limit
 
 if TYPE_CHECKING:
     from pyro_fed.algorithm.privacy import Private
@@ -235,7 +235,7 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
-        return last["ess"] >= self.target_ess and (self.num_chains == 1 or last["r_hat"] <= R_HAT_LIMIT)
+        return last["ess"] >= self.target_ess and (self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
@@ -247,7 +247,7 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
         if not last.get("kept"):
             return [f"no draw was kept: the run ended within burn_in={self.burn_in} rounds; run more rounds"]
         notes = []
-        fewest = FEWEST_EFFECTIVE_A_CHAIN * self.num_chains
+        fewest = fewest_effective(self.num_chains)
         if not last["ess"] >= fewest:
             cure = "run more rounds"
             if self.released_noise:
@@ -256,8 +256,9 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
                 f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are wanted): "
                 f"the chain is short, and its intervals are rough; {cure}"
             )
-        if self.num_chains > 1 and not last["r_hat"] <= R_HAT_LIMIT:
-            notes.append(f"the chains disagree: R-hat is {last['r_hat']:.4g} (at most {R_HAT_LIMIT} is wanted)")
+        limit = r_hat_limit(self.num_chains)
+        if self.num_chains > 1 and not last["r_hat"] <= limit:
+            notes.append(f"the chains disagree: R-hat is {last['r_hat']:.4g} (at most {limit:.4g} is wanted)")
         known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
         if known and not known[-1] <= SD_MATTERS:
             factor = f"{known[-1]:.3g} times" if math.isfinite(known[-1]) else "any number of times"

@@ -193,7 +193,10 @@ class Derivatives:
 
 def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
     """Sums of value and score over a block of points."""
-    score, value = problem.vmap(grad_and_value(lambda z: problem.log_lik(z, batch)))(points)
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
+    score, value = problem.vmap(grad_and_value(log_lik))(points)
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
 
 
