@@ -235,7 +235,9 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
-        return last["ess"] >= self.target_ess and (self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains))
+        return last["ess"] >= self.target_ess and (
+            self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains)
+        )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""

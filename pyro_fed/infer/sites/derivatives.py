@@ -193,6 +193,7 @@ class Derivatives:
 
 def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
     """Sums of value and score over a block of points."""
+
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
 
