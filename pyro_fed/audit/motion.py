@@ -24,7 +24,8 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
-no number has long tails, whose SD few chains do not tell. Errors of few chains with long tails are themselves poorly
+no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
+tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are themselves poorly
 known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again `AGAIN` transitions
 later, one that is right but not by much at all looks, and one that is still undecided after `MOST`, and looks wrong,
 until `LONGEST`.
@@ -49,8 +50,9 @@ from pyro_fed.ops.entries import evenly
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
-#: Transitions: before a first look at what is clear, before the first judgement, between two, at most.
-LOOK, FIRST, MORE, MOST = 2, 4, 4, 16
+#: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
+#: between two, at most.
+EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
 #: Transitions at most where a result is undecided still, and some number farther off than this part of what matters.
 LONGEST, SUSPECT = 48, 0.8
 #: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look, and
@@ -207,7 +209,7 @@ class Looks:
 
     most: int
     tailed: bool = True
-    until: int = LOOK
+    until: int = EARLY
     suspected: bool = False
     over: bool = False
 
@@ -218,6 +220,10 @@ class Looks:
             found: at this look.
             long: whether some number has long tails.
         """
+        if self.until == EARLY:
+            self.over = not (self.tailed or long) and judged(found) is True
+            self.until = EARLY if self.over else LOOK
+            return
         if self.until == LOOK and long:
             self._next(FIRST)
             return

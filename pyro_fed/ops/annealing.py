@@ -2,8 +2,8 @@
 
 Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybrid Monte Carlo*.
 
-    log π_β(z) = -|z|²/2 + β d(z),   β = j / J,    d = log π_1 - log π_0 with π_0 = N(0, I)
-    z_0 ~ π_0;   log w += d(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is,   j = 1 .. J
+    log π_β(z) = -|z|²/2 + (1 - β) b(z) + β d(z),   β = j / J,   π_0 = N(0, I) exp b, most often with b = 0
+    z_0 ~ π_0;   log w += (d - b)(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is,   j = 1 .. J
 
 The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length. Steps are
 varied at random, so that no trajectory is a whole period.
@@ -12,7 +12,7 @@ Where transitions mix, the J terms of log w are independent, of variance Var d /
 Var d is under π_0 at first and under π_1 at last, of which weights exp d tell; where d has a long tail there, they say
 so, and J is large.
 
-Letters: z `white`, d `difference`, J `levels`, w `log_weights`.
+Letters: z `white`, d `difference`, b `base`, J `levels`, w `log_weights`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,20 @@ class _State(NamedTuple):
     white: Tensor
     value: Tensor
     slope: Tensor
+    base: Tensor
+    base_slope: Tensor
+
+
+class _Path(NamedTuple):
+    """From N(0, I) exp b to N(0, I) exp d."""
+
+    difference: Difference
+    base: Difference | None
+
+    def at(self, white: Tensor) -> _State:
+        value, slope = self.difference(white)
+        none = torch.zeros_like(value), torch.zeros_like(slope)
+        return _State(white, value, slope, *(none if self.base is None else self.base(white)))
 
 
 def anneal(
@@ -58,23 +72,26 @@ def anneal(
     levels: int,
     leapfrog_steps: int,
     step_size: float,
+    base: Difference | None = None,
 ) -> Annealed:
-    """From standard normal draws to weighted draws of exp(-|z|²/2 + d(z)).
+    """From draws of a density to weighted draws of exp(-|z|²/2 + d(z)).
 
     Args:
         difference: d and its gradient.
-        white: independent draws of N(0, I), (S, D).
+        white: independent draws of π_0, (S, D).
         generator: of momenta, steps and acceptances.
         levels: J, at least 1.
         leapfrog_steps: of a transition, at least 1.
         step_size: of the leapfrog, in SDs of the Gaussian.
+        base: b and its gradient, of π_0 = N(0, I) exp b; None is zero.
     """
-    state = _State(white, *difference(white))
+    path = _Path(difference, base)
+    state = path.at(white)
     log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
     accepted = log_weights.new_zeros(())
     for level in range(1, levels + 1):
-        log_weights = log_weights + state.value.double() / levels
-        proposed, gain = _trajectory(difference, state, level / levels, generator, leapfrog_steps, step_size)
+        log_weights = log_weights + (state.value - state.base).double() / levels
+        proposed, gain = _trajectory(path, state, level / levels, generator, leapfrog_steps, step_size)
         taken = torch.rand(len(white), generator=generator).to(white.device).log() < gain  # NaN is refused
         state = _State(*(choose(taken, new, old) for new, old in zip(proposed, state, strict=True)))
         accepted = accepted + taken.double().mean() / levels
@@ -95,7 +112,7 @@ def levels_for(value: Tensor, spread: float) -> int:
 
 
 def _trajectory(
-    difference: Difference, start: _State, beta: float, generator: torch.Generator, length: int, step_size: float
+    path: _Path, start: _State, beta: float, generator: torch.Generator, length: int, step_size: float
 ) -> tuple[_State, Tensor]:
     """The end of a Hamiltonian trajectory, and the fall of its energy, (S,)."""
     shape, like = start.white.shape, start.white
@@ -106,16 +123,15 @@ def _trajectory(
     state = start
     momentum = momentum + step / 2 * _force(state, beta)
     for i in range(length):
-        white = state.white + step * momentum
-        state = _State(white, *difference(white))
+        state = path.at(state.white + step * momentum)
         momentum = momentum + (step if i + 1 < length else step / 2) * _force(state, beta)
     return state, before - _energy(state, momentum, beta)
 
 
 def _force(state: _State, beta: float) -> Tensor:
-    return beta * state.slope - state.white
+    return beta * state.slope + (1 - beta) * state.base_slope - state.white
 
 
 def _energy(state: _State, momentum: Tensor, beta: float) -> Tensor:
     quadratic = state.white.double().square().sum(-1) + momentum.double().square().sum(-1)
-    return quadratic / 2 - beta * state.value.double()
+    return quadratic / 2 - beta * state.value.double() - (1 - beta) * state.base.double()

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
@@ -200,18 +201,21 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         return shared, {"answered": accepted.new_zeros(num_clients)}
 
     def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
+        """Draws, with the weights that make them those of the prior with the sites."""
         white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))
-        return anneal(
-            difference,
-            white,
-            generator,
-            levels=min(self.levels, levels_for(value, self.spread)),
-            leapfrog_steps=self.leapfrog_steps,
-            step_size=self.step_size,
-        )
+        levels = min(self.levels, levels_for(value, self.spread))
+        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size}
+        usual = float(value.logsumexp(0)) - math.log(len(value))
+        if self.freedom is None or not math.isfinite(usual):
+            return anneal(difference, white, generator, **how)
+        defence = Defence(self.freedom, usual)
+        wider = defence.over(difference)
+        found = anneal(wider, defence.draws(white, generator), generator, base=defence.base, **how)
+        narrow = difference(found.white)[0] - wider(found.white)[0]
+        return found._replace(log_weights=found.log_weights + narrow)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The proposals, of which every client says its log-likelihood."""
