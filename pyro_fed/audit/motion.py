@@ -25,10 +25,10 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
 no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
-tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are themselves poorly
-known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again `AGAIN` transitions
-later, one that is right but not by much at all looks, and one that is still undecided after `MOST`, and looks wrong,
-until `LONGEST`.
+tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
+themselves poorly known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again
+`AGAIN` transitions later, one that is right but not by much at all looks, and one that is still undecided after `MOST`,
+and looks wrong, until `LONGEST`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Source: Neal (2001), *Annealed importance sampling*; Duane et al. (1987), *Hybrid Monte Carlo*.
 
     log π_β(z) = -|z|²/2 + (1 - β) b(z) + β d(z),   β = j / J,   π_0 = N(0, I) exp b, most often with b = 0
-    z_0 ~ π_0;   log w += (d - b)(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is,   j = 1 .. J
+    z_0 ~ π_0;   log w += (d - b)(z_{j-1}) / J,   z_j by a Hamiltonian transition that leaves π_{j/J} as it is
+
+for j = 1 .. J.
 
 The weights make up for transitions that have not mixed: E w f(z_J) = ∫ π_1 f for any J, step and length. Steps are
 varied at random, so that no trajectory is a whole period.

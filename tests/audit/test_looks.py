@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_fed.audit.motion import AGAIN, CHAINS, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
+from pyro_fed.audit.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
 from pyro_fed.infer.langevin.langevin import r_hat_limit
 
 
@@ -25,23 +25,29 @@ def looked(*found, long=False, most=1000, tailed=True):
 
 
 def test_what_is_clear_ends_at_the_first_look():
-    assert looked((4.0, 0.2)) == [LOOK]
-    assert looked((0.1, 0.1)) == [LOOK]
+    assert looked((4.0, 0.2)) == [EARLY, LOOK]
+    assert looked((0.1, 0.1)) == [EARLY, LOOK]
+
+
+def test_what_is_wrong_without_tails_ends_after_one_transition():
+    assert looked((4.0, 0.2), tailed=False) == [EARLY]
+    assert looked((4.0, 0.2), tailed=False, long=True) == [EARLY, LOOK, FIRST]
+    assert looked((0.1, 0.1), tailed=False) == [EARLY, LOOK]
 
 
 def test_what_is_wrong_by_little_is_looked_at_again():
     """Where draws have tails, which a few of them do not stand for."""
-    assert looked((1.8, 0.3)) == [LOOK, LOOK + AGAIN]
-    assert looked((1.8, 0.3), tailed=False) == [LOOK]
+    assert looked((1.8, 0.3)) == [EARLY, LOOK, LOOK + AGAIN]
+    assert looked((1.8, 0.3), tailed=False) == [EARLY]
 
 
 def test_what_looked_wrong_once_and_is_undecided_goes_on():
-    at = looked((1.8, 0.3), (0.9, 0.3), (0.0, 0.1))
-    assert at[:2] == [LOOK, LOOK + AGAIN] and len(at) == 3
+    at = looked((1.8, 0.3), (1.8, 0.3), (0.9, 0.3), (0.0, 0.1))
+    assert at[:3] == [EARLY, LOOK, LOOK + AGAIN] and len(at) == 4
 
 
 def test_long_tails_are_not_judged_at_the_first_look():
-    assert looked((4.0, 0.2), long=True) == [LOOK, FIRST]
+    assert looked((4.0, 0.2), long=True) == [EARLY, LOOK, FIRST]
 
 
 @pytest.mark.parametrize(("excess", "until"), [(0.9, LONGEST), (0.7, MOST)])

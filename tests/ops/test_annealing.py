@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.ops.annealing import anneal
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import log_mean, smoothed, systematic
@@ -53,6 +54,36 @@ def test_the_mean_weight_is_the_constant_and_weighted_moments_are_right_however_
     if settings["step_size"] < 1:
         assert found.accepted > 0.8
         assert weights.effective > 0.5 * DRAWS  # far more than without annealing
+
+
+def test_another_start_gives_the_same_constant_and_moments(target):
+    """From N(0, 1.5² I), as N(0, I) exp b, and so with the wide share that `defence` mixes in."""
+
+    def wide(z):
+        return 0.5 * (1 - 1 / 1.5**2) * z.square().sum(-1) - DIM * math.log(1.5), (1 - 1 / 1.5**2) * z
+
+    defence, generated = Defence(0.0), generator()
+    cases = [
+        (1.5 * standard(), wide, to_gaussian(target), torch.zeros(DRAWS)),
+        (defence.draws(standard(), generated), defence.base, defence.over(to_gaussian(target)), None),
+    ]
+    mean, covariance = target.moments()
+    for white, base, difference, more in cases:
+        found = anneal(difference, white, generated, base=base, **SETTINGS)
+        narrow = to_gaussian(target)(found.white)[0] - difference(found.white)[0] if more is None else more
+        weights = found.log_weights + narrow
+        value, error = log_mean(weights)
+        assert abs(value) < 5 * error
+        share = smoothed(weights)
+        off = (share.weights @ found.white - mean) / covariance.diagonal().sqrt()
+        assert off.abs().max() < 5 / share.effective**0.5
+        assert share.effective > 0.3 * DRAWS
+
+
+def test_the_wide_shares_log_ratio_has_its_own_gradient():
+    z = standard()[:50].requires_grad_()
+    value, slope = Defence(0.0).base(z)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), z)[0], slope)
 
 
 def test_a_constant_difference_leaves_equal_weights():

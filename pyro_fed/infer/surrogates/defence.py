@@ -9,13 +9,13 @@ and what weights cannot see they cannot correct. So a share ε of proposals is w
     π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
     π_1 = N(0, I) exp d',  d' = log((1 - ε) exp d + ε Z exp s),    Z = E_N exp d,
 
-so that weights of the posterior p against π_1 are at most p / (ε t): bounded wherever p falls faster than a power. Where
-p_0 t is right the share costs 1 / (1 - ε) of a draw's worth.
+so that weights of the posterior p against π_1 are at most p / (ε t): bounded wherever p falls faster than a power.
+Where p_0 t is right the share costs 1 / (1 - ε) of a draw's worth.
 
 Source: Hesterberg (1995), *Weighted average importance sampling and defensive mixture distributions*; Owen and Zhou
 (2000), *Safe and effective importance sampling*.
 
-Letters: ε `SHARE`, σ `WIDTH`, ν `freedom`, Z `level`.
+Letters: ε `SHARE`, σ `WIDTH`, ν `FREEDOM`, logarithm of Z `level`.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from torch import Tensor
 
 from pyro_fed.ops.annealing import Difference
 
-#: Share of the proposals, and their scale in SDs of q: a variance too small by half is within it.
-SHARE, WIDTH = 0.25, 1.5
+#: Share of the proposals: as many as those of prior times sites, whose worth at most halves.
+SHARE = 0.5
+#: Their scale in SDs of q: a variance too small by half is within it. Degrees of freedom: the least whole number of
+#: which t has a variance, for a posterior that has one.
+WIDTH, FREEDOM = 1.5, 3.0
 
 
 class Defence(NamedTuple):
-    """Of ν degrees of freedom, with the logarithm of Z."""
+    """By the logarithm of Z."""
 
-    freedom: float
     level: float
 
     def draws(self, white: Tensor, generator: torch.Generator) -> Tensor:
         """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is spread out."""
         count = int(SHARE * len(white))
-        shape = torch.full((count, 1), self.freedom / 2, dtype=torch.float64)
+        shape = torch.full((count, 1), FREEDOM / 2, dtype=torch.float64)
         chi = 2 * torch._standard_gamma(shape, generator=generator).to(white)
-        wide = WIDTH * white[len(white) - count :] * (self.freedom / chi).sqrt()
+        wide = WIDTH * white[len(white) - count :] * (FREEDOM / chi).sqrt()
         return torch.cat([white[: len(white) - count], wide])
 
     def base(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """b (S,) and its gradient (S, D)."""
         none = torch.zeros_like(white[:, 0]), torch.zeros_like(white)
-        return _mixed(none, _wider(white, self.freedom), 0.0)
+        return _mixed(none, _wider(white), 0.0)
 
     def over(self, difference: Difference) -> Difference:
         """d' and its gradient, of d and its gradient."""
 
         def mixed(white: Tensor) -> tuple[Tensor, Tensor]:
-            return _mixed(difference(white), _wider(white, self.freedom), self.level)
+            return _mixed(difference(white), _wider(white), self.level)
 
         return mixed
 
 
-def _wider(white: Tensor, freedom: float) -> tuple[Tensor, Tensor]:
+def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
     """s and its gradient."""
     dim, squared = white.shape[1], white.square().sum(-1)
-    weight, reach = freedom + dim, freedom * WIDTH**2
-    constant = math.lgamma(weight / 2) - math.lgamma(freedom / 2) - dim / 2 * math.log(reach / 2)
+    weight, reach = FREEDOM + dim, FREEDOM * WIDTH**2
+    constant = math.lgamma(weight / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(reach / 2)
     value = constant - weight / 2 * torch.log1p(squared / reach) + squared / 2
     return value, (1 - weight / (reach + squared)).unsqueeze(-1) * white
 
 
-def _mixed(
-    narrow: tuple[Tensor, Tensor], wide: tuple[Tensor, Tensor], level: float
-) -> tuple[Tensor, Tensor]:
+def _mixed(narrow: tuple[Tensor, Tensor], wide: tuple[Tensor, Tensor], level: float) -> tuple[Tensor, Tensor]:
     """Logarithm of (1 - ε) exp d + ε Z exp s, and its gradient."""
     logs = torch.stack([narrow[0] + math.log(1 - SHARE), wide[0] + level + math.log(SHARE)])
     shares = logs.softmax(0).unsqueeze(-1)

@@ -4,7 +4,9 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server, 
 
     1. draws z_s of the Gaussian q, and takes them to p_0(z) t(z), the exact prior with the sites, by annealed
        importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t
-       (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance;
+       (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance.
+       Half of the draws are wider than q, and stay so (`defence`): where the likelihood does not fall at all, as a
+       ridge's does not, prior times sites ends before the posterior;
     2. sends them to all clients, who answer with log p_k(z_s), S numbers;
     3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
 
@@ -84,8 +86,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
             up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
             or chains, such as `DSVGD()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
-        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian. Where the
-            product fits, log weights get a variance of (D / (ν + D))² / 2 from it, less than 1/2 in any dimension.
+        freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
+            the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
+            from it, less than 1/2 in any dimension.
         levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`.
         flat: none is needed where log p_0 t and log q differ by a constant, up to this much, an SD over draws.
         spread: variance of log weights that the annealing may leave.
@@ -211,7 +214,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         usual = float(value.logsumexp(0)) - math.log(len(value))
         if self.freedom is None or not math.isfinite(usual):
             return anneal(difference, white, generator, **how)
-        defence = Defence(self.freedom, usual)
+        defence = Defence(usual)
         wider = defence.over(difference)
         found = anneal(wider, defence.draws(white, generator), generator, base=defence.base, **how)
         narrow = difference(found.white)[0] - wider(found.white)[0]

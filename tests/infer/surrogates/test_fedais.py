@@ -70,6 +70,32 @@ def test_four_rows_of_an_unknown_scale_have_the_evidence_and_the_spread_of_a_gri
     assert float(np.log(idata["posterior"]["scale"]).std()) == pytest.approx(float(sd[1]), rel=0.1)
 
 
+def overdispersed(y):
+    """Of a scale that these counts do not need: its logarithm has a likelihood without a lower end."""
+    mean = pyro.sample("mean", dist.Gamma(y.new_tensor(2.0), 0.5))
+    over = pyro.sample("over", dist.HalfNormal(y.new_tensor(0.5)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.GammaPoisson(1 / over, 1 / (over * mean)), obs=y)
+
+
+def test_a_likelihood_without_an_end_is_followed_beyond_its_sites():
+    """The SD of log(over), by a grid; draws of prior times sites alone had 0.75 of one like it."""
+    y = torch.tensor([3.0, 5.0, 4.0, 2.0, 6.0, 4.0, 3.0, 5.0], dtype=torch.float64)
+    fed = pf.Federation(overdispersed, (y,), plate="data", num_clients=2)
+    axes = torch.linspace(-1, 4, 61, dtype=torch.float64), torch.linspace(-16, 2, 301, dtype=torch.float64)
+    z = torch.cartesian_prod(*axes)
+    weights = torch.cat([fed.problem.log_prior(part) + fed.problem.log_lik(part) for part in z.split(25_000)]).softmax(
+        0
+    )
+    mean = weights @ z
+    sd = (weights @ (z - mean).square()).sqrt()
+    ratios = []
+    for seed in range(2):
+        idata = pf.run(pf.FedAIS(), fed, num_draws=8000, audit=False, seed=seed, **QUIET)
+        ratios.append(float(np.log(idata["posterior"]["over"]).std()) / float(sd[1]))
+    assert ratios == pytest.approx([1.0] * 2, abs=0.1)
+
+
 def counts(y):
     """Poisson counts under a Gamma prior: on log rate, a skewed posterior."""
     rate = pyro.sample("rate", dist.Gamma(torch.tensor(2.0, dtype=torch.float64), 1.0))
