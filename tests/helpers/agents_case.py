@@ -61,7 +61,15 @@ def simulated(algorithm, graph, names=NAMES, **options):
 
 
 def work(folder, name, algorithm, out, options, waits):
-    """An agent's process."""
+    """An agent's process; what it raises goes to NAME.log as well."""
+    try:
+        _work(folder, name, algorithm, out, options, waits)
+    except Exception as error:
+        (folder / f"{name}.log").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _work(folder, name, algorithm, out, options, waits):
     from pyro_fed.runtime.agents.agent import Agent, run_agent
     from pyro_fed.runtime.agents.certificates import Identity
     from pyro_fed.runtime.agents.peers import load_peers
@@ -104,6 +112,9 @@ class Rehearsal:
 
     def out(self, name):
         return self.folder / f"{name}.nc"
+
+    def log(self, name):
+        return self.folder / f"{name}.log"
 
     def join(self, seconds=400):
         """Wait for all; exit codes by name."""

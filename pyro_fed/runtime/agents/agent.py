@@ -27,6 +27,7 @@ from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.farewell import DifferError, Farewell
 from pyro_fed.runtime.agents.neighbours import END, Links, neighbours_of
 from pyro_fed.runtime.agents.outbox import At, Refused
 from pyro_fed.runtime.agents.peers import Peers
@@ -120,10 +121,26 @@ def run_agent(agent: Agent) -> InferenceData:
         try:
             _agree(links)
             federation = _together(own, links)
-            return _worked(agent, algorithm, federation, links, rounds)
+            found = _worked(agent, algorithm, federation, links, rounds)
+            links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
+            return found
+        except Exception as error:  # one that is interrupted may be started again: its neighbours wait
+            links.wire.leave(_farewell(links, error), links.wire.neighbours)
+            raise
         finally:
             links.outbox.close()
             links.wire.close()
+
+
+def _farewell(links: Links, error: Exception) -> Farewell:
+    """What the neighbours are told of an error: only words that have no rows in them."""
+    wire = links.wire
+    why, differs = f"it has stopped ({type(error).__name__}); its own log says why", isinstance(error, DifferError)
+    if isinstance(error, DifferError):
+        why = error.told
+    elif isinstance(error, QuorumError) and wire.left:
+        why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
+    return Farewell(wire.run, why, differs=differs)
 
 
 def _own(agent: Agent) -> Federation:
@@ -177,8 +194,8 @@ def _agree(links: Links) -> None:
     """See that all neighbours, and so all agents, run the same.
 
     Raises:
-        ProtocolError: names what differs.
-        QuorumError: a neighbour does not answer.
+        DifferError: names what differs.
+        QuorumError: a neighbour does not answer, or has left.
     """
     mine = links.said
     for j in links.wire.neighbours:
@@ -186,6 +203,9 @@ def _agree(links: Links) -> None:
         try:
             theirs = links.wire.hello(j, links.settings.patience_all)
         except Refused as error:
+            left = next(iter(dict(links.wire.left)), None)
+            if left is not None:
+                raise links.without(left) or error from error
             said = links.wire.said.get(j, "no answer")
             raise QuorumError(
                 f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
@@ -193,10 +213,9 @@ def _agree(links: Links) -> None:
             ) from error
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
-                raise ProtocolError(
-                    f"agents {links.names[links.me]} and {name} differ in {key}: {mine.get(key)!s:.300} and "
-                    f"{theirs.get(key)!s:.300}"
-                )
+                what = f"agents {links.names[links.me]} and {name} differ in {key}"
+                raise DifferError(f"{what}: {mine.get(key)!s:.300} and {theirs.get(key)!s:.300}", what)
+        links.wire.agreed.add(j)
 
 
 def _together(own: Federation, links: Links) -> Together:

@@ -45,3 +45,18 @@ def test_five_agents_one_killed_and_restarted_draw_what_the_simulation_draws(tmp
         assert found.attrs["converged"] == 1
         assert list(found.federation["client"].values) == list(NAMES)
         assert not {"observed_data", "constant_data", "log_likelihood"} & set(found.groups())
+
+
+def test_agents_that_differ_end_at_once_and_so_do_those_that_they_are_needed_by(tmp_path):
+    """Another seed at east: north and east see it; centre waits for west, which never starts, and hears it of north."""
+    peers_file(tmp_path)
+    agents = Rehearsal(tmp_path, pf.P2PVI())
+    began = time.monotonic()
+    for name, seed in (("centre", 3), ("north", 3), ("east", 4)):
+        agents.start(name, seed=seed)
+    assert agents.join() == dict.fromkeys(["centre", "north", "east"], 1)
+    assert time.monotonic() - began < agents.waits["patience_all"] / 3
+    for name in agents.processes:
+        text = agents.log(name).read_text()
+        assert "differ in seed" in text, text
+    assert "DifferError: agent north has left: " in agents.log("centre").read_text()
