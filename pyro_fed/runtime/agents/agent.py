@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import pyro
 import torch
+from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
@@ -21,10 +22,12 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.fingerprint import shared_arguments, traced
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.agents.certificates import Identity
 from pyro_fed.runtime.agents.farewell import DifferError, Farewell
@@ -51,6 +54,7 @@ class Agent:
         model: the Pyro model, the same at every agent.
         plate: its plate over rows.
         rows: its positional arguments with this agent's rows.
+        nested: where the plate is one of groups, the plates whose rows go with them, as `Federation` takes `rows`.
         identity: the agent's name, key and certificate.
         peers: all agents and their graph.
         algorithm: one without a server, such as `pf.P2PVI()`; the same at every agent.
@@ -71,6 +75,7 @@ class Agent:
     identity: Identity
     peers: Peers
     algorithm: Algorithm
+    nested: Mapping[str, str | Sequence[str]] | None = None
     num_rounds: int | None = None
     seed: int = 0
     num_draws: int = NUM_DRAWS
@@ -146,7 +151,9 @@ def _farewell(links: Links, error: Exception) -> Farewell:
 def _own(agent: Agent) -> Federation:
     """The agent's rows as a federation of one, in a dtype that does not depend on their values."""
     dtype = flatten(agent.model, agent.rows, None).floating_dtype()
-    own = Federation.from_clients(agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, dtype=dtype)
+    own = Federation.from_clients(
+        agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
+    )
     check_apart(own.problem, "by agents")
     return own
 
@@ -171,10 +178,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
     """What all agents must have in common."""
     problem = own.problem
     arguments = problem.arguments
-    rows = [
-        [label, list(leaf.shape[1:]), str(leaf.dtype)]
-        for label, leaf in zip(arguments.row_names, arguments.rows, strict=True)
-    ]
+    rows = [[label, part, list(leaf.shape[1:]), str(leaf.dtype)] for label, part, leaf in arguments.columns]
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
         "agents and graph": agent.peers.described(),
@@ -182,12 +186,24 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
-        "model (the operations of its density, and constants in them)": traced(problem, rows=1),
-        "shared arguments": json.dumps(shared_arguments(problem)),
+        "model (the operations of its density, and constants in them)": traced(problem, rows=1, nested=1),
+        "shared arguments": json.dumps(_shared(problem)),
+        "plates nested in it": json.dumps(arguments.nested_by_name),
+        "quadrature": repr(problem.quadrature) if problem.local_dim else "",
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
     }
+
+
+def _shared(problem: Problem) -> dict[str, str]:
+    """The arguments that all agents share; the number of groups, which is an agent's own, as that of one alone."""
+    shared, arguments = shared_arguments(problem), problem.arguments
+    if not arguments.nested_plates:
+        return shared
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
+    numbers = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
+    return {name: numbers.get(name, value) for name, value in shared.items()}
 
 
 def _agree(links: Links) -> None:

@@ -5,7 +5,8 @@ import signal
 import time
 
 import numpy as np
-from agents_case import NAMES, Rehearsal, peers_file, simulated
+import pytest
+from agents_case import NAMES, Rehearsal, counts, nested, one_a_row, peers_file, simulated
 from late import late
 
 import pyro_fed as pf
@@ -60,3 +61,20 @@ def test_agents_that_differ_end_at_once_and_so_do_those_that_they_are_needed_by(
         text = agents.log(name).read_text()
         assert "differ in seed" in text, text
     assert "DifferError: agent north has left: " in agents.log("centre").read_text()
+
+
+@pytest.mark.parametrize("kind", [one_a_row, nested, counts])
+def test_effects_stay_with_their_agent_and_what_is_common_is_the_simulation_s(tmp_path, kind):
+    """Two or three hospitals an agent, of any number of patients; normal and not: to the last bit."""
+    names = NAMES[:3]
+    path = peers_file(tmp_path, names, 'links = [["north", "east"], ["east", "south"]]')
+    agents = Rehearsal(tmp_path, pf.P2PVI(), kind=kind, num_rounds=4)
+    for name in names:
+        agents.start(name, checkpoint=tmp_path / f"state-{name}")
+    assert agents.join() == dict.fromkeys(names, 0)
+    expected = simulated(pf.P2PVI(), load_peers(path).graph, names, kind, num_rounds=4)
+    for number, name in enumerate(names):
+        found = az.from_netcdf(str(agents.out(name))).posterior
+        for site in ("mu", "tau"):
+            assert np.array_equal(found[site].values[0], expected.posterior[site].values[number])
+        assert "a" not in found
