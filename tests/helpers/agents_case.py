@@ -58,18 +58,11 @@ def one_a_row(noise, y):
         pyro.sample("y", dist.Normal(a, noise), obs=y)
 
 
-def nested(noise, whose, y, count, size):
+def counts(whose, y, count, size):
     with _hospitals(count) as a:
         pass
     with pyro.plate("patient", len(y)):
-        pyro.sample("y", dist.Normal(a[whose] + size[whose], noise), obs=y)
-
-
-def counts(whose, y, count):
-    with _hospitals(count) as a:
-        pass
-    with pyro.plate("patient", len(y)):
-        pyro.sample("y", dist.Poisson(a[whose].exp()), obs=y)
+        pyro.sample("y", dist.Poisson((a[whose] + size[whose]).exp()), obs=y)
 
 
 @contextlib.contextmanager
@@ -87,16 +80,13 @@ def groups_of(number, kind):
     noise, y = rng.uniform(0.5, 1.5, len(whose)), 2 * rng.normal(size=len(whose))
     if kind is one_a_row:
         return noise, y
-    if kind is counts:
-        return whose, rng.poisson(2.0, len(whose)).astype(float), groups
-    return noise, whose, y, groups, rng.normal(size=groups)
+    return whose, rng.poisson(2.0, len(whose)).astype(float), groups, 0.3 * rng.normal(size=groups)
 
 
 #: Models: the plate, those nested in it, and an agent's rows.
 CASES = {
     model: ("data", None, rows_of),
     one_a_row: ("hospital", None, lambda number: groups_of(number, one_a_row)),
-    nested: ("hospital", {"patient": "whose"}, lambda number: groups_of(number, nested)),
     counts: ("hospital", {"patient": "whose"}, lambda number: groups_of(number, counts)),
 }
 

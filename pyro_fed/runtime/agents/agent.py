@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.fingerprint import shared_arguments, traced
+from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
@@ -186,14 +188,20 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
-        "model (the operations of its density, and constants in them)": traced(problem, rows=1, nested=1),
+        "model (the operations of its density, and constants in them)": _traced(problem),
         "shared arguments": json.dumps(_shared(problem)),
         "plates nested in it": json.dumps(arguments.nested_by_name),
-        "quadrature": repr(problem.quadrature) if problem.local_dim else "",
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
     }
+
+
+def _traced(problem: Problem) -> str:
+    """The operations on one row; of groups on one with a row, by a rule of quadrature that no data have a say in."""
+    if problem.local_dim:
+        problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
+    return traced(problem, rows=1, nested=1)
 
 
 def _shared(problem: Problem) -> dict[str, str]:
@@ -235,11 +243,27 @@ def _agree(links: Links) -> None:
 
 
 def _together(own: Federation, links: Links) -> Together:
-    """The federation of all, once every agent has said how many rows it has."""
-    counts, _ = links.spread(
-        At(-1, -1, 0), {"rows": torch.tensor([own.num_rows])}, links.settings.patience_all, whole=True
-    )
-    return Together(own, links.names, links.me, counts["rows"])
+    """The federation of all, once every agent has said how many rows it has, and which quadrature they need.
+
+    A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, which is
+    what a simulation, that has all rows, finds as well.
+    """
+    rule = own.problem.quadrature
+    said = {"rows": own.num_rows, "order": rule.order or 0, "steps": rule.mode_steps or 0}
+    wait = links.settings.patience_all
+    found, _ = links.spread(At(-1, -1, 0), {k: torch.tensor([v]) for k, v in said.items()}, wait, whole=True)
+    if own.problem.local_dim:
+        for what, most in (("order", rule.max_order), ("steps", rule.max_mode_steps)):
+            odd = ((found[what] < 1) | (found[what] > most)).nonzero().flatten().tolist()
+            if odd:
+                raise ProtocolError(
+                    f"agent {links.names[odd[0]]} says it needs {int(found[what][odd[0]])} as the {what} of its "
+                    f"quadrature, expected 1 to {most}"
+                )
+        rule = replace(rule, order=int(found["order"].max()), mode_steps=int(found["steps"].max()))
+        own = copy(own)
+        own.problem = replace(own.problem, quadrature=rule)
+    return Together(own, links.names, links.me, found["rows"])
 
 
 def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
