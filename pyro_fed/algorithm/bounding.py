@@ -33,9 +33,12 @@ The price of it: an honest client that chance has set z > b of its own SDs from 
     (z - b) v / (1 - v²)^(1/2)     SDs of the posterior less than its rows would,
 
 a third of an SD for z = 3 and one of ten like clients, one SD for a client with half of all that is known, and without
-bound for one that nearly alone knows of a direction. No rule has less of both: who heeds such a client to z SDs is
-moved by z v SDs of the others' posterior by a liar that claims as much. Where a client knows more than its limit SDs
-are wider by at most the square root of what it knows over what is left of it; `widened` is by how much they are.
+bound for one that nearly alone knows of a direction. The two pull against each other: a rule that sees nothing but
+these sites, and heeds such a client to z SDs, is moved by z v SDs of the others' posterior by a liar that claims as
+much. That is an argument for limits of this kind and no proof that no other rule does better.
+
+Where a client knows more than its limit SDs are wider by at most the square root of what it knows over what is left of
+it; `widened` is by how much they are.
 
 q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
 median curvature, are shortened to c times the median (Huber's weights).

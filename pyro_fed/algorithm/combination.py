@@ -39,6 +39,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Fewer clients than this cannot outvote one of them.
 FEWEST = 3
+#: Of fewer clients than this one is a third to a fifth of the cohort, whose median and spread it sets with one other.
+ENOUGH = 6
 #: Beyond so many times what the median client knows a limit is none.
 LARGEST_PRECISION = 1e6
 
@@ -97,6 +99,20 @@ class Bounded(Combination):
                 f"Bounded: {num_clients} clients cannot outvote one of them; expected at least {FEWEST}, and ten or "
                 "more for a bound below two SDs"
             )
+
+    def doubt(self, num_clients: int) -> str:
+        """That so few clients are no cohort, and what that means for the result; "" where they are one.
+
+        Args:
+            num_clients: that took part.
+        """
+        if num_clients >= ENOUGH:
+            return ""
+        return (
+            f"Bounded was asked to hold {num_clients} clients to each other: one liar of so few is not bounded, as the "
+            "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
+            f"Compare the clients one by one (pf.influence), or have {ENOUGH} or more, ten for a bound below two SDs"
+        )
 
     def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
         """Sites (K,) within the limits.

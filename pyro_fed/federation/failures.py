@@ -16,6 +16,9 @@ from pyro_fed.errors import ModelError, PyroFedError
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
+#: An entry of a list that is an argument, or of one of its items.
+_ITEM = re.compile(r"^(\w+)\[(\d+)\]")
+
 
 @contextmanager
 def told(arguments: Arguments, model: Callable[..., Any], plate: str) -> Iterator[None]:
@@ -74,12 +77,35 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             f"Where real numbers are wanted, pass them: {first}.double() or {first}.float() (of an array "
             f"{first}.astype(float))."
         )
+    if ragged := _ragged(arguments):
+        name, sizes = ragged
+        return (
+            f"'{name}' is a list whose items have different lengths ({sizes}) and became no tensor: fill them up to "
+            "one length, with a second argument that says which entries count (obs_mask), or pass all entries in one "
+            "column and which item each belongs to in another."
+        )
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:
         held = held_data(model, arguments.num_rows)
         return as_arguments(model, list(arguments.names), held, plate) if held else ""
     return ""
+
+
+def _ragged(arguments: Arguments) -> tuple[str, str] | None:
+    """The first argument that is a list of items of different lengths, and these lengths; None where there is none."""
+    found: dict[str, dict[str, int]] = {}
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if match := _ITEM.match(name):
+            items, item = found.setdefault(match[1], {}), match[2]
+            whole = name == f"{match[1]}[{item}]"
+            length = len(leaf) if whole and isinstance(leaf, Tensor) and leaf.dim() else 1
+            items[item] = length if whole else items.get(item, 0) + 1
+    for name, items in found.items():
+        sizes = list(dict.fromkeys(items.values()))
+        if len(sizes) > 1:
+            return name, ", ".join(map(str, sizes[:3])) + (", ..." if len(sizes) > 3 else "")
+    return None
 
 
 def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> ModelError:

@@ -390,6 +390,16 @@ def test_two_clients_cannot_outvote_one():
             Bounded(**settings)
 
 
+@pytest.mark.parametrize(("clients", "said"), [(3, True), (5, True), (6, False)])
+def test_few_clients_are_said_to_be_no_cohort(clients, said):
+    fed = pf.Federation(line, line_data(rows=60), plate="data", num_clients=clients)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pf.run(pf.FedEP(), fed, combination=Bounded(), **QUIET)
+    words = f"hold {clients} clients to each other: one liar of so few is not bounded"
+    assert any(words in str(one.message) for one in caught) == said
+
+
 def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run():
     """Its site is that of a client without rows: the answer of the other nine."""
     liar = Faulty(probability=1.0, kinds=("nan",), clients=(LIAR,))

@@ -64,6 +64,23 @@ def test_disagreement_is_in_sds_of_chance():
             assert found.disagreement[0] == pytest.approx(distance, rel=1e-6)
 
 
+def test_the_opposite_of_what_the_others_say():
+    """A client at -μ is opposed by its whole distance, one as far the other way by minus that."""
+    from pyro_fed.audit.clients.influence import by_sites
+    from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+    precision = torch.tensor([[4.0, 9.0], [1.0, 2.0]], dtype=torch.float64)
+    mean = torch.tensor([3.0, -2.0], dtype=torch.float64)
+    for factor, sign in ((-1.0, 1), (3.0, -1)):
+        eta = precision * torch.stack([mean, factor * mean])
+        distance = ((mean - factor * mean).square() / (1 / precision).sum(0)).sum().sqrt()
+        for structure in ("full", "diag"):
+            shaped = torch.diag_embed(precision) if structure == "full" else precision
+            kind = STRUCTURES[structure]
+            found = by_sites(kind(shaped.sum(0), eta.sum(0)), kind(shaped[1:], eta[1:]))
+            assert found.opposed[0] == pytest.approx(sign * float(distance), rel=1e-6)
+
+
 def test_others_at_the_border_of_a_posterior_are_judged_or_left_out():
     """Others' precisions whose smallest eigenvalue is rounding alone: some have a factor one way and not another."""
     from pyro_fed.audit.clients.influence import by_sites

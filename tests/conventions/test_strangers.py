@@ -1,6 +1,7 @@
 """What a stranger hands to the public face by mistake: a sentence that says where and the cure, or the right answer."""
 
 import decimal
+import sys
 
 import numpy as np
 import pandas as pd
@@ -53,7 +54,22 @@ def doubled():
     return made(frames, (pd.DataFrame(columns, columns=["a", "a", "y"]),))
 
 
+def quits(x, y):
+    line(x, y)
+    sys.exit(3)
+
+
+def by_name(*, x, y):
+    line(x, y)
+
+
 CALLS = {
+    "a model that quits": (lambda: made(quits), r"`sys.exit\(3\)` \(.*calls sys.exit\(3\); raise an error there"),
+    "arguments by name alone": (lambda: made(by_name), r"kwargs=\{'x': \.\.\., 'y': \.\.\.\}.*def by_place\(x, y\)"),
+    "a ragged list": (
+        lambda: made(args=([[1.0, 2.0], [1.0]] * 6, Y)),
+        r"'x' is a list whose items have different lengths \(2, 1\).*obs_mask",
+    ),
     "columns of one name": (doubled, "several columns called 'a'"),
     "a generator for a column": (lambda: made(args=((row for row in X), Y)), "argument 'x' is a generator"),
     "a set for a column": (lambda: made(args=(X, {1.0, 2.0})), "argument 'y' is a set"),

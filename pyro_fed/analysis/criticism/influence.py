@@ -43,8 +43,8 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
             where they are those of the answer itself.
 
     Returns:
-        `shift` and `sd_ratio` (client, parameter), `influence`, `disagreement`, `pareto_k` and `by` (client), on the
-        unconstrained scale, see `pyro_fed.audit.clients.influence`; in `attrs["stands_apart"]` a sentence on
+        `shift` and `sd_ratio` (client, parameter), `influence`, `disagreement`, `opposed`, `pareto_k`, `by` (client),
+        on the unconstrained scale, see `pyro_fed.audit.clients.influence`; in `attrs["stands_apart"]` a sentence on
         clients that do, or "". NaN and an infinite influence where the others' posterior is improper.
         `found["shift"].to_pandas()` is the table, `pf.plot_influence(found)` the figure.
 
@@ -124,12 +124,13 @@ def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], label
 
     Returns:
         as of `influence`; NaN, with `by` "none", of clients whose weights are not reliable, mostly since they have much
-        influence: `attrs["unreliable"]` names them. `disagreement` takes sites and is NaN.
+        influence: `attrs["unreliable"]` names them. `disagreement` and `opposed` take sites and are
+        NaN.
     """
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
-    size, disagreement, pareto_k = (np.full(len(names), np.nan) for _ in range(3))
-    found = Without(shift, sd_ratio, size, disagreement, pareto_k, np.full(len(names), "none", dtype="<U5"))
+    size, disagreement, opposed, pareto_k = (np.full(len(names), np.nan) for _ in range(4))
+    found = Without(shift, sd_ratio, size, disagreement, opposed, pareto_k, np.full(len(names), "none", dtype="<U5"))
     _weigh(found, draws, log_lik)
     doubted = [name for name, by in zip(names, found.by, strict=True) if by == "none"]
     return _dataset(found, names, labels, {"unreliable": ", ".join(doubted)})
@@ -139,7 +140,10 @@ def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[st
     data = {
         "shift": (("client", "parameter"), found.shift),
         "sd_ratio": (("client", "parameter"), found.sd_ratio),
-        **{name: ("client", getattr(found, name)) for name in ("influence", "disagreement", "pareto_k", "by")},
+        **{
+            name: ("client", getattr(found, name))
+            for name in ("influence", "disagreement", "opposed", "pareto_k", "by")
+        },
     }
     return xr.Dataset(data, coords={"client": names, "parameter": labels}, attrs=attrs)
 

@@ -405,11 +405,30 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except TypeError as error:
         given = args[0] if len(args) == 1 else None
         by_name = isinstance(given, Mapping) and set(given) <= set(signature.parameters)
-        cure = "these as kwargs={...}" if by_name else "the positional arguments as a tuple, such as (x, y)"
+        cure = "these as kwargs={...}" if by_name else _by_name_alone(signature, len(args), kwargs)
         raise DataError(
             f"the model takes {signature}, but was given {len(args)} positional and the keyword arguments "
             f"{sorted(kwargs)}: {error}. Pass {cure}"
         ) from error
+
+
+def _by_name_alone(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
+    """The cure where arguments were given by place: they as a tuple, or by name where the model takes them so alone."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    places = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    named = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is p.empty and p.name not in kwargs
+    ]
+    if not named or given < places:
+        return "the positional arguments as a tuple, such as (x, y)"
+    pairs, passed = ", ".join(f"'{name}': ..." for name in named), ", ".join(named)
+    calls = ", ".join(f"{name}={name}" for name in named)
+    return (
+        f"{named} by name, which the model takes them by alone: kwargs={{{pairs}}}. Where each client has its own, as "
+        f"in from_clients, give it a model that takes them by place: def by_place({passed}): return model({calls})"
+    )
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature:

@@ -81,7 +81,11 @@ def run_model(
         mappable_safe_log(),
         keeping(filler.constants),
     ):
-        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        try:
+            trace = poutine.trace(model).get_trace(*args, **kwargs)
+        except SystemExit as error:  # no Exception: it would end the user's program without a word
+            said = RuntimeError(f"the model calls sys.exit({error.code!r}); raise an error there instead")
+            raise said.with_traceback(error.__traceback__) from error
         if densities:
             trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
     return Execution(trace, filler, declared)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import DrawStats, NoiseWithin, Pooled
+from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
@@ -96,11 +97,12 @@ class Finish:
         if self.context.record.interrupted:
             return self._interrupted(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
+        failed = "".join(f"{sentence}. " for sentence in self.context.record.failed())
         error = DivergenceError(
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
             f"{unlike + '; or take' if unlike else 'Take'} more rounds, or smaller steps (damping, step size), "
             "give parameters of very different scales a common one, give the model a proper prior, or use "
-            "dtype=torch.float64. The state is kept in this error's `state`",
+            f"dtype=torch.float64. {failed}The state is kept in this error's `state`",
             round=rounds - 1 if rounds else None,
         )
         error.algorithm, error.state = self.algorithm, shared
@@ -153,6 +155,9 @@ class Finish:
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
         record.notes += record.bounded()
+        if isinstance(context.combination, Bounded):
+            few = context.combination.doubt(context.federation.num_clients)
+            record.notes += [few] if few else []
         if unlike := record.unlike():
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if self.audit:
