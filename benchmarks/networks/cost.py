@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density.size import is_large
 
 #: Rounds of each run; the first one is left out.
 ROUNDS = 3
@@ -54,7 +55,7 @@ def one(name: str, hidden: int) -> dict[str, float]:
     fed, _ = federation(hidden, 0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak of what was before is none of the run's
     before = resident("VmRSS")
-    algorithm, options = SHORTENED[name](parameters(hidden) > 1000)
+    algorithm, options = SHORTENED[name](is_large(fed.problem))
     with quiet():
         idata = pf.run(
             algorithm,
