@@ -1,20 +1,19 @@
 """Federated averaging with dynamic regularisation: its fixed point is the mode, however clients differ.
 
-Source: Acar et al. (2021), *Federated learning based on dynamic regularization*, Algorithm 1.
+Source: Acar et al. (2021), *Federated learning based on dynamic regularization*.
 
     θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
     h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
 
-so that Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. The paper's aim is the mean of
-f_k over clients; with
+where h collects what the clients' pulls do, Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. With
 
     f_k = -(K / N) log p_k - 1/N log p_0
 
-that is the negative log posterior over N, and the fixed point its mode. Letters: μ `proximal` (the paper's α), g_k
-`linear`, h `correction`.
+that is the negative log posterior over N, and the fixed point its mode. Letters: μ `proximal`, g_k `linear`,
+h `correction`.
 
-Deviations: f_k counts a client by its rows, where the paper counts all alike, and the prior; a client's g_k follows its
-step whether or not SGD has solved the problem, as in the authors' code.
+Deviation: f_k counts a client by its rows, and the prior. A client's g_k follows its step whether or not SGD has solved
+the problem, which leaves the fixed point where it is.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class FedDyn(FedProx):
         prior: add the log prior, each client the same share of it.
         damping: refused: the server's step is the method's.
         server_optimiser: refused likewise.
-        proximal: μ, on the scale of the log-likelihood a row; the paper's α.
+        proximal: μ, on the scale of the log-likelihood a row.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect.

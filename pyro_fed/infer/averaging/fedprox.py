@@ -1,6 +1,6 @@
 """Federated averaging with a proximal term, which keeps clients near the server's point.
 
-Source: Li et al. (2020), *Federated optimization in heterogeneous networks*, Algorithm 2.
+Source: Li et al. (2020), *Federated optimization in heterogeneous networks*.
 
     θ_k ← about arg min f_k(θ) + μ/2 ‖θ - θ_t‖²,    θ_(t+1) = Σ_k (N_k / N) θ_k
 
@@ -12,7 +12,7 @@ Its fixed point is no mode where clients differ. With f_k = ½ (θ - m_k)' A_k (
 
 where the mode has A_k in place of (A_k + μ)⁻¹ A_k: right for μ → ∞ alone, where nothing moves. `FedDyn` has no bias.
 
-Deviation: the prior is counted by default (MAP); the paper has none.
+The prior is counted by default (MAP).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ so that a client's is partitioned variational inference of a tempered likelihood
 
 Where nothing moves Δ_k = 0 and e = 0: that is PVI's fixed point, the Gaussian of smallest KL(q ‖ posterior), and on
 conjugate Gaussian models the posterior. The client's minimum is found by `tilted.Newton`, or by `tilted.IVON` on large
-models, the paper's form for networks. With isotropic Gaussians of fixed variance it is ADMM.
+models. With isotropic Gaussians of fixed variance it is ADMM.
 
 Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`.
 
@@ -162,6 +162,11 @@ class BayesADMM(FedEP):
             "fractions": told,
             "cut": (told.new_tensor(taken) < 1).double(),
         }
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """As `FedEP`, and `change` by the whole step, of which 1 / (1 + ρ K) was taken: it is what is left to go."""
+        figures = super().monitor(before, after)
+        return {**figures, "change": figures["change"] * (1 + self.rho * int(after["num_clients"]))}
 
     def evenly(self) -> Self:
         """Refused: noise of privacy is in q twice, at different times.
