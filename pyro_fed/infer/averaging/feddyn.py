@@ -5,7 +5,8 @@ Source: Acar et al. (2021), *Federated learning based on dynamic regularization*
     θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
     h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
 
-where h collects what the clients' pulls do, Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. With
+where h collects what the clients' pulls do, Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k:
+Σ_k ∇f_k = 0. With
 
     f_k = -(K / N) log p_k - 1/N log p_0
 

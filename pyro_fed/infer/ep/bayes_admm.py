@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 
@@ -52,17 +52,12 @@ from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tempered(TiltedInference):
-    """An inference of p_k^(1/ρ) times the cavity, whose site is taken to the power ρ.
+@dataclass(frozen=True)
+class _Tempered:
+    """A tilted inference of p_k^(1/ρ) times the cavity, its site to the power ρ. It is no client to be chosen."""
 
-    Args:
-        client: the inference.
-        rho: ρ.
-    """
-
-    client: TiltedInference = TEN_STEPS
-    rho: float = 1.0
+    client: TiltedInference
+    rho: float
 
     @property
     def deterministic(self) -> bool:
@@ -136,7 +131,7 @@ class BayesADMM(FedEP):
     @property
     def inference(self) -> TiltedInference:
         """The client, at the likelihood to the power 1/ρ."""
-        return Tempered(client=super().inference, rho=self.rho)
+        return cast(TiltedInference, _Tempered(super().inference, self.rho))
 
     def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         shared, local = super()._states(problem, q, prior, sites)

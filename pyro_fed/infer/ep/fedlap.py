@@ -56,15 +56,11 @@ from pyro_fed.ops.gaussian import Gaussian
 NARROW = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Duals(TiltedInference):
-    """An inference of which the mode alone is kept: sites without a precision.
+@dataclass(frozen=True)
+class _Duals:
+    """A tilted inference of which the mode alone is kept: sites without a precision. It is no client to be chosen."""
 
-    Args:
-        client: the inference.
-    """
-
-    client: TiltedInference = Laplace()
+    client: TiltedInference
 
     @property
     def deterministic(self) -> bool:
@@ -92,7 +88,30 @@ class Duals(TiltedInference):
 class FedLapCov(FedEP):
     """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
 
-    Its settings are those of `FedEP`, `client` among them: "laplace", and on large models "ivon" with narrow draws.
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods, as of `FedEP`.
+        num_points: Sobol points of a client that takes expectations; even.
+        tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
+        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
+        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
+        client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
+        start: as of `FedEP`, "prior" by default: sites of one.
+        averaging: as of `FedEP`.
+        warm_tolerance: as of `FedEP`.
+        damping: δ, in (0, 1]; None takes one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: of client="newton" alone, as of `FedEP`.
+        server_optimiser: as of `FedEP`.
+        client_optimiser: as of `FedEP`.
+        changes: as of `FedEP`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
@@ -137,7 +156,30 @@ class FedLapCov(FedEP):
 class FedLap(FedLapCov):
     """FedLap: ADMM whose penalty is the prior's precision; the mode, a point and no posterior.
 
-    Its settings are those of `FedEP`.
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods, as of `FedEP`.
+        num_points: Sobol points of a client that takes expectations; even.
+        tolerance: the run has converged when the point is at most so many SDs of the posterior from the mode.
+        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
+        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
+        client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
+        start: as of `FedEP`, "prior" by default: sites of one.
+        averaging: as of `FedEP`.
+        warm_tolerance: as of `FedEP`.
+        damping: δ, in (0, 1]; None takes one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: of client="newton" alone, as of `FedEP`.
+        server_optimiser: as of `FedEP`.
+        client_optimiser: as of `FedEP`.
+        changes: as of `FedEP`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
@@ -153,7 +195,7 @@ class FedLap(FedLapCov):
     @property
     def inference(self) -> TiltedInference:
         """The client's modes."""
-        return Duals(client=super().inference)
+        return cast(TiltedInference, _Duals(super().inference))
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 500: see the module's header."""
