@@ -70,7 +70,7 @@ def test_parse_says_what_it_does_not_understand(text, columns, message):
         (lambda: pt.MajorityShare(1.1), r"share is 1.1, expected a number in \[0, 1\]"),
         (lambda: pt.SortedBy(np.zeros((3, 2))), r"SortedBy: by has shape \(3, 2\), expected one value a row"),
         (lambda: pt.SortedBy([1.0, np.nan]), r"SortedBy: by\[1\] is nan \(1 missing in all\)"),
-        (lambda: pt.ByGroup(["a", None]), "mixes types"),
+        (lambda: pt.ByGroup(["a", None]), r"ByGroup: by\[1\] is None \(1 missing in all\)"),
         (lambda: pt.Explicit([[0], [True, False]]), r"client 1 are bool.*np.flatnonzero\(mask\)"),
         (lambda: pt.Explicit([[0.5]]), "client 0 are float64, expected whole numbers"),
     ],

@@ -17,11 +17,12 @@ def schools():
 @posteriordb.needs_data
 def test_fedep_is_close_and_says_where_it_is_not():
     """4,000 draws: a mean's standard error is 0.016 SD; Pareto's k of tau's tail is about 1."""
-    with pytest.warns(UserWarning, match="take the SD of 'tau'"):
+    with pytest.warns(UserWarning, match="'tau', its SD is"):
         idata = pf.run(pf.FedEP(), schools(), progress=False, num_draws=4000, log_likelihood=False, compile="off")
-    error, _, _ = posteriordb.CASES["eight_schools"].error(idata)
+    error, low, _ = posteriordb.CASES["eight_schools"].error(idata)
     assert error < 0.2
-    assert "take the SD of 'tau'" in idata.attrs["warnings"]
+    assert low > 0.9  # the audit's chains, which are short, find tau's heavy tail wider than it is: a note, no doubt
+    assert "'tau', its SD is" in idata.attrs["warnings"]
 
 
 @posteriordb.needs_data
