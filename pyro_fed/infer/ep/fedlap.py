@@ -238,9 +238,10 @@ class FedLap(FedLapCov):
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Besides those of `FedEP`: how far the point may be from the mode."""
         notes = super().warnings(record, problem)
-        if record.converged is False:
+        if record.converged is False or not self.deterministic:
+            why = "not converged" if self.deterministic else "by random steps, which have no criterion,"
             notes.append(
-                f"not converged after {len(record.figures)} rounds: the point may be {record.latest['bound']:.2g} "
+                f"{why} after {len(record.figures)} rounds: the point may be {record.latest.get('bound', math.inf):.2g} "
                 "posterior SDs from the mode; where the prior is weak against the data that takes many rounds: raise "
                 "num_rounds, or use FedLapCov or FedLaplace"
             )
