@@ -1,7 +1,5 @@
 """What all tests share: no window is opened, and no parameter or random state is left behind."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -10,15 +8,15 @@ import pyro
 import pytest
 import torch
 
+from pyro_fed.conventions.memory import COMPUTING, TRIM_THRESHOLD, allocator, keep_freed
+
 os.environ["MPLBACKEND"] = "Agg"
 
-#: `mallopt`'s parameters (malloc.h): freed memory above which it is given back, and the size from which a block is
-#: mapped on its own. By default each tensor of some 100 KB is mapped, its pages faulted in, and unmapped, again and
-#: again: of a test with 6,000 rows a quarter of the time was the kernel's. 32 MB is glibc's limit.
-TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**25)
-with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, which has no such settings
-    for setting in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-        ctypes.CDLL(None).mallopt(*setting)
+#: As during a run, here from the first test to the last: of a test with 6,000 rows a quarter
+#: of the time was the kernel's. Runs leave it so, and processes that tests start have it too, by glibc's variable.
+keep_freed()
+os.environ["MALLOC_TRIM_THRESHOLD_"] = str(COMPUTING[TRIM_THRESHOLD])
+allocator.cache_clear()
 
 
 gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many

@@ -71,6 +71,7 @@ def agent(
         Agent(
             model=module.model,
             plate=module.PLATE,
+            nested=getattr(module, "ROWS", None),
             rows=load_rows(rows_path, module.model),
             identity=Identity.load(folder, name),
             peers=peers,

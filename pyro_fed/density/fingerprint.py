@@ -25,6 +25,7 @@ from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.rows.nested import NestedRows
 
 #: SDs of the fixed points, unconstrained: from all but the origin to well outside it.
 SPREADS = (0.01, 0.3, 1.0, 2.0)
@@ -167,19 +168,20 @@ def _apart(before: Values, now: Values, rounding: float) -> str:
     return ""
 
 
-def traced(problem: Problem, rows: int = TRACED_ROWS) -> str:
+def traced(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None) -> str:
     """A hash of the operations that the densities of a few rows consist of, and of all constants in them.
 
     Args:
         problem: the model's densities.
         rows: how many.
+        nested: of groups with rows of their own, how many rows of each; all by default.
 
     Returns:
         "not traced" for a model that defeats tracing: its values are all that is known of it.
     """
     if problem.looped:
         return "not traced"
-    leaves, spec = pytree.tree_flatten(tuple(leaf[:rows] for leaf in problem.rows))
+    leaves, spec = pytree.tree_flatten(tuple(_few(leaf[:rows], nested) for leaf in problem.rows))
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=leaves[0].device)
 
     def densities(z: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,3 +195,10 @@ def traced(problem: Problem, rows: int = TRACED_ROWS) -> str:
     constants = dict(graph.named_buffers()) | {n: v for n, v in vars(graph).items() if isinstance(v, Tensor)}
     names = sorted(constants)
     return hashed([constants[name] for name in names], json.dumps([graph.code, names]))
+
+
+def _few(rows: Any, nested: int | None) -> Any:
+    """Row tensors, with at most so many rows of each group."""
+    if nested is None or not isinstance(rows, NestedRows):
+        return rows
+    return NestedRows(rows.where[:, :nested], [leaf[:, :nested] for leaf in rows.leaves], nested)

@@ -7,13 +7,12 @@ from pyro_fed.density.running.shared import PREFIX, is_shared
 from pyro_fed.errors import ModelError
 
 
-def check_apart(problem: Problem, how: str, *, groups: bool = False) -> None:
+def check_apart(problem: Problem, how: str) -> None:
     """Refuse models that need more than rows at a client and a prior that all know.
 
     Args:
         problem: of one client.
         how: the clients work, such as "over Flower".
-        groups: whether the elements of the plate may be groups, with latents and rows of their own.
 
     Raises:
         ModelError: says what.
@@ -29,9 +28,4 @@ def check_apart(problem: Problem, how: str, *, groups: bool = False) -> None:
         raise ModelError(
             f"pyro.param statements {sorted(constants)} may differ between clients' processes: write "
             "their values into the model"
-        )
-    if not groups and (problem.local_dim or problem.arguments.nested_plates):
-        raise ModelError(
-            f"latents or other plates inside plate '{problem.plate}' are not run {how}: use Flower or Ray, or "
-            "integrate them out in the model"
         )

@@ -125,7 +125,7 @@ class Site:
             federation = Federation.from_clients(
                 module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
             )
-            check_apart(federation.problem, "over Flower", groups=True)
+            check_apart(federation.problem, "over Flower")
             self.federations[name] = federation
         return self.federations[name]
 

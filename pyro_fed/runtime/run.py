@@ -27,6 +27,7 @@ from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
@@ -169,7 +170,7 @@ def run(
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
-    with threads(num_threads), torch.no_grad(), showing(progress):
+    with threads(num_threads), torch.no_grad(), showing(progress), kept_while_computing():
         problem = compiled(federation.problem, compile, rounds, progress is not False)
         record = Record(federation.client_names)
         context = Context(

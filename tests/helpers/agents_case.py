@@ -9,6 +9,9 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
+import pyro
+import pyro.distributions as dist
 import torch
 from conjugate import data, model
 
@@ -50,10 +53,49 @@ def rows_of(number, sizes=(9, 14, 12, 7, 11)):
     return x[at], y[at]
 
 
-def simulated(algorithm, graph, names=NAMES, **options):
+def one_a_row(noise, y):
+    with _hospitals(len(noise)) as a:
+        pyro.sample("y", dist.Normal(a, noise), obs=y)
+
+
+def counts(whose, y, count, size):
+    with _hospitals(count) as a:
+        pass
+    with pyro.plate("patient", len(y)):
+        pyro.sample("y", dist.Poisson((a[whose] + size[whose]).exp()), obs=y)
+
+
+@contextlib.contextmanager
+def _hospitals(number):
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = pyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("hospital", number):
+        yield pyro.sample("a", dist.Normal(mu, tau))
+
+
+def groups_of(number, kind):
+    """Rows of one agent of hospitals, as many as it has: of each a patient, or several in any order."""
+    groups, rng = 2 + number % 2, np.random.default_rng(number)
+    whose = rng.permutation(np.repeat(np.arange(groups), 1 if kind is one_a_row else groups + 2))
+    noise, y = rng.uniform(0.5, 1.5, len(whose)), 2 * rng.normal(size=len(whose))
+    if kind is one_a_row:
+        return noise, y
+    return whose, rng.poisson(2.0, len(whose)).astype(float), groups, 0.3 * rng.normal(size=groups)
+
+
+#: Models: the plate, those nested in it, and an agent's rows.
+CASES = {
+    model: ("data", None, rows_of),
+    one_a_row: ("hospital", None, lambda number: groups_of(number, one_a_row)),
+    counts: ("hospital", {"patient": "whose"}, lambda number: groups_of(number, counts)),
+}
+
+
+def simulated(algorithm, graph, names=NAMES, kind=model, **options):
     """The same in one process."""
-    clients = {name: rows_of(i) for i, name in enumerate(names)}
-    fed = pf.Federation.from_clients(model, clients, plate="data")
+    plate, rows, own = CASES[kind]
+    clients = {name: own(i) for i, name in enumerate(names)}
+    fed = pf.Federation.from_clients(kind, clients, plate=plate, rows=rows)
     options = {"seed": 3, "num_draws": 50, "compile": "off", "audit": False, "progress": False} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -61,7 +103,15 @@ def simulated(algorithm, graph, names=NAMES, **options):
 
 
 def work(folder, name, algorithm, out, options, waits):
-    """An agent's process."""
+    """An agent's process; what it raises goes to NAME.log as well."""
+    try:
+        _work(folder, name, algorithm, out, options, waits)
+    except Exception as error:
+        (folder / f"{name}.log").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _work(folder, name, algorithm, out, options, waits):
     from pyro_fed.runtime.agents.agent import Agent, run_agent
     from pyro_fed.runtime.agents.certificates import Identity
     from pyro_fed.runtime.agents.peers import load_peers
@@ -72,10 +122,13 @@ def work(folder, name, algorithm, out, options, waits):
     began = time.perf_counter(), time.process_time()
     peers = load_peers(folder / "peers.toml")
     options = {"seed": 3, "num_draws": 50, "compile": "off", "progress": False} | options
+    kind = options.pop("kind", model)
+    plate, nested, own = CASES[kind]
     agent = Agent(
-        model=model,
-        plate="data",
-        rows=rows_of(peers.number(name)),
+        model=kind,
+        plate=plate,
+        nested=nested,
+        rows=own(peers.number(name)),
         identity=Identity.load(folder / "certificates", name),
         peers=peers,
         algorithm=algorithm,
@@ -104,6 +157,9 @@ class Rehearsal:
 
     def out(self, name):
         return self.folder / f"{name}.nc"
+
+    def log(self, name):
+        return self.folder / f"{name}.log"
 
     def join(self, seconds=400):
         """Wait for all; exit codes by name."""

@@ -3,6 +3,7 @@
     peers         the file that all agents share: who they are, where they are, and the graph
     certificates  an authority and the agents' certificates, for a rehearsal
     settings      how long an agent waits, and how large a message may be
+    farewell      what an agent says as it leaves
     outbox        the messages that neighbours may still ask for, and which links are down
     wire          gRPC with mutual TLS; encoded messages, nothing unpickled
     flows         what has passed over each link, by which two ends that differ are brought in step again

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyro
 import torch
+from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
@@ -21,12 +23,16 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.fingerprint import shared_arguments, traced
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.farewell import DifferError, Farewell
 from pyro_fed.runtime.agents.neighbours import END, Links, neighbours_of
 from pyro_fed.runtime.agents.outbox import At, Refused
 from pyro_fed.runtime.agents.peers import Peers
@@ -50,6 +56,7 @@ class Agent:
         model: the Pyro model, the same at every agent.
         plate: its plate over rows.
         rows: its positional arguments with this agent's rows.
+        nested: where the plate is one of groups, the plates whose rows go with them, as `Federation` takes `rows`.
         identity: the agent's name, key and certificate.
         peers: all agents and their graph.
         algorithm: one without a server, such as `pf.P2PVI()`; the same at every agent.
@@ -70,6 +77,7 @@ class Agent:
     identity: Identity
     peers: Peers
     algorithm: Algorithm
+    nested: Mapping[str, str | Sequence[str]] | None = None
     num_rounds: int | None = None
     seed: int = 0
     num_draws: int = NUM_DRAWS
@@ -120,16 +128,34 @@ def run_agent(agent: Agent) -> InferenceData:
         try:
             _agree(links)
             federation = _together(own, links)
-            return _worked(agent, algorithm, federation, links, rounds)
+            found = _worked(agent, algorithm, federation, links, rounds)
+            links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
+            return found
+        except Exception as error:  # one that is interrupted may be started again: its neighbours wait
+            links.wire.leave(_farewell(links, error), links.wire.neighbours)
+            raise
         finally:
             links.outbox.close()
             links.wire.close()
 
 
+def _farewell(links: Links, error: Exception) -> Farewell:
+    """What the neighbours are told of an error: only words that have no rows in them."""
+    wire = links.wire
+    why, differs = f"it has stopped ({type(error).__name__}); its own log says why", isinstance(error, DifferError)
+    if isinstance(error, DifferError):
+        why = error.told
+    elif isinstance(error, QuorumError) and wire.left:
+        why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
+    return Farewell(wire.run, why, differs=differs)
+
+
 def _own(agent: Agent) -> Federation:
     """The agent's rows as a federation of one, in a dtype that does not depend on their values."""
     dtype = flatten(agent.model, agent.rows, None).floating_dtype()
-    own = Federation.from_clients(agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, dtype=dtype)
+    own = Federation.from_clients(
+        agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
+    )
     check_apart(own.problem, "by agents")
     return own
 
@@ -154,10 +180,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
     """What all agents must have in common."""
     problem = own.problem
     arguments = problem.arguments
-    rows = [
-        [label, list(leaf.shape[1:]), str(leaf.dtype)]
-        for label, leaf in zip(arguments.row_names, arguments.rows, strict=True)
-    ]
+    rows = [[label, part, list(leaf.shape[1:]), str(leaf.dtype)] for label, part, leaf in arguments.columns]
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
         "agents and graph": agent.peers.described(),
@@ -165,20 +188,38 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
-        "model (the operations of its density, and constants in them)": traced(problem, rows=1),
-        "shared arguments": json.dumps(shared_arguments(problem)),
+        "model (the operations of its density, and constants in them)": _traced(problem),
+        "shared arguments": json.dumps(_shared(problem)),
+        "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
     }
 
 
+def _traced(problem: Problem) -> str:
+    """The operations on one row; of groups on one with a row, by a rule of quadrature that no data have a say in."""
+    if problem.local_dim:
+        problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
+    return traced(problem, rows=1, nested=1)
+
+
+def _shared(problem: Problem) -> dict[str, str]:
+    """The arguments that all agents share; the number of groups, which is an agent's own, as that of one alone."""
+    shared, arguments = shared_arguments(problem), problem.arguments
+    if not arguments.nested_plates:
+        return shared
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
+    numbers = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
+    return {name: numbers.get(name, value) for name, value in shared.items()}
+
+
 def _agree(links: Links) -> None:
     """See that all neighbours, and so all agents, run the same.
 
     Raises:
-        ProtocolError: names what differs.
-        QuorumError: a neighbour does not answer.
+        DifferError: names what differs.
+        QuorumError: a neighbour does not answer, or has left.
     """
     mine = links.said
     for j in links.wire.neighbours:
@@ -186,6 +227,9 @@ def _agree(links: Links) -> None:
         try:
             theirs = links.wire.hello(j, links.settings.patience_all)
         except Refused as error:
+            left = next(iter(dict(links.wire.left)), None)
+            if left is not None:
+                raise links.without(left) or error from error
             said = links.wire.said.get(j, "no answer")
             raise QuorumError(
                 f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
@@ -193,18 +237,33 @@ def _agree(links: Links) -> None:
             ) from error
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
-                raise ProtocolError(
-                    f"agents {links.names[links.me]} and {name} differ in {key}: {mine.get(key)!s:.300} and "
-                    f"{theirs.get(key)!s:.300}"
-                )
+                what = f"agents {links.names[links.me]} and {name} differ in {key}"
+                raise DifferError(f"{what}: {mine.get(key)!s:.300} and {theirs.get(key)!s:.300}", what)
+        links.wire.agreed.add(j)
 
 
 def _together(own: Federation, links: Links) -> Together:
-    """The federation of all, once every agent has said how many rows it has."""
-    counts, _ = links.spread(
-        At(-1, -1, 0), {"rows": torch.tensor([own.num_rows])}, links.settings.patience_all, whole=True
-    )
-    return Together(own, links.names, links.me, counts["rows"])
+    """The federation of all, once every agent has said how many rows it has, and which quadrature they need.
+
+    A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, which is
+    what a simulation, that has all rows, finds as well.
+    """
+    rule = own.problem.quadrature
+    said = {"rows": own.num_rows, "order": rule.order or 0, "steps": rule.mode_steps or 0}
+    wait = links.settings.patience_all
+    found, _ = links.spread(At(-1, -1, 0), {k: torch.tensor([v]) for k, v in said.items()}, wait, whole=True)
+    if own.problem.local_dim:
+        for what, most in (("order", rule.max_order), ("steps", rule.max_mode_steps)):
+            odd = ((found[what] < 1) | (found[what] > most)).nonzero().flatten().tolist()
+            if odd:
+                raise ProtocolError(
+                    f"agent {links.names[odd[0]]} says it needs {int(found[what][odd[0]])} as the {what} of its "
+                    f"quadrature, expected 1 to {most}"
+                )
+        rule = replace(rule, order=int(found["order"].max()), mode_steps=int(found["steps"].max()))
+        own = copy(own)
+        own.problem = replace(own.problem, quadrature=rule)
+    return Together(own, links.names, links.me, found["rows"])
 
 
 def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:

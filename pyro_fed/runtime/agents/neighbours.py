@@ -14,8 +14,9 @@ takes from all agents is had as follows.
                                         as its diameter has: all judge the same numbers. An agent that misses one does
                                         not stop by itself; one that finds that the others have stops with them
 
-A link fails where a neighbour's message has not come within `patience`, and stays down until both ends have agreed on a
-round and have made up for what one of them missed (see `flows`). An agent that nobody answers does not go on alone.
+A link fails where a neighbour's message has not come within `patience`, or where it says that it leaves, and stays down
+until both ends have agreed on a round and have made up for what one of them missed (see `flows`). An agent that nobody
+answers does not go on alone.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.density.fingerprint import hashed
-from pyro_fed.errors import ProtocolError, QuorumError, listed
+from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
+from pyro_fed.runtime.agents.farewell import DifferError
 from pyro_fed.runtime.agents.flows import Flows
 from pyro_fed.runtime.agents.outbox import NEVER, At, Outbox, Refused, Why, at_of
 from pyro_fed.runtime.agents.peers import Peers
@@ -107,13 +109,15 @@ class Links(Answers):
         return {"last": self.flows.last[neighbour].tensor(), **prefixed("sum", self.flows.sums[neighbour])}
 
     # -- in the agent's own ----------------------------------------------------------------------------------
-    def fetch(self, at: At, neighbours: list[int], expected: Spec, seconds: float) -> dict[int, State | Refused]:
-        """The messages of neighbours in a step, or why one is not to be had.
+    def fetch(
+        self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
+    ) -> dict[int, State | Refused]:
+        """The messages of neighbours in a step, or why one is not to be had; as `Wire.ask` takes `whole`.
 
         Raises:
             PhaseEnded: they have all converged, and gone on.
         """
-        found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds)
+        found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
         for answer in found.values():
             if isinstance(answer, Refused) and answer.why is Why.ENDED:
                 raise self.over(at.phase, answer.round)
@@ -153,7 +157,7 @@ class Links(Answers):
             now = At(at.phase, at.round, at.step + step)
             message = {"known": known.clone(), **prefixed("of", {k: v.clone() for k, v in table.items()})}
             self.outbox.put(now, message)
-            answers = self.fetch(now, self.up(now), spec_of(message), seconds)
+            answers = self.fetch(now, self.up(now), spec_of(message), seconds, whole)
             for j, answer in answers.items():
                 if isinstance(answer, Refused):
                     self.failed(j, now, answer, whole)
@@ -167,13 +171,27 @@ class Links(Answers):
             raise QuorumError(f"nothing was heard of agents {missing}")
         return table, known
 
+    def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
+        """The error of an agent that cannot go on without a neighbour that has left; None where it has not."""
+        farewell = self.wire.left.get(neighbour)
+        if farewell is None:
+            return None
+        text = f"agent {self.names[neighbour]} has left: {farewell.why}"
+        if farewell.differs:
+            return DifferError(text, text)
+        return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
+
     def failed(self, neighbour: int, at: At, refused: Refused, needed: bool) -> None:
         """A neighbour's message cannot be had: its link is down from here on.
 
         Raises:
             QuorumError: the round means nothing without it.
+            DifferError: nor does it, and it has left since agents do not run the same.
         """
         if needed:
+            left = self.without(neighbour, max(at.round, 0))
+            if left is not None:
+                raise left
             said = self.wire.said.get(neighbour, refused.why.value)
             raise QuorumError(
                 f"agent {self.names[neighbour]} has not answered, and round {at.round} means nothing without it "
@@ -262,7 +280,7 @@ class Neighbours(Network):
             lost = [j for j in self.links.wire.neighbours if self.links.outbox.is_lost(j)]
             if len(lost) < len(self.links.wire.neighbours):
                 break
-            if time.monotonic() > end:
+            if time.monotonic() > end or all(j in self.links.wire.left for j in lost):
                 raise self._alone(round, shared)
             time.sleep(self.settings.retry_every)
         here = At(self.phase, round, 0)
@@ -280,9 +298,15 @@ class Neighbours(Network):
 
     def _alone(self, round: int, shared: State) -> QuorumError:
         """The error of an agent that nobody answers."""
+        left = dict(self.links.wire.left)
+        if len(left) < len(self.links.wire.neighbours):
+            what = f"no neighbour of {self.peers.names[self.me]} has answered for {self.settings.patience_all} s"
+        else:
+            said = "; ".join(f"{self.peers.names[j]}: {left[j].why}" for j in sorted(left))
+            what = f"all neighbours of {self.peers.names[self.me]} have left ({said})"
         error = QuorumError(
-            f"no neighbour of {self.peers.names[self.me]} has answered for {self.settings.patience_all} s, and alone "
-            "it would end at a posterior of its own rows. Start them, then this one again with resume",
+            f"{what}, and alone it would end at a posterior of its own rows. Start them, then this one again with "
+            "resume",
             round=round,
         )
         error.algorithm, error.state = self.algorithm, shared
@@ -382,7 +406,7 @@ class Neighbours(Network):
     def _exchange(self, at: At, expected: Spec) -> dict[int, State]:
         """The messages of the neighbours that can be had; the links to the others are down from here on."""
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
-        found = self.links.fetch(at, self.links.up(at), expected, wait)
+        found = self.links.fetch(at, self.links.up(at), expected, wait, self.needs_all)
         usable = {}
         for j, answer in found.items():
             if isinstance(answer, Refused):

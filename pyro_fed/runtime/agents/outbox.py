@@ -59,6 +59,7 @@ class Why(Enum):
     ENDED = "the phase has ended"
     GONE = "the round is over"
     LATE = "it is not there yet"
+    LEFT = "the agent has left"
 
 
 class Refused(Exception):

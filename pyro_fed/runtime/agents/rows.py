@@ -44,7 +44,12 @@ def load_rows(path: Path, model: Callable[..., Any]) -> tuple[Any, ...]:
     given = names[: len(arrays)]  # they are positional: none in between can be left out
     if set(arrays) != set(given) or len(given) < needed:
         raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {names}")
-    return tuple(arrays[name] for name in given)
+    return tuple(_number(arrays[name]) for name in given)
+
+
+def _number(array: np.ndarray) -> Any:
+    """A whole number as Python's own, so that a plate's size may be one."""
+    return array.item() if array.ndim == 0 and array.dtype.kind in "iu" else array
 
 
 def _from_python(path: Path) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ a few numbers, and answers have the shapes of this agent's own message; they are
     Take     its message of a step, as soon as it has one
     Rejoin   for a link that was down: from which round it is up, and what has passed over it
     Flow     what has passed over the link
+    Leave    that the caller leaves, and why
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.farewell import Farewell
 from pyro_fed.runtime.agents.outbox import At, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers
 from pyro_fed.runtime.agents.settings import LinkSettings
@@ -97,6 +99,8 @@ class Wire:
     Attributes:
         run: the run's id, a digest of what all agents have in common: messages of another run are refused.
         said: by neighbour, the last reason why there was no answer.
+        left: neighbours that have said that they leave, until they are heard again.
+        agreed: neighbours that are known to run the same.
 
     Args:
         me: the agent's number.
@@ -123,6 +127,8 @@ class Wire:
         self.neighbours = sorted(peers.links(me))
         self.run = hashed([], json.dumps(answers.agreement()))[:16]
         self.said: dict[int, str] = {}
+        self.left: dict[int, Farewell] = {}
+        self.agreed: set[int] = set()
         self._numbers = {peers.names[j]: j for j in self.neighbours}
         self._server = self._serve(identity, listen or peers.addresses[me])
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
@@ -138,7 +144,7 @@ class Wire:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        handlers = {"Hello": self._hello, **{name: self._handler(name) for name in REQUESTS}}
+        handlers = {"Hello": self._hello, "Leave": self._left, **{name: self._handler(name) for name in REQUESTS}}
         unary = {name: grpc.unary_unary_rpc_method_handler(handler) for name, handler in handlers.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, unary),))
         credentials = grpc.ssl_server_credentials(
@@ -179,12 +185,24 @@ class Wire:
         self._caller(context)
         return json.dumps(self.answers.agreement()).encode()
 
+    def _left(self, data: bytes, context: Any) -> bytes:
+        caller = self._caller(context)
+        try:
+            farewell = Farewell.decode(data)
+        except ProtocolError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError from error  # abort raises
+        if caller not in self.agreed or farewell.run == self.run:  # else it is a process beside the one that takes part
+            self.left[caller] = farewell
+        return b""
+
     def _handler(self, method: str) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             caller = self._caller(context)
             try:
                 asked = decode(data, REQUESTS[method])
                 self._check(asked.header, self.peers.names[caller])
+                self.left.pop(caller, None)
                 wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
                 found = self.answers.answer(method, caller, asked.tensors, wait)
             except Refused as refused:
@@ -221,7 +239,7 @@ class Wire:
 
         Raises:
             Unwelcome: one of both is not who it should be.
-            Refused: it does not answer in time.
+            Refused: it does not answer in time, or one of the neighbours has left.
             ProtocolError: it answers something else.
         """
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
@@ -244,6 +262,8 @@ class Wire:
                 return call(max(0.01, end - time.monotonic()))
             except grpc.RpcError as error:
                 self._judge(error, neighbour)
+                if self.left:
+                    raise Refused(Why.LEFT) from error
                 if time.monotonic() + self.settings.retry_every > end:
                     raise Refused(Why.LATE) from error
             time.sleep(self.settings.retry_every)
@@ -256,13 +276,16 @@ class Wire:
         """
         return self.ask(asks, self.settings.knock, again=False)
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float, again: bool = True) -> dict[int, State | Refused]:
+    def ask(
+        self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
+    ) -> dict[int, State | Refused]:
         """Questions to neighbours, all at once, each asked again until it is answered or the time is over.
 
         Args:
             asks: by neighbour.
             seconds: to wait.
             again: whether to ask again.
+            whole: whether the answers mean nothing without one of them: nobody is waited for once one has left.
 
         Returns:
             The answers, or why there is none.
@@ -276,13 +299,38 @@ class Wire:
         while waiting:
             calls = {j: self._call(j, one, end - time.monotonic()) for j, one in waiting.items()}
             for j, (header, call) in calls.items():
+                while not self._over(call) and not (whole and not self.left.keys().isdisjoint(waiting)):
+                    pass  # a neighbour may leave while another one is waited for
+                if not call.done():
+                    call.cancel()
                 answered = self._answered(j, waiting[j], header, call, over=not again or time.monotonic() >= end)
                 if answered is not None:
                     found[j] = answered
                     del waiting[j]
+            if whole and any(isinstance(one, Refused) and one.why is Why.LEFT for one in found.values()):
+                return found | dict.fromkeys(waiting, Refused(Why.LATE))
             if waiting:
                 time.sleep(self.settings.retry_every)
         return found
+
+    def _over(self, call: Any) -> bool:
+        """Whether a call has ended, waiting a moment for it."""
+        try:
+            call.exception(timeout=self.settings.retry_every)
+        except grpc.FutureTimeoutError:
+            return False
+        except grpc.FutureCancelledError:
+            return True
+        return True
+
+    def leave(self, farewell: Farewell, neighbours: Iterable[int]) -> None:
+        """Say to neighbours that this agent leaves; those that cannot be reached are not told."""
+        calls = [
+            self._channels[j].unary_unary(f"/{SERVICE}/Leave").future(farewell.encode(), timeout=self.settings.knock)
+            for j in neighbours
+        ]
+        for call in calls:
+            call.exception()
 
     def _call(self, neighbour: int, one: Ask, seconds: float) -> tuple[Header, Any]:
         header = Header("ask", self.run, 0, self.peers.names[self.me], token())
@@ -293,9 +341,13 @@ class Wire:
         """An answer, a refusal, or None where it is to be asked again."""
         try:
             data = call.result()
+        except grpc.FutureCancelledError:
+            return Refused(Why.LEFT) if neighbour in self.left else None
         except grpc.RpcError as error:
             why = self._judge(error, neighbour)
             if why in (None, Why.LATE):
+                if neighbour in self.left:
+                    return Refused(Why.LEFT)
                 return Refused(Why.LATE) if over else None
             ended = error.details() or ""
             return Refused(why, int(ended) if ended.isdecimal() and len(ended) < 11 else 0)

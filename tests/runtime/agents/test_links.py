@@ -12,9 +12,10 @@ from agents_case import NAMES, free_ports, peers_file
 
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.errors import DataError, ProtocolError, SettingError
+from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.agents.certificates import Identity, write_certificates
+from pyro_fed.runtime.agents.farewell import Farewell
 from pyro_fed.runtime.agents.flows import Flows
 from pyro_fed.runtime.agents.neighbours import Links, Neighbours, neighbours_of
 from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
@@ -124,6 +125,64 @@ def _spec(value):
     from pyro_fed.runtime.messages import spec_of
 
     return spec_of({"q": value})
+
+
+# -- who leaves ------------------------------------------------------------------------------------------------
+
+
+def test_who_has_left_is_not_waited_for_and_nobody_else_can_say_so(ring, tmp_path):
+    peers, folder = ring
+    north, east, centre = (wired(peers, Identity.load(folder, NAMES[i]), i) for i in (0, 1, 4))
+    wires = [north.wire, east.wire, centre.wire]
+    port = f"127.0.0.1:{free_ports(1)[0]}"
+
+    def stranger(where, name):
+        pair = Peers((name, "north"), (port, peers.addresses[0]), pf.graph.complete(2))
+        found = wired(pair, Identity.load(where, name), 0).wire
+        found.leave(Farewell(north.wire.run, "so they say", differs=True), [1])
+        found.close()
+
+    try:
+        write_certificates(folder, ["eve"])
+        write_certificates(tmp_path / "other", ["east"])
+        stranger(folder, "eve")  # of the same authority, but no neighbour
+        stranger(tmp_path / "other", "east")  # a neighbour's name, of another authority
+        assert not north.wire.left
+        with pytest.raises(grpc.RpcError) as error:
+            east.wire._channels[0].unary_unary(f"/{SERVICE}/Leave")(b"[]", timeout=10.0)
+        assert error.value.code().name == "INVALID_ARGUMENT"
+        north.wire.agreed = {1, 4}
+        east.wire.leave(Farewell("f" * 16, "another run"), [0])  # a second process of east's, of another run
+        assert not north.wire.left
+
+        at, spec, began = At(0, 0, 0), _spec(torch.zeros(1, 3)), time.monotonic()
+        threading.Timer(0.3, lambda: centre.wire.leave(Farewell(north.wire.run, "it has\x1b[2J stopped"), [0])).start()
+        found = north.fetch(at, [1, 4], spec, 20.0, whole=True)
+        assert {j: one.why for j, one in found.items()} == {1: Why.LATE, 4: Why.LEFT}
+        with pytest.raises(QuorumError, match=r"agent centre has left: it has \[2J stopped\. Start it again"):
+            north.failed(4, at, found[4], needed=True)
+        east.outbox.put(at, {"q": torch.ones(1, 3)})
+        centre.wire.close()
+        found = north.fetch(at, [1, 4], spec, 20.0)  # a round that can do without
+        assert isinstance(found[4], Refused) and found[4].why is Why.LEFT
+        assert torch.equal(found[1]["q"], torch.ones(1, 3))
+
+        east.wire.leave(Farewell(north.wire.run, "done", done=True), [0])
+        for j in (1, 4):
+            north.outbox.take_down(j, At(0, 1, 0))
+        network = Neighbours(north, pf.graph.Consensus((0.0,)))
+        network.begin(
+            0, 1, SimpleNamespace(needs_all=False), {}, {}, {"1.last": torch.zeros(3), "4.last": torch.zeros(3)}
+        )
+        with pytest.raises(QuorumError, match="all neighbours of north have left"):
+            network.between(1, {})
+        assert time.monotonic() - began < 15.0
+        north.outbox.put(at, {"q": torch.ones(1, 3)})
+        east.fetch(at, [0], spec, 5.0)  # it is back
+        assert set(north.wire.left) == {4}
+    finally:
+        for wire in wires:
+            wire.close()
 
 
 # -- what fails and comes back --------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Freed memory that stays with the process while it computes.
+
+glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that of
+tensors of megabytes, made and freed in every operation, all pages are asked for and cleared again and again: half of
+the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+#: `mallopt`'s parameters (malloc.h): freed bytes at the heap's end above which they are given back, and the size from
+#: which a block is mapped on its own.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+#: What they are while a run computes: blocks up to 128 MB are taken from the heap, and stay there. And afterwards: what
+#: glibc's own rule comes to at most.
+COMPUTING = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**27}
+AFTERWARDS = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
+#: Where the user has said how glibc's allocator is to work, it works so.
+OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+@cache
+def allocator() -> Any:
+    """glibc with its two functions; None elsewhere, and where the user has said how it is to work."""
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in OWN):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+
+
+def _set(values: dict[int, int]) -> None:
+    for parameter, value in values.items():
+        allocator().mallopt(parameter, value)
+
+
+def keep_freed() -> None:
+    """From now on freed memory stays with this process; nothing where the C library is another one."""
+    if allocator() is not None:
+        _set(COMPUTING)
+
+
+@contextmanager
+def kept_while_computing() -> Iterator[None]:
+    """Freed memory stays with this process until the end, when what is free is given back."""
+    keep_freed()
+    try:
+        yield
+    finally:
+        if allocator() is not None:
+            _set(AFTERWARDS)
+            allocator().malloc_trim(0)
