@@ -239,10 +239,11 @@ class FedLap(FedLapCov):
         """Besides those of `FedEP`: how far the point may be from the mode."""
         notes = super().warnings(record, problem)
         if record.converged is False or not self.deterministic:
+            bound = record.latest.get("bound", math.inf)
             why = "not converged" if self.deterministic else "by random steps, which have no criterion,"
             notes.append(
-                f"{why} after {len(record.figures)} rounds: the point may be {record.latest.get('bound', math.inf):.2g} "
-                "posterior SDs from the mode; where the prior is weak against the data that takes many rounds: raise "
+                f"{why} after {len(record.figures)} rounds: the point may be {bound:.2g} posterior SDs "
+                "from the mode; where the prior is weak against the data that takes many rounds: raise "
                 "num_rounds, or use FedLapCov or FedLaplace"
             )
         return notes
