@@ -2,6 +2,7 @@
 
     python -m benchmarks.networks                                    # 20 and 100 hidden units, three seeds
     python -m benchmarks.networks --hidden 1000 --seeds 1
+    python -m benchmarks.networks --data cancer --hidden 20 --seeds 3 --algorithms FedDyn FedEP BayesADMM
     python -m benchmarks.networks --cost --hidden 14 133 1333        # a round and memory against the parameters
 
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
@@ -14,7 +15,6 @@ each with a split, a partition and a run of its own.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +25,8 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
@@ -38,6 +39,12 @@ CLIENTS, TEST_ROWS, AVERAGING_ROUNDS = 10, 360, 50
 
 ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
     "FedAvg": (pf.FedAvg, {"num_rounds": AVERAGING_ROUNDS}),
+    "FedProx": (pf.FedProx, {"num_rounds": AVERAGING_ROUNDS}),
+    "FedDyn": (pf.FedDyn, {"num_rounds": AVERAGING_ROUNDS}),
+    "FedLap": (pf.FedLap, {"num_rounds": AVERAGING_ROUNDS}),
+    "FedLapCov": (pf.FedLapCov, {"num_rounds": 20}),
+    "BayesADMM": (pf.BayesADMM, {"num_rounds": 20}),
+    "SVI, pooled": (pf.SVI, {}),
     "FedEP": (pf.FedEP, {}),
     "FedSEP": (pf.FedSEP, {}),
     "PVI": (pf.PVI, {"num_rounds": 20}),
@@ -47,29 +54,39 @@ ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
 }
 
 
-def network(hidden: int) -> Callable[[Tensor, Tensor], None]:
+def network(hidden: int, classes: int = 10) -> Callable[[Tensor, Tensor], None]:
     """One hidden layer."""
 
     def model(x: Tensor, y: Tensor) -> None:
         columns = x.shape[1]
         w1 = pyro.sample("w1", dist.Normal(x.new_zeros(columns, hidden), 1.0).to_event(2))
         b1 = pyro.sample("b1", dist.Normal(x.new_zeros(hidden), 1.0).to_event(1))
-        w2 = pyro.sample("w2", dist.Normal(x.new_zeros(hidden, 10), 1.0).to_event(2))
-        b2 = pyro.sample("b2", dist.Normal(x.new_zeros(10), 1.0).to_event(1))
+        w2 = pyro.sample("w2", dist.Normal(x.new_zeros(hidden, classes), 1.0).to_event(2))
+        b2 = pyro.sample("b2", dist.Normal(x.new_zeros(classes), 1.0).to_event(1))
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Categorical(logits=torch.relu(x @ w1 + b1) @ w2 + b2), obs=y)
 
     return model
 
 
-def federation(hidden: int, seed: int) -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
+#: Sets of scikit-learn's, by what loads them; the share of their rows to test on is a fifth.
+DATA: dict[str, Callable[..., Any]] = {"digits": load_digits, "cancer": load_breast_cancer, "wine": load_wine}
+#: Rows unlike any that was trained on: each column is that of another test row, chosen by itself.
+UNLIKE_SEED = 1
+
+
+def federation(hidden: int, seed: int, data: str = "digits") -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
     """Ten clients, and the test rows."""
-    pixels, digits = load_digits(return_X_y=True)
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
-    x, y = torch.tensor(pixels / 16, dtype=torch.float32)[order], torch.tensor(digits)[order]
-    train, test = (x[:-TEST_ROWS], y[:-TEST_ROWS]), (x[-TEST_ROWS:], y[-TEST_ROWS:])
+    columns, labels = DATA[data](return_X_y=True)
+    order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(seed))
+    scaled = columns / 16 if data == "digits" else scale(columns)
+    x, y = torch.tensor(scaled, dtype=torch.float32)[order], torch.tensor(labels)[order]
+    held = TEST_ROWS if data == "digits" else len(x) // 5
+    train, test = (x[:-held], y[:-held]), (x[-held:], y[-held:])
     skew = pf.partition.Dirichlet(0.5, by=train[1])
-    fed = pf.Federation(network(hidden), train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed)
+    fed = pf.Federation(
+        network(hidden, len(set(labels.tolist()))), train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed
+    )
     return fed, test
 
 
@@ -82,33 +99,40 @@ def run(name: str, fed: pf.Federation, seed: int, **options: Any) -> tuple[Any, 
     return idata, time.process_time() - began
 
 
-def measured(name: str, hidden: int, seed: int) -> list[float]:
-    """Accuracy, log predictive density, ECE, seconds, megabytes sent by a client."""
-    fed, test = federation(hidden, seed)
+def unlike(x: Tensor) -> Tensor:
+    """Rows of the same columns, each shuffled by itself, so that no row is like one of the data."""
+    generator = torch.Generator().manual_seed(UNLIKE_SEED)
+    return torch.stack([column[torch.randperm(len(x), generator=generator)] for column in x.T], 1)
+
+
+def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[float]:
+    """Accuracy, log density, ECE, seconds, megabytes sent by a client, entropy (nats) on rows unlike the data."""
+    fed, test = federation(hidden, seed, data)
     idata, seconds = run(name, fed, seed)
     found = pf.metrics.test_metrics(idata, fed, test)
-    predicted = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test)
+    draws = unconstrained_draws(idata, fed.problem)
+    predicted = predict_rows(fed.problem, draws, test)
+    away = predict_rows(fed.problem, draws, (unlike(test[0]), test[1])).probs
+    entropy = float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
     ece = calibration_errors(predicted.probs, test[1])["ece"]
     sent = float(idata["federation"]["bytes_up"].sum()) / CLIENTS / 1e6
-    return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent]
+    return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy]
 
 
-def table(sizes: list[int], seeds: int, names: list[str]) -> None:
+def table(sizes: list[int], seeds: int, names: list[str], data: str = "digits") -> None:
     """One row an algorithm and size."""
-    print("| parameters | algorithm | accuracy | log density | ECE | seconds | × FedAvg | MB a client | peak GB |")
+    print("| parameters | algorithm | accuracy | log density | ECE | entropy away | seconds | × FedAvg | MB a client |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for hidden in sizes:
         base = 0.0
         for name in dict.fromkeys(["FedAvg", *names]):
-            figures = np.array([measured(name, hidden, seed) for seed in range(seeds)])
+            figures = np.array([measured(name, hidden, seed, data) for seed in range(seeds)])
             mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
             base = mean[3] if name == "FedAvg" else base
-            shown = [
-                f"{m:.3f} ± {e:.3f}" if seeds > 1 else f"{m:.3f}" for m, e in zip(mean[:3], error[:3], strict=True)
-            ]
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-            cells = [f"{parameters(hidden):,}", f"`{name}`", *shown, f"{mean[3]:.1f}", f"{mean[3] / base:.2f}"]
-            print("| " + " | ".join([*cells, f"{mean[4]:.2f}", f"{peak:.2f}"]) + " |", flush=True)
+            shown = [f"{mean[at]:.3f}" + (f" ± {error[at]:.3f}" if seeds > 1 else "") for at in (0, 1, 2, 5)]
+            size = federation(hidden, 0, data)[0].problem.dim
+            cells = [f"{size:,}", f"`{name}`", *shown, f"{mean[3]:.1f}", f"{mean[3] / base:.2f}", f"{mean[4]:.2f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def cost(sizes: list[int], names: list[str], limit: float) -> None:
@@ -138,6 +162,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "PVI", "P2PVI"])
+    parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--cost", action="store_true", help="seconds of a round in place of the table")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a cell of --cost may take")
     given = parser.parse_args()
@@ -145,7 +170,7 @@ def main() -> None:
     if given.cost:
         cost(given.hidden, given.algorithms, given.limit)
     else:
-        table(given.hidden, given.seeds, given.algorithms)
+        table(given.hidden, given.seeds, given.algorithms, given.data)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ BOUNDS = {
     "fedep_m": (10.0, 0.3, 6.0),  # both of these
     "fedep_v": (2.5, 0.6, 1.4),  # as fedep_l
     "fedpa": (8.0, 0.5, 18.0),  # no client looks at another; shrinkage of nine samples towards the identity
+    "fedprox": (1.5, 0.0, 0.0),  # biased where clients differ: its fixed point is 0.6 off on `line`
     "fedsep": (2.5, 0.6, 1.4),  # as fedep_l
     "fedsgd": (1.5, 0.0, 0.0),  # the likelihood's mode, 0.68 SDs from the mean with the prior
     "fsgld_paper": (3.0, 0.2, 3.0),  # one chain of 1,600 steps
@@ -115,6 +116,9 @@ SHORT = {
     "fedep_l": CUT_EP,
     "fedep_m": CUT_EP,
     "fedep_v": CUT_EP,
+    "feddyn": ({}, 60),
+    "fedlap": ({"damping": 0.5}, None),
+    "fedprox": ({}, 40),
     "fedsep": CUT_EP,
     "fsgld": ({"target_ess": "none", "num_chains": 2, "burn_in": 20, "thin": 1}, 60),
     "fsgld_paper": ({"burn_in": 400, "surrogates": "laplace"}, 40),

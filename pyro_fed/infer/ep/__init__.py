@@ -4,6 +4,7 @@ In this room:
 
     fedep, fedsep       expectation propagation over clients, with sites kept or not
     pvi                 partitioned variational inference
+    bayes_admm, fedlap  the same by ADMM: Bayesian duality, and Laplace's form of it
     fedpa               posterior averaging and the Bayesian committee machine: no client looks at another
     guided              FedEP and PVI whose approximation is a guide's, not a Gaussian
     tilted/             how a client approximates its likelihood times the cavity

@@ -1,5 +1,8 @@
 from . import tilted as tilted
+from .bayes_admm import BayesADMM as BayesADMM
 from .fedep import FedEP as FedEP
+from .fedlap import FedLap as FedLap
+from .fedlap import FedLapCov as FedLapCov
 from .fedpa import BCM as BCM
 from .fedpa import FedPA as FedPA
 from .fedsep import FedSEP as FedSEP

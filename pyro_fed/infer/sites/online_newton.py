@@ -48,6 +48,7 @@ class OnlineNewton:
         momentum: β.
         curvature_memory: 1 - ρ.
         longest: no step moves a parameter by more than this many SDs.
+        spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
     """
 
     steps: int = 10
@@ -57,11 +58,12 @@ class OnlineNewton:
     momentum: float = 0.9
     curvature_memory: float = 0.9
     longest: float = 1.0
+    spread: float = 1.0
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps", "pairs")
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "rate", "longest")
+        check_positive(self, "rate", "longest", "spread")
         check_between(self, "momentum", 0, 1, "[)")
         check_between(self, "curvature_memory", 0, 1, "[)")
 
@@ -101,7 +103,8 @@ class OnlineNewton:
         turns, rate, picks = x
         total = site + precision
         sd = total.rsqrt()
-        score, curvature = score_and_curvature(problem, mean, sd, turned(pool, turns, len(mean)), batch_of(rows, picks))
+        eps, width = turned(pool, turns, len(mean)), sd if self.spread == 1.0 else self.spread * sd
+        score, curvature = score_and_curvature(problem, mean, width, eps, batch_of(rows, picks))
         velocity = self.momentum * velocity + (1 - self.momentum) * (score + eta - precision * mean)
         step = (rate * sd * velocity).clamp(-self.longest, self.longest)
         return (mean + sd * step, self._moved(site, curvature, total), velocity), ()

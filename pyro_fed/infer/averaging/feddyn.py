@@ -1,0 +1,100 @@
+"""Federated averaging with dynamic regularisation: its fixed point is the mode, however clients differ.
+
+Source: Acar et al. (2021), *Federated learning based on dynamic regularization*.
+
+    θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
+    h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
+
+where h collects what the clients' pulls do, Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k:
+Σ_k ∇f_k = 0. With
+
+    f_k = -(K / N) log p_k - 1/N log p_0
+
+that is the negative log posterior over N, and the fixed point its mode. Letters: μ `proximal`, g_k `linear`,
+h `correction`.
+
+Deviation: f_k counts a client by its rows, and the prior. A client's g_k follows its step whether or not SGD has solved
+the problem, which leaves the fixed point where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging.fedprox import FedProx
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(FedProx):
+    """Federated averaging that learns each client's pull: the mode, a point and no posterior.
+
+    Args:
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        unit: what `chain_steps` counts: "steps" or "epochs".
+        prior: add the log prior, each client the same share of it.
+        damping: refused: the server's step is the method's.
+        server_optimiser: refused likewise.
+        proximal: μ, on the scale of the log-likelihood a row.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect.
+
+    References:
+        Acar et al. (2021), Federated learning based on dynamic regularization.
+
+    Example:
+        >>> idata = pf.run(pf.FedDyn(proximal=0.1), fed)
+    """
+
+    additive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused(self, "the server's step is the method's", "damping", "server_optimiser")
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As `FedAvg`, and no pull."""
+        shared, _ = super().init(problem, num_clients, generator, start)
+        point = shared["point"]
+        own = {"correction": torch.zeros_like(point), "num_clients": torch.tensor(num_clients)}
+        return {**shared, **own}, {"linear": point.new_zeros(num_clients, len(point))}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """What clients receive: the server's point, and how many they are."""
+        count = shared["num_clients"].expand(len(clients))
+        return {**super().download(shared, clients), "num_clients": count}
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """L steps of SGD on f_k, its pull and the proximal term."""
+        rows = shared["num_rows"] / shared["num_clients"]  # so that clients count by their rows, see the header
+        point = self.minimised(problem, shared, local["linear"], data, noise, rows)
+        delta = point - shared["point"]
+        return {"delta": delta}, {"linear": local["linear"] - self.proximal * delta}, {}
+
+    def cannot_bound(self) -> str:
+        """Each client's pull follows its own step, not what was taken of it."""
+        return "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The mean of those at work, less the correction."""
+        delta = messages["delta"]
+        correction = shared["correction"] - self.proximal * delta.sum(0) / shared["num_clients"]
+        point = shared["point"] + delta.mean(0) - correction / self.proximal
+        return {**shared, "point": point, "correction": correction}

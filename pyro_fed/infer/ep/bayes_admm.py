@@ -1,0 +1,172 @@
+"""Federated ADMM by Bayesian duality, and its form for networks by IVON.
+
+Source: Moellenhoff, Swaroop, Doshi-Velez & Khan (2025), *Federated ADMM from Bayesian duality*; derived here from
+
+    min Σ_k E_{q_k}[-log p_k] + KL(q ‖ p_0)     such that  μ_k = μ          μ the expectation parameters, λ the natural
+
+with duals v_k, natural parameters of a site, and divergences in place of ADMM's squares, ρ KL(q_k ‖ q) at a client and
+ρ KL(q ‖ q_k) at the server:
+
+    q_k ← arg min E_q'[-log p_k] + <v_k, μ'> + ρ KL(q' ‖ q)          that is KL(q' ‖ p_k^(1/ρ) q / t_k^(1/ρ)) times ρ
+    v_k ← v_k + ρ (λ_k - λ)                                          t_k the site of natural parameters v_k
+    λ   ← (λ_0 + Σ_k v_k + ρ Σ_k λ_k) / (1 + ρ K)
+
+so that a client's is partitioned variational inference of a tempered likelihood, and the server averages besides: with
+Δ_k = ρ (λ_k - λ), which a client sends, and e = λ - λ_0 - Σ_k v_k before the round,
+
+    λ ← λ + (2 Σ_k Δ_k + Δ_0 - e) / (1 + ρ K)
+
+Where nothing moves Δ_k = 0 and e = 0: that is PVI's fixed point, the Gaussian of smallest KL(q ‖ posterior), and on
+conjugate Gaussian models the posterior. The client's minimum is found by `tilted.Newton`, or by `tilted.IVON` on large
+models. With isotropic Gaussians of fixed variance it is ADMM.
+
+Letters: ρ `rho`, e `ahead_`, Δ_0 `prior_delta_`.
+
+Deviations: the prior's λ_0 is a site of its own where the prior is not Gaussian; clients that are not at work send no
+Δ_k and count as if at q; a step of λ is backtracked so that q stays a distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.pvi import TEN_STEPS
+from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, TiltedInference
+from pyro_fed.infer.ep.tilted.base import Tilted
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class _Tempered:
+    """A tilted inference of p_k^(1/ρ) times the cavity, its site to the power ρ. It is no client to be chosen."""
+
+    client: TiltedInference
+    rho: float
+
+    @property
+    def deterministic(self) -> bool:
+        """As the inference."""
+        return self.client.deterministic
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: Any) -> Noise:
+        """The inference's."""
+        return self.client.draw_noise(problem, num_rows, generator)
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """The site of the likelihood itself."""
+        found = self.client.infer(problem, numerics, received, data._replace(power=data.power / self.rho), noise)
+        return found._replace(site=found.site.power(self.rho))
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class BayesADMM(FedEP):
+    """Bayesian ADMM: sites are the duals, and the server averages the clients' Gaussians besides.
+
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods, as of `FedEP`.
+        num_points: Sobol points for expectations under q; even.
+        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
+            more than this share.
+        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
+        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
+        client: how a client minimises: "newton" is ten steps; "ivon" is taken on large models where none is set.
+        start: as of `FedEP`.
+        averaging: as of `FedEP`.
+        warm_tolerance: as of `FedEP`.
+        damping: refused: ρ has its place.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: refused: steps are the method's.
+        server_optimiser: refused likewise.
+        client_optimiser: refused likewise.
+        changes: refused likewise.
+        rho: ρ, how hard a client is held to q; none of it changes the fixed point.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Moellenhoff et al. (2025), Federated ADMM from Bayesian duality.
+
+    Example:
+        >>> idata = pf.run(pf.BayesADMM(), fed)
+    """
+
+    guided: ClassVar[type[GuidedFedEP] | None] = None
+    steered: ClassVar[bool] = False
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
+
+    client: TiltedInference | tilted.Name = TEN_STEPS
+    rho: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "rho")
+        unused = ("damping", "step_control", "server_optimiser", "client_optimiser", "changes")
+        refuse_unused(self, "the steps are the method's, by its rho", *unused)
+        if isinstance(self.client, Newton) and self.client.steps == 1:
+            raise SettingError(f"{type(self).__name__}: one Newton step is FedEP's; take steps=2 or more, or FedEP")
+
+    @property
+    def inference(self) -> TiltedInference:
+        """The client, at the likelihood to the power 1/ρ."""
+        return cast(TiltedInference, _Tempered(super().inference, self.rho))
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        shared, local = super()._states(problem, q, prior, sites)
+        return {**shared, **as_state(flat_site(problem, self.structure(problem)), "ahead_")}, local
+
+    def cavity(self, shared: State, site: Gaussian) -> Gaussian:
+        """q / t_k^(1/ρ), (C,)."""
+        return gaussian(shared).quotient(site.power(1 / self.rho))
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The server's average, and how far it is ahead of the product of the sites."""
+        q, sent, ahead = gaussian(shared), self.changes_of(messages).product_over(0), gaussian(shared, "ahead_")
+        prior = gaussian(shared, "prior_delta_")
+        whole = sent.power(2.0).product(prior).quotient(ahead).power(1 / (1 + self.rho * int(shared["num_clients"])))
+        taken = float(backtrack(q, whole, min_fraction=self.min_fraction, margin=self.margin))
+        step = whole.power(taken)
+        told = messages["usable"].double()
+        return {
+            **shared,
+            **as_state(q.product(step)),
+            **as_state(gaussian(shared, "prior_").product(prior), "prior_"),
+            **as_state(ahead.product(step).quotient(sent).quotient(prior), "ahead_"),
+            "fractions": told,
+            "cut": (told.new_tensor(taken) < 1).double(),
+        }
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """As `FedEP`, and `change` by the whole step, of which 1 / (1 + ρ K) was taken: it is what is left to go."""
+        figures = super().monitor(before, after)
+        return {**figures, "change": figures["change"] * (1 + self.rho * int(after["num_clients"]))}
+
+    def evenly(self) -> Self:
+        """Refused: noise of privacy is in q twice, at different times.
+
+        Raises:
+            SettingError: always.
+        """
+        raise SettingError(f"{type(self).__name__}: what noise leaves in its average is not known: take FedEP or PVI")

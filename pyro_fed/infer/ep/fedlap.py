@@ -1,0 +1,257 @@
+"""Laplace's form of partitioned variational inference: FedLap-Cov, with covariances, and FedLap, which is ADMM.
+
+Source: Swaroop, Khan & Doshi-Velez (2025), *Connecting federated ADMM to Bayes*; derived here from the client's step
+of partitioned variational inference by the delta method, E_q[f] ≈ f(m), with sites t_k(θ) = exp(v_k'θ - θ'V_kθ / 2):
+
+    θ_k ← arg max log p_k(θ) + log q_-k(θ),    q_-k ∝ q / t_k
+    V_k ← (1 - δ) V_k + δ (-∇² log p_k(θ_k)),    v_k likewise, of the Gaussian at θ_k           FedLap-Cov
+    V_k = 0,    v_k ← v_k + δ Λ_0 (θ_k - m)                                                      FedLap
+
+with q ∝ p_0 Π_k t_k of mean m, and Λ_0 the prior's precision: without covariances the cavity is
+-log q_-k = v_k'θ + ½ (θ - m)' Λ_0 (θ - m), and θ_k, v_k, m are the steps of ADMM with the prior's precision as its
+penalty. Where nothing moves, θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): the mode of the posterior, and with covariances
+Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. Letters: δ `damping`, one
+over the clients: FedLap with K ≥ 3 alike and δ = 1 diverges, for H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round.
+
+How far FedLap's point is from the mode, in SDs of the posterior, its q of the prior's width cannot tell. With
+e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k, since m is the mean of p_0 Π_k t_k; each client's tilted mode is
+θ_k = m + P_k⁻¹ e_k, P_k = Λ_0 + H_k, which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So
+
+    ‖m - mode‖_P = ‖Σ_k e_k‖_(P⁻¹) ≤ Σ_k ‖e_k‖_(P_k⁻¹) = Σ_k ‖θ_k - m‖_(P_k)                     `gap`
+
+is a bound (exact algebra where the log densities are quadratic between m and θ_k, with H_k ≥ 0), of one number that
+each client sends; a run has converged when it is below the tolerance.
+
+Deviations: curvatures are Hessians; the prior is any prior, by a site at m where it is not Gaussian. On large models
+modes and diagonal curvatures are by `sites.online_newton` with draws `NARROW` of an SD about its mean, and there is no
+criterion. FedLap is slow where the prior is weak against a client's data: about K (1 + H_k / Λ_0) rounds for each
+factor of e.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, Noise
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, given
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.size import is_large
+from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.tilted import IVON, Laplace, Numerics, Received, TiltedInference
+from pyro_fed.infer.ep.tilted.base import Tilted
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision.
+NARROW = 0.1
+
+
+@dataclass(frozen=True)
+class _Duals:
+    """A tilted inference of which the mode alone is kept: sites without a precision. It is no client to be chosen."""
+
+    client: TiltedInference
+
+    @property
+    def deterministic(self) -> bool:
+        """As the inference."""
+        return self.client.deterministic
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: Any) -> Noise:
+        """The inference's."""
+        return self.client.draw_noise(problem, num_rows, generator)
+
+    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""
+        found, cavity = self.client.infer(problem, numerics, received, data, noise), received.cavity
+        tilted = found.site.product(cavity)
+        mode = tilted.mean()
+        site = type(cavity)(torch.zeros_like(cavity.precision), -cavity.score(mode))
+        # The score at m of a Gaussian of precision P_k and mean θ_k is P_k (θ_k - m).
+        start = received.q.mean()
+        gap = ((mode - start) * tilted.score(start)).sum(-1).clamp_min(0).sqrt()
+        return found._replace(site=site, info={**found.info, "gap": gap})
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedLapCov(FedEP):
+    """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
+
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods, as of `FedEP`.
+        num_points: Sobol points of a client that takes expectations; even.
+        tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
+        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
+        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
+        client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
+        start: as of `FedEP`, "prior" by default: sites of one.
+        averaging: as of `FedEP`.
+        warm_tolerance: as of `FedEP`.
+        damping: δ, in (0, 1]; None takes one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: of client="newton" alone, as of `FedEP`.
+        server_optimiser: as of `FedEP`.
+        client_optimiser: as of `FedEP`.
+        changes: as of `FedEP`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Swaroop et al. (2025), Connecting federated ADMM to Bayes.
+
+    Example:
+        >>> idata = pf.run(pf.FedLapCov(), fed)
+    """
+
+    guided: ClassVar[type[GuidedFedEP] | None] = None
+
+    client: TiltedInference | tilted.Name = Laplace()
+    start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
+
+    def default_rounds(self, num_clients: int) -> int:
+        """Ten times the clients, at least 50: a round takes one over them of what is left, e⁻¹⁰ is below tolerances."""
+        return max(50, 10 * num_clients) if self.deterministic else 20
+
+    def points(self, q: Gaussian) -> Tensor:
+        """The mean alone, (1, 1, D): a prior that is not Gaussian is taken there too."""
+        return q.mean()[None]
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """As `FedEP`, and `change` by the whole step, of which δ was taken: it is what is left to go."""
+        figures = super().monitor(before, after)
+        return {**figures, "change": figures["change"] / self.fraction_for(len(after["fractions"]))}
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """For a large model: stochastic gradients, from the point that averaging finds."""
+        own = given(self)
+        if (
+            not is_large(problem, self.num_points, self.full_dim)
+            or "client" in own
+            or self.structure(problem) == "full"
+        ):
+            return self
+        start: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
+        return cast(Algorithm, replace(self, client=IVON(spread=NARROW), **start))
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedLap(FedLapCov):
+    """FedLap: ADMM whose penalty is the prior's precision; the mode, a point and no posterior.
+
+    Args:
+        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        curvature: of the likelihoods, as of `FedEP`.
+        num_points: Sobol points of a client that takes expectations; even.
+        tolerance: the run has converged when the point is at most so many SDs of the posterior from the mode.
+        guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
+        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
+        client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
+        start: as of `FedEP`, "prior" by default: sites of one.
+        averaging: as of `FedEP`.
+        warm_tolerance: as of `FedEP`.
+        damping: δ, in (0, 1]; None takes one over the clients of the round.
+        min_fraction: a change of q is skipped where less than this share of it can be taken.
+        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
+        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
+        step_control: of client="newton" alone, as of `FedEP`.
+        server_optimiser: as of `FedEP`.
+        client_optimiser: as of `FedEP`.
+        changes: as of `FedEP`.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Swaroop et al. (2025), Connecting federated ADMM to Bayes.
+
+    Example:
+        >>> idata = pf.run(pf.FedLap(), fed)
+    """
+
+    draws_are: ClassVar[str] = "point"
+
+    client: TiltedInference | tilted.Name = Laplace(steps=2)  # from m, which is its own fixed point however few
+
+    @property
+    def inference(self) -> TiltedInference:
+        """The client's modes."""
+        return cast(TiltedInference, _Duals(super().inference))
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 500: see the module's header."""
+        return 500
+
+    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        shared, local = super()._states(problem, q, prior, sites)
+        return {**shared, "gap": torch.full_like(shared["cut"], torch.inf)}, local
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """As `FedEP`, and how far the client's mode is from the server's point."""
+        message, local, info = super().local_step(problem, shared, local, data, noise)
+        return {**message, "gap": torch.where(message["usable"], info["gap"], 0.0).nan_to_num()}, local, info
+
+    def alone(self, messages: State) -> State:
+        """Without the distances, by which one client could end a run."""
+        return {name: value for name, value in super().alone(messages).items() if name != "gap"}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """As `FedEP`, and the bound; infinite where it is not known."""
+        known = "gap" in messages and bool(messages["usable"].all())
+        gap = messages["gap"].sum() if known else torch.full_like(shared["gap"], torch.inf)
+        return {**super().combine(shared, messages, weights), "gap": gap.to(shared["gap"])}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """As `FedEP`, and `bound`: at most so many posterior SDs was the point from the mode before this round."""
+        return {**super().monitor(before, after), "bound": float(after["gap"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the bound, over as many rounds as let every client work once, is below the tolerance."""
+        if not self.deterministic:
+            return None
+        window = math.ceil(1 / figures[-1]["share"])
+        recent = figures[-window:]
+        held = any(f["cut"] or f["fraction"] <= 0 for f in recent)
+        return len(recent) == window and not held and sum(f["bound"] for f in recent) < self.tolerance
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Besides those of `FedEP`: how far the point may be from the mode."""
+        notes = super().warnings(record, problem)
+        if record.converged is False or not self.deterministic:
+            bound = record.latest.get("bound", math.inf)
+            why = "not converged" if self.deterministic else "by random steps, which have no criterion,"
+            notes.append(
+                f"{why} after {len(record.figures)} rounds: the point may be {bound:.2g} posterior SDs "
+                "from the mode; where the prior is weak against the data that takes many rounds: raise "
+                "num_rounds, or use FedLapCov or FedLaplace"
+            )
+        return notes
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The mean of q, (1, 1, D); its covariance is the prior's."""
+        return gaussian(shared).mean()[None, None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """None: it is a point."""
+        return None

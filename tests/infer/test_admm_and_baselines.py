@@ -1,0 +1,104 @@
+"""FedLap, Bayesian ADMM, FedProx and FedDyn end where mathematics says, on conjugate Gaussian models."""
+
+import pytest
+import torch
+from algorithms import line, line_data, unequal_lines
+
+import pyro_fed as pf
+from pyro_fed.errors import SettingError
+
+#: Of quadratics one Newton step is the end.
+ONE = pf.tilted.Laplace(steps=1, fractions=(1.0,))
+CLIENT_ROWS = (slice(0, 3), slice(3, 10), slice(10, 23))
+
+
+def exact():
+    """Mean and precision of the posterior."""
+    x, y = line_data()
+    precision = torch.eye(2, dtype=torch.float64) + x.T @ x
+    return torch.linalg.solve(precision, x.T @ y), precision
+
+
+def ended(algorithm, rounds=None, federation=None):
+    """The result of a run with many draws, where draws are random."""
+    options = {"num_rounds": rounds, "num_draws": 100_000, "log_likelihood": False}
+    federation = federation or unequal_lines()
+    return pf.run(algorithm, federation, compile="off", audit=False, progress=False, **options)
+
+
+def draws_of(idata):
+    return torch.tensor(idata["posterior"]["w"].values).reshape(-1, 2)
+
+
+def assert_exact(draws):
+    """Five standard errors of means and of SDs."""
+    mean, precision = exact()
+    sd = torch.linalg.inv(precision).diagonal().sqrt()
+    assert ((draws.mean(0) - mean) / sd).abs().max() < 5 / 100_000**0.5
+    assert (draws.std(0) / sd - 1).abs().max() < 5 / 200_000**0.5
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedLapCov(client=ONE), pf.BayesADMM(), pf.BayesADMM(rho=0.3, start="prior"), pf.BayesADMM(rho=2.0)]
+)
+def test_gaussian_duals_end_at_the_exact_posterior(algorithm):
+    assert_exact(draws_of(ended(algorithm, 60)))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedLapCov(client=ONE, tolerance=1e-3), pf.BayesADMM(start="prior", tolerance=1e-3)]
+)
+def test_they_do_not_stop_early_among_many_clients(algorithm):
+    """Of 8 clients a round takes an eighth of what is left: a small move is no small distance."""
+    idata = ended(algorithm, 300, pf.Federation(line, line_data(), plate="data", num_clients=8))
+    assert idata["federation"].sizes["round"] < 150  # by its own criterion
+    assert_exact(draws_of(idata))
+
+
+def test_fedlap_stops_within_its_tolerance_of_the_mode():
+    algorithm, (mean, precision) = pf.FedLap(client=ONE, damping=0.6), exact()
+    idata = ended(algorithm)
+    off = draws_of(idata)[0] - mean
+    assert (off @ precision @ off).sqrt() < algorithm.tolerance
+    assert idata["federation"].sizes["round"] < algorithm.default_rounds(3)
+
+
+def test_fedlap_says_how_far_the_mode_may_be():
+    mean, precision = exact()
+    with pytest.warns(UserWarning, match="posterior SDs from the mode"):
+        short, longer = ended(pf.FedLap(client=ONE), 40), ended(pf.FedLap(client=ONE), 41)
+    off = draws_of(short)[0] - mean
+    bound = float(longer["federation"]["bound"][-1])  # of the point before its last round
+    assert 0.01 < (off @ precision @ off).sqrt() <= bound < 1.0
+
+
+def test_feddyn_ends_at_the_exact_mode():
+    algorithm = pf.FedDyn(proximal=1.0, step_size=0.2, momentum=0.0, chain_steps=5)
+    torch.testing.assert_close(draws_of(ended(algorithm, 60))[0], exact()[0], rtol=0, atol=1e-6)
+
+
+def test_fedprox_ends_at_its_biased_fixed_point():
+    """Of the quadratics f_k = (|y - x θ|² / 2 + N_k / N |θ|² / 2) / N_k, solved to the end in each round."""
+    (x, y), proximal = line_data(), 1.0
+    left, right = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    eye = torch.eye(2, dtype=torch.float64)
+    for rows in CLIENT_ROWS:
+        count = rows.stop - rows.start
+        curvature = x[rows].T @ x[rows] / count + eye / 23
+        pull = count / 23 * torch.linalg.inv(curvature + proximal * eye)
+        left, right = left + pull @ curvature, right + pull @ (x[rows].T @ y[rows]) / count
+    biased = torch.linalg.solve(left, right)
+    algorithm = pf.FedProx(proximal=proximal, step_size=0.4, momentum=0.0, chain_steps=18)
+    torch.testing.assert_close(draws_of(ended(algorithm, 22))[0], biased, rtol=0, atol=1e-6)
+    assert (biased - exact()[0]).norm() > 1e-2
+
+
+def test_settings_without_effect_are_refused():
+    with pytest.raises(SettingError, match="one Newton step is FedEP's"):
+        pf.BayesADMM(client=pf.tilted.Newton(steps=1))
+    with pytest.raises(SettingError, match="damping"):
+        pf.BayesADMM(damping=0.5)
+    with pytest.raises(SettingError, match="damping"):
+        pf.FedDyn(damping=0.5)
+    with pytest.raises(SettingError, match="proximal"):
+        pf.FedProx(proximal=0.0)
