@@ -95,7 +95,7 @@ def test_a_run_writes_its_page(tmp_path):
     [
         (["run"], "logistic", ["logistic_regression"]),
         (["run", "gaussian_mean"], "dsvgd_p", ["dsvgd_paper"]),
-        (["compare", "gaussian_mean", "fedep"], "fedla", ["fedlaplace"]),
+        (["compare", "gaussian_mean", "fedep"], "fedlapl", ["fedlaplace"]),
         (["compare", "gaussian_mean", "fedep", "--reference"], "nu", ["nuts"]),
         (["run"], "no_such", ["no_such"]),  # a file, which the shell completes
     ],

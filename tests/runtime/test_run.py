@@ -42,7 +42,8 @@ def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factor
     assert np.array_equal(state, np.random.get_state()[1])
     assert torch.get_num_threads() == threads
     assert np.array_equal(values(first), values(baseline(factory, federation)))
-    assert not np.allclose(values(first), values(short_run(factory, federation, seed=1)))
+    steps_alone = isinstance(factory(), pf.FedLap)  # Newton's, on all rows, to a point: nothing is drawn
+    assert np.allclose(values(first), values(short_run(factory, federation, seed=1))) == steps_alone
 
 
 @pytest.mark.parametrize(

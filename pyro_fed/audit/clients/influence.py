@@ -150,7 +150,8 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
     """A sentence on the clients that stand apart; "" where none does.
 
     Of a client without whose site the others' are no distribution nothing is said: it may be the one that knows of a
-    parameter, as clients that are sorted are, and `pf.influence` shows it.
+    parameter, as clients that are sorted are, and `pf.influence` shows it. One without whom the draws' weights fail is
+    named before those that stand apart, which may be told by its doing alone.
 
     Args:
         found: of the clients.
@@ -166,7 +167,11 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
     far = (found.disagreement > FAR) | (found.opposed > FAR)
     far |= narrowing > NARROWER * np.abs(np.nanmedian(narrowing))
     chosen = [k for k in np.argsort(-found.influence) if far[k] and found.influence[k] > TIMES * typical]
-    return "; ".join(_said(found, k, names[k], labels) for k in chosen)
+    said = [_said(found, k, names[k], labels) for k in chosen]
+    if chosen:  # of whom it disagrees with may be the one without whom no draw is left
+        beyond = np.flatnonzero(np.isfinite(found.pareto_k) & ~np.isfinite(found.influence))
+        said = [f"client {names[k]} moves the answer further than weights of its draws can tell" for k in beyond] + said
+    return "; ".join(said)
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:

@@ -186,6 +186,7 @@ def test_real_posteriors_within_a_tenth_of_an_sd_in_20_rounds(name, sort):
 
 
 @needs_data
+@pytest.mark.filterwarnings("ignore:client 46 moves the mean")  # rows are sorted, and one shard is unlike the others
 def test_rank_deficient_shards_of_diamonds():
     fed = CASES["diamonds"].federation(50, sort=True)
     idata = pf.run(pf.FedEP(), fed, **{**QUIET, **OFF, "num_draws": 5000})
