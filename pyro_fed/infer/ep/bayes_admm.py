@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
 from torch import Tensor
 
@@ -46,27 +46,17 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, TiltedInference
-from pyro_fed.infer.ep.tilted.base import Tilted
+from pyro_fed.infer.ep.tilted.base import Around, Tilted
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class _Tempered:
-    """A tilted inference of p_k^(1/ρ) times the cavity, its site to the power ρ. It is no client to be chosen."""
+class _Tempered(Around):
+    """A tilted inference of p_k^(1/ρ) times the cavity, its site to the power ρ."""
 
-    client: TiltedInference
     rho: float
-
-    @property
-    def deterministic(self) -> bool:
-        """As the inference."""
-        return self.client.deterministic
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: Any) -> Noise:
-        """The inference's."""
-        return self.client.draw_noise(problem, num_rows, generator)
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """The site of the likelihood itself."""

@@ -48,7 +48,7 @@ from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.tilted import IVON, Laplace, Numerics, Received, TiltedInference
-from pyro_fed.infer.ep.tilted.base import Tilted
+from pyro_fed.infer.ep.tilted.base import Around, Tilted
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -57,19 +57,8 @@ NARROW = 0.1
 
 
 @dataclass(frozen=True)
-class _Duals:
-    """A tilted inference of which the mode alone is kept: sites without a precision. It is no client to be chosen."""
-
-    client: TiltedInference
-
-    @property
-    def deterministic(self) -> bool:
-        """As the inference."""
-        return self.client.deterministic
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: Any) -> Noise:
-        """The inference's."""
-        return self.client.draw_noise(problem, num_rows, generator)
+class _Duals(Around):
+    """A tilted inference of which the mode alone is kept: sites without a precision."""
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""

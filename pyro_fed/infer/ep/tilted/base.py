@@ -104,6 +104,22 @@ class TiltedInference(Variant):
         """
 
 
+@dataclass(frozen=True)
+class Around:
+    """What asks another inference and makes a site of its answer, by an `infer` of its own; no client to be chosen."""
+
+    client: TiltedInference
+
+    @property
+    def deterministic(self) -> bool:
+        """As the inference."""
+        return self.client.deterministic
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The inference's."""
+        return self.client.draw_noise(problem, num_rows, generator)
+
+
 def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
     """A Newton step on the tilted densities from the mean of q: its curvature |H| and its end, (C,)."""
     mean = received.q.mean()
