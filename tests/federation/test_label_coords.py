@@ -1,0 +1,112 @@
+"""Labels of text name the dimensions that their codes look up, and no others of the same length."""
+
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+
+N = 24
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(N, 3, dtype=torch.float64, generator=GENERATOR)
+Y = torch.randn(N, dtype=torch.float64, generator=GENERATOR)
+STAGE = pd.Series(["early", "late", "none"] * 8)
+
+
+def weights(size):
+    return pyro.sample("w", dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1))
+
+
+def beside(x, stage, y):
+    """Three covariates, and a column of three stages that is not used."""
+    w = weights(3)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def both(x, stage, y):
+    w = weights(3)
+    level = pyro.sample("level", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ w + level[stage], 1.0), obs=y)
+
+
+def one_hot(x, stage, y):
+    w = weights(3)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(torch.nn.functional.one_hot(stage, 3).double() @ w, 1.0), obs=y)
+
+
+def two_steps(x, stage, y):
+    """The stages' levels are looked up by latents of rows."""
+    level = pyro.sample("level", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        own = pyro.sample("own", dist.Normal(level[stage], 1.0))
+        pyro.sample("y", dist.Normal(own, 1.0), obs=y)
+
+
+def ordered(x, stage, y):
+    """Each stage adds to those before: row k depends on more than element k."""
+    w = weights(3)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w.cumsum(0)[stage], 1.0), obs=y)
+
+
+def classes(x, stage, y):
+    """Stages as outcome: columns of the weights are stages."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 3, dtype=torch.float64), 1.0).to_event(2))
+    with pyro.plate("data", len(y)):
+        pyro.sample("stage", dist.Categorical(logits=x[:, :2] @ w), obs=stage)
+
+
+def rates(x, stage, y):
+    rate = pyro.sample("rate", dist.Dirichlet(torch.ones(3, dtype=torch.float64)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("stage", dist.Categorical(rate), obs=stage)
+
+
+def ranks(x, stage, y):
+    """Stages as an ordered outcome of three covariates."""
+    w = weights(3)
+    cuts = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    with pyro.plate("data", len(y)):
+        pyro.sample("stage", dist.OrderedLogistic(x @ w, cuts), obs=stage)
+
+
+LABELS = ["early", "late", "none"]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (beside, {}),
+        (both, {"level_dim_0": LABELS}),
+        (one_hot, {"w_dim_0": LABELS}),
+        (two_steps, {"level_dim_0": LABELS}),
+        (ordered, {}),
+        (classes, {"w_dim_1": LABELS}),
+        (rates, {"rate_dim_0": LABELS}),
+        (ranks, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_looked_up_by_the_codes_has_their_labels(model, expected):
+    assert pf.Federation(model, (X, STAGE, Y), plate="data", num_clients=3).coords == expected
+
+
+def test_rows_of_groups_look_up_too():
+    def hospitals(hospital, stage, y, count):
+        level = pyro.sample("level", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("hospitals", count):
+            a = pyro.sample("a", dist.Normal(0.0, torch.ones(3)).to_event(1))
+        with pyro.plate("patients", len(y)):
+            pyro.sample("y", dist.Normal(level[stage] + a[hospital, 1], 1.0), obs=y)
+
+    hospital = pd.Series([f"hospital {i % 4}" for i in range(N)])
+    fed = pf.Federation(
+        hospitals, (hospital, STAGE, Y, 4), plate="hospitals", rows={"patients": "hospital"}, num_clients=2
+    )
+    assert fed.coords["level_dim_0"] == LABELS
+    assert set(fed.coords) == {"level_dim_0", "hospitals"}
