@@ -1,7 +1,7 @@
 """One array of an argument as a tensor: masked and nullable arrays, categories, text.
 
 What is masked or missing becomes NaN, so that it is refused like NaN, or handled by the model like NaN. Text and
-categories become codes 0, 1, ..., with their labels kept.
+categories become codes 0, 1, ..., with their labels kept. A column of None throughout is None.
 """
 
 from __future__ import annotations
@@ -31,6 +31,18 @@ class Leaf(NamedTuple):
     value: Any
     labels: tuple[Any, ...] | None = None
     masked: bool = False
+
+
+class UnknownLabelError(DataError):
+    """A label that the codes known do not have.
+
+    Attributes:
+        argument: its name.
+    """
+
+    def __init__(self, argument: str, unknown: list[str], known: tuple[Any, ...]) -> None:
+        super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are none of {listed(known)}")
+        self.argument = argument
 
 
 def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
@@ -126,6 +138,8 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
     if leaf.dtype.kind == "O":
         missing = pd.isna(flat)
         kept = flat[~missing]
+        if len(flat) and not len(kept):
+            return Leaf(None)
         if len(kept) and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept):
             numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
             whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
@@ -161,15 +175,15 @@ def _coded(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
     code = {label: number for number, label in enumerate(labels)}
     unknown = sorted({str(part) for part in leaf.ravel().tolist() if part not in code})
     if unknown:
-        raise DataError(f"argument '{name}' has the labels {listed(unknown)}, which are none of {listed(labels)}")
+        raise UnknownLabelError(name, unknown, labels)
     codes = [code[part] for part in leaf.ravel().tolist()]
     return Leaf(torch.tensor(codes, dtype=torch.int64).reshape(leaf.shape), tuple(labels))
 
 
 def _missing_label(name: str, row: int) -> str:
     return (
-        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, or give what is missing a label of "
-        "its own, such as 'unknown'"
+        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, give what is missing a label of its "
+        "own, such as 'unknown', or leave the column out where the model does not read it"
     )
 
 
