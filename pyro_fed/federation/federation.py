@@ -33,6 +33,7 @@ from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
 from pyro_fed.federation.groups.naming import (
+    by_element,
     grouped_table,
     groups_alone,
     named_labels,
@@ -130,6 +131,7 @@ class Federation:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
         num_rows = sizes[plate] if arguments.num_rows is None else arguments.num_rows
+        self.partition = by_element(self.partition, arguments, num_rows)
         each = rows and isinstance(self.partition, partitions.ByGroup)  # of a plate of groups
         labels = np.arange(num_rows) if each else row_labels(arguments)
         split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), labels)

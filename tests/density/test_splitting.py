@@ -215,3 +215,28 @@ def test_a_network_in_float32_splits(data):
 def test_summaries_of_the_data_as_an_argument():
     x, y, g = arguments(*DATA["offset float64"])
     pf.Federation(shared_summary, (x, y, g, x.mean(0)), plate="data", num_clients=2)
+
+
+def column(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, None], 1.0), obs=y[:, None])
+
+
+def one_event(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "cure"),
+    [
+        (column, r"has the shape \(20, 20\), each row beside each, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
+        (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): leave that out"),
+    ],
+)
+def test_rows_that_stand_in_a_site_twice(model, cure):
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.raises(pf.ModelError, match=cure):
+        pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)

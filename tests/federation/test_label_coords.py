@@ -110,3 +110,47 @@ def test_rows_of_groups_look_up_too():
     )
     assert fed.coords["level_dim_0"] == LABELS
     assert set(fed.coords) == {"level_dim_0", "hospitals"}
+
+
+def three_levels(age, ward, hospital, y, wards, hospitals):
+    """Patients in wards in hospitals."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("hospital", hospitals):
+        a = pyro.sample("a", dist.Normal(mu, 1.0))
+    with pyro.plate("ward", wards):
+        c = pyro.sample("c", dist.Normal(a[hospital], 1.0))
+    with pyro.plate("patient", len(age)):
+        pyro.sample("y", dist.Normal(c[ward] + age, 1.0), obs=y)
+
+
+WARD = torch.arange(N) % 6
+HOSPITAL = ["Bern", "Bern", "Chur", "Chur", "Chur", "Jena"]  # of each ward
+LEVELS = (X[:, 0], WARD, pd.Series(HOSPITAL), Y, 6, 3)
+
+
+def test_three_levels_are_split_by_the_middle_one():
+    with pytest.raises(pf.DataError, match=r"'ward', in between: .*plate='ward' with rows=\{'patient': 'ward'\}"):
+        pf.Federation(three_levels, LEVELS, plate="hospital", rows={"patient": "ward"}, num_clients=3)
+    split = {"plate": "ward", "rows": {"patient": "ward"}}
+    fed = pf.Federation(three_levels, LEVELS, **split, partition=pf.partition.ByGroup(HOSPITAL))
+    assert fed.client_names == ["Bern", "Chur", "Jena"]
+    assert [rows.tolist() for rows in fed.client_rows] == [[0, 1], [2, 3, 4], [5]]
+    assert fed.coords == {"hospital": ["Bern", "Chur", "Jena"]}
+
+
+def test_a_column_of_the_rows_groups_their_elements():
+    column = [HOSPITAL[ward] for ward in WARD]
+    fed = pf.Federation(
+        three_levels, LEVELS, plate="ward", rows={"patient": "ward"}, partition=pf.partition.ByGroup(column)
+    )
+    assert [rows.tolist() for rows in fed.client_rows] == [[0, 1], [2, 3, 4], [5]]
+    with pytest.raises(pf.SettingError, match=r"rows of one element have several, Bern and Chur \(row 6\)"):
+        pf.Federation(
+            three_levels,
+            LEVELS,
+            plate="ward",
+            rows={"patient": "ward"},
+            partition=pf.partition.ByGroup([*column[:6], "Chur", *column[7:]]),
+        )
+    with pytest.raises(pf.SettingError, match=r"by is the text 'hospital'; give the column .*frame\['hospital'\]"):
+        pf.partition.ByGroup("hospital")

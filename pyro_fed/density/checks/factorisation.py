@@ -28,6 +28,7 @@ from pyro_fed.density.checks.blame import blame, line_of
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
+from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
@@ -55,8 +56,8 @@ Terms = dict[str, Tensor]
 #: What every row that does not factorise is told.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
-    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), or partition over an outer "
-    "plate"
+    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), make what is taken from "
+    "other rows (a lag, a rank) a column before the model, or partition over an outer plate"
 )
 
 
@@ -434,7 +435,8 @@ def _refusal(
     beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
     return ModelError(
         f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
-        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{_CURE}"
+        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}"
+        f"{rows_as_values(problem.bound, name) or _CURE}"
     )
 
 
