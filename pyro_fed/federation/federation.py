@@ -488,8 +488,14 @@ class Federation:
         return client_table(self.client_rows, self.client_names, discrete_labels(arguments))
 
     def __repr__(self) -> str:
+        arguments = self.problem.arguments
+        nested = ", ".join(
+            f"{len(arguments.leaves[arguments.names.index(owner)])} rows of '{part}'"
+            for part, (owner, *_) in arguments.nested_by_name.items()
+        )
+        rows = f"{self.num_rows} groups with {nested}" if nested else f"{self.num_rows} rows"
         return (
-            f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
+            f"Federation({self.num_clients} clients, {rows}, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
 
