@@ -240,3 +240,36 @@ def test_rows_that_stand_in_a_site_twice(model, cure):
     x = torch.linspace(-1.0, 1.0, 20)
     with pytest.raises(pf.ModelError, match=cure):
         pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
+
+
+def detached(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + level.detach(), 1.0), obs=y)
+
+
+def as_number(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + level.item(), 1.0), obs=y)
+
+
+def kinked(x, y):
+    """Its gradient is right wherever it is taken."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal((w * x).relu() + (3 * w).round() + w.clamp(-0.1, 0.1), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [detached, as_number])
+def test_a_gradient_that_is_not_the_densitys(model):
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.raises(pf.ModelError, match=r"gradient of .* in 'level' is not that of its values: .*\.detach\(\)"):
+        pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
+
+
+def test_kinks_are_no_wrong_gradients():
+    x = torch.linspace(-1.0, 1.0, 20)
+    assert pf.Federation(kinked, (x, x.cos()), plate="data", num_clients=2).num_clients == 2

@@ -16,6 +16,7 @@ that the message has a line and a cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
 from pyro_fed.density.checks.shapes import rows_as_values
+from pyro_fed.density.checks.slopes import check_slope
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
@@ -110,6 +112,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             whole, apart = _together(judged, sample), _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
+            check_slope(partial(_total, judged, sample), whole.slope[0], sample.z[0], judged.sites)
             _check_imputed(judged, seen, sample, whole)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
@@ -177,10 +180,27 @@ def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor,
     return grad(total, has_aux=True)(z)
 
 
+def _weight_of_each(sample: _Sample) -> Tensor:
+    """(n,) weights of the rows, as the pairs have them."""
+    return sample.weight.new_zeros(len(sample.at)).index_add(0, sample.pairs.flatten(), sample.weight.flatten())
+
+
+def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
+    """What `_together` takes the gradient of, at points (M, D) and the first point's latents of rows: (M,)."""
+    each = _weight_of_each(sample)
+
+    def at_point(z: Tensor) -> Tensor:
+        outside, inside = problem.log_terms(z, sample.all_together, sample.local[0])
+        terms = sum(((each * terms).sum() for terms in inside.values()), z.new_zeros(()))
+        return sum(outside.values(), terms)
+
+    with torch.no_grad():
+        return problem.vmap(at_point)(points)
+
+
 def _together(problem: RowDensities, sample: _Sample) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
-    pairs, weight = sample.pairs, sample.weight
-    each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())
+    pairs, each = sample.pairs, _weight_of_each(sample)
 
     def at_point(z: Tensor, local: Tensor) -> Any:
         return _run(problem, z, sample.all_together, local, each, 1.0)
