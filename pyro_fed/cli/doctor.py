@@ -77,7 +77,7 @@ def _machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "threads of torch": f"{torch.get_num_threads()}; small problems are fastest with num_threads=1",
         "C++ compiler": compiler or "none: compile='inductor' is not to be had, compile='trace' is what auto takes",
-        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); runs compute on the CPU without device='cuda'",
+        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); the CPU computes without device='cuda'",
         "import of torch": f"{spent:.1f} s",
     }
 

@@ -76,8 +76,8 @@ def label_digests(problem: Problem) -> dict[str, str]:
 
 #: What to do where clients whose rows lie apart have other labels.
 LABELS_CURE = (
-    "text is numbered by the labels that a client has, so that the same code stands for something else at another: give "
-    "the same categories in the same order at each, as in pandas.Categorical(column, categories=[...])"
+    "text is numbered by the labels that a client has, so that the same code stands for something else at another: "
+    "give the same categories in the same order at each, as in pandas.Categorical(column, categories=[...])"
 )
 
 

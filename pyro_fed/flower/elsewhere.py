@@ -112,6 +112,4 @@ def _check_like(first: Description, other: Description) -> None:
             raise DataError(f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}")
     if first.labels != other.labels:
         odd = [name for name in {**first.labels, **other.labels} if first.labels.get(name) != other.labels.get(name)]
-        raise DataError(
-            f"clients {first.name} and {other.name} have other labels of {listed(odd)}: {LABELS_CURE}"
-        )
+        raise DataError(f"clients {first.name} and {other.name} have other labels of {listed(odd)}: {LABELS_CURE}")

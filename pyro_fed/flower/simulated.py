@@ -28,8 +28,8 @@ def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition:
     """
     if not hasattr(model, "load_data"):
         raise ModelError(
-            "the model's file has no load_data() whose rows could be dealt out: read this client's own in load_rows, in "
-            "client_app.py"
+            "the model's file has no load_data() whose rows could be dealt out: read this client's own in load_rows, "
+            "in client_app.py"
         )
     missing = [name for name in ("partition-id", "num-partitions") if name not in node_config]
     if missing:

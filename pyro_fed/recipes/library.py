@@ -71,8 +71,8 @@ def find_model(name_or_path: str | Path) -> Path:
     if isinstance(found, Path):
         return found
     raise ModelError(
-        f"no model {str(name_or_path)!r}: {found} Give a name, or the path of a .py file, in which load_data() reads the "
-        "rows, from a CSV file for instance."
+        f"no model {str(name_or_path)!r}: {found} Give a name, or the path of a .py file, in which load_data() reads "
+        "the rows, from a CSV file for instance."
     )
 
 

@@ -143,6 +143,14 @@ def test_clients_are_the_values_of_a_named_column(tmp_path):
 
 def test_a_page_names_no_folder_of_the_machine(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    words = ["run", f"{tmp_path}/models/mine.py", f"--out={tmp_path}/a.nc", "--report", "/elsewhere/b.html", "--rows", "3"]
+    words = [
+        "run",
+        f"{tmp_path}/models/mine.py",
+        f"--out={tmp_path}/a.nc",
+        "--report",
+        "/elsewhere/b.html",
+        "--rows",
+        "3",
+    ]
     monkeypatch.setattr("sys.argv", ["pyro-fed", *words])
     assert typed_command() == "pyro-fed run models/mine.py --out=a.nc --report b.html --rows 3"

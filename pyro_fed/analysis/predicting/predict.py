@@ -24,11 +24,11 @@ from torch import Tensor
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
+from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
-from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names
 from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.density.rows.nested import Members, NestedRows
@@ -319,9 +319,9 @@ def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[s
             raise
         rows = next((name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if np.ndim(leaf)), "x")
         raise DataError(
-            f"predict: the model cannot do without {listed(nothing)}, which is None{line_of(error)}: {error}. A plate's "
-            f"size may be taken from an argument that is given, such as len({rows}); or pass any values of the right "
-            "shape in place of None: what is observed is drawn anew"
+            f"predict: the model cannot do without {listed(nothing)}, which is None{line_of(error)}: {error}. A "
+            f"plate's size may be taken from an argument that is given, such as len({rows}); or pass any values of the "
+            "right shape in place of None: what is observed is drawn anew"
         ) from error
     except IndexError as error:
         coded = {name: len(labels) for name, labels in arguments.labels.items()}
@@ -389,8 +389,8 @@ class _Run:
             raise DataError(
                 "the model has no observed site on these arguments: there is nothing to predict"
                 + (
-                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number that nothing can be drawn from: write "
-                    "it as a distribution, pyro.sample(..., obs=y)"
+                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number that nothing can be drawn from: "
+                    "write it as a distribution, pyro.sample(..., obs=y)"
                     if factors
                     else ""
                 )

@@ -45,9 +45,9 @@ def check_slope(total: Callable[[Tensor], Tensor], slope: Tensor, at: Tensor, si
             odd.append(name)
     raise ModelError(
         f"the gradient of the model's log density in {listed(map(repr, odd or sites))} is not that of its values: "
-        "something on the way to the density takes the value out of torch's graph, such as .item(), .detach(), float(), "
-        "torch.tensor(value) or NumPy, so that no algorithm sees what the data say of it. Compute with torch's functions "
-        "on the tensor itself"
+        "something on the way to the density takes the value out of torch's graph, such as .item(), .detach(), "
+        "float(), torch.tensor(value) or NumPy, so that no algorithm sees what the data say of it. Compute with "
+        "torch's functions on the tensor itself"
     )
 
 

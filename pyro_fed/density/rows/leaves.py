@@ -6,6 +6,7 @@ categories become codes 0, 1, ..., with their labels kept. A column of None thro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from pyro_fed.errors import DataError, listed
 
 Labels = Mapping[str, tuple[Any, ...]]
+#: How a date begins as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
+DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(?!\d)")
 
 
 class Leaf(NamedTuple):
@@ -82,7 +85,8 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
     if leaf.dtype.kind in "mM":
         raise DataError(
             f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date "
-            f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D')"
+            f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D'), "
+            "or leave the column out where the model does not read it"
         )
     return Leaf(_tensor(leaf, name))
 
@@ -159,6 +163,13 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
         raise DataError(
             f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
             f"pandas.to_numeric({name}), or make it a category, pandas.Categorical({name}), if they are labels"
+        )
+    if all(DATE.match(label) for label in labels):
+        raise DataError(
+            f"argument '{name}' is text that reads as dates ({listed(labels[:3])}, ...), whose codes would be no "
+            f"times: pass numbers, such as (pandas.to_datetime({name}) - pandas.Timestamp('2020-01-01')).dt.days, with "
+            f"a date that is the same for all clients, make it a category, pandas.Categorical({name}), if they are "
+            "labels, or leave the column out where the model does not read it"
         )
     return _coded(leaf, name, labels)
 
