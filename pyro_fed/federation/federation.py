@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
@@ -196,7 +196,7 @@ class Federation:
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
         for name in names:
-            check_client_id(name)
+            check_shown_name(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         plate = joined(plate, rows)

@@ -278,7 +278,7 @@ def _flattened(
         DataError: labels that were not fitted, or text where it is not known which codes it had.
     """
     fitted = model.problem.arguments if isinstance(model, Federation) else None
-    known = labels_in(idata) if fitted is None else fitted.labels
+    known = labels_in(idata) or {} if fitted is None else fitted.labels
     owners: set[str] = set()
     if fitted is not None:
         owners = {owner for owner, *_ in fitted.nested_by_name.values()}
@@ -296,7 +296,7 @@ def _flattened(
             f"there are, and say which they are: groups='new', or a label for each, such as "
             f"groups=[{listed(map(repr, known[error.argument][:1]))}, None], None for a new one"
         ) from error
-    unknown = sorted(set(arguments.labels) - set(known or {}))
+    unknown = sorted(set(arguments.labels) - set(known))
     if fitted is None and unknown:
         raise DataError(
             f"argument '{unknown[0]}' is text or a category, and this result does not say which codes it had when the "

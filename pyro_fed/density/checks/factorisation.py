@@ -195,7 +195,8 @@ def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
         return sum(outside.values(), terms)
 
     with torch.no_grad():
-        return problem.vmap(at_point)(points)
+        found: Tensor = problem.vmap(at_point)(points)
+    return found
 
 
 def _together(problem: RowDensities, sample: _Sample) -> _Run:
