@@ -42,8 +42,8 @@ itself, above 1.25 not sure enough. Sliced Wasserstein distance and MMD² are ze
 """
 OWN_DENSITY = """
 KSD measures the distance to the model's own density, without a reference; it speaks against a result above its limit,
-which is what chance and small errors explain. It may be slightly negative. Prior count: how often the result has counted
-the prior (± one standard error); 1 is right, and a large ± means that the draws do not tell.
+which is what chance and small errors explain. It may be slightly negative. Prior count: how often the result has
+counted the prior (± one standard error); 1 is right, and a large ± means that the draws do not tell.
 """
 PREDICTIONS = """
 ELPD: expected log density of a new row for each training row, summed, by PSIS-LOO, with its standard error;
