@@ -154,3 +154,21 @@ def test_a_column_of_the_rows_groups_their_elements():
         )
     with pytest.raises(pf.SettingError, match=r"by is the text 'hospital'; give the column .*frame\['hospital'\]"):
         pf.partition.ByGroup("hospital")
+
+
+def test_what_is_missing_and_masked_is_no_dependence():
+    y = Y.clone()
+    y[3] = torch.nan
+
+    def masked(stage, y):
+        level = pyro.sample("level", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(level[stage], 1.0), obs=y, obs_mask=~torch.isnan(y))
+
+    assert pf.Federation(masked, (STAGE, y), plate="data", num_clients=3).coords == {"level_dim_0": LABELS}
+
+
+def test_gradients_that_are_switched_off_are_switched_on():
+    with torch.no_grad():
+        fed = pf.Federation(both, (X, STAGE, Y), plate="data", num_clients=3)
+    assert fed.coords == {"level_dim_0": LABELS}

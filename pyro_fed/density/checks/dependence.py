@@ -26,16 +26,18 @@ def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
 
 
 def run_at_random(bound: BoundModel, generator: torch.Generator) -> tuple[Execution, dict[str, Tensor]]:
-    """The same at a standard normal point, where no derivative is zero by chance.
+    """The same at a standard normal point, where no derivative is zero by chance, with the sites' log densities.
 
     Args:
         bound: the model and its arguments.
         generator: of the point.
     """
-    return _run(bound, lambda shape: torch.randn(shape, dtype=bound.dtype, generator=generator))
+    return _run(bound, lambda shape: torch.randn(shape, dtype=bound.dtype, generator=generator), densities=True)
 
 
-def _run(bound: BoundModel, point: Callable[[Any], Tensor]) -> tuple[Execution, dict[str, Tensor]]:
+def _run(
+    bound: BoundModel, point: Callable[[Any], Tensor], densities: bool = False
+) -> tuple[Execution, dict[str, Tensor]]:
     places: dict[str, Tensor] = {}
 
     def source(msg: Message, transform: Any) -> Tensor:
@@ -44,7 +46,7 @@ def _run(bound: BoundModel, point: Callable[[Any], Tensor]) -> tuple[Execution, 
         return places[msg["name"]]
 
     with torch.enable_grad():
-        return bound.execute(source, bound.all_rows), places
+        return bound.execute(source, bound.all_rows, densities=densities), places
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -57,7 +57,9 @@ class Lookups:
             for bit in range(max(1, (size - 1).bit_length())):
                 for side in (0, 1):
                     rows = (codes >> bit & 1) == side
-                    slope = _slope(terms[rows].sum(), value, axis)
+                    with torch.enable_grad():
+                        total = terms[rows].sum()
+                    slope = _slope(total, value, axis)
                     found.append((slope, (number >> bit & 1) == side))
             if any(bool(slope.any()) for slope, _ in found):
                 return all(bool((slope[~own] == 0).all()) for slope, own in found)
@@ -71,10 +73,8 @@ class Lookups:
             for frame in site["cond_indep_stack"]:
                 if frame.dim is not None and frame.size == count:
                     with torch.enable_grad():
-                        density = site["fn"].log_prob(site["value"])
-                        if isinstance(site["mask"], Tensor):
-                            density = torch.where(site["mask"], density, torch.zeros_like(density))
-                        yield sum_to_rows({**site, "log_prob": density}, frame.dim)
+                        terms = sum_to_rows(site, frame.dim)
+                    yield terms
 
     def _by_categories(self, value: Tensor, axis: int, codes: Tensor, size: int) -> bool:
         """Whether the codes are observed categories, and odds among all but k do not depend on element k."""
