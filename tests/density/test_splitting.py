@@ -229,14 +229,21 @@ def one_event(x, y):
         pyro.sample("y", dist.Normal(w * x, 1.0).to_event(1), obs=y)
 
 
+def averaged(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=1 / len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
 @pytest.mark.parametrize(
     ("model", "cure"),
     [
+        (averaged, r"divided by the number of rows, .*pf\.shared\('n', len\(x\)\)"),
         (column, r"has the shape \(20, 20\), each row beside each, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
         (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): leave that out"),
     ],
 )
-def test_rows_that_stand_in_a_site_twice(model, cure):
+def test_what_is_wrong_with_all_rows_is_named(model, cure):
     x = torch.linspace(-1.0, 1.0, 20)
     with pytest.raises(pf.ModelError, match=cure):
         pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)

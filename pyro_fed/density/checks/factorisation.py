@@ -454,10 +454,24 @@ def _refusal(
         )
     row = int(sample.at[sample.pairs[pair, place]])
     beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
+    cure = _divided_by_rows(expected, found, off, together / sample.pairs.shape[1])
+    cure = cure or rows_as_values(problem.bound, name) or _CURE
     return ModelError(
         f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
-        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}"
-        f"{rows_as_values(problem.bound, name) or _CURE}"
+        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{cure}"
+    )
+
+
+def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor | None, fewer: float) -> str:
+    """What to say of densities that are as many times larger beside fewer rows; empty where they are not."""
+    if expected is None or found is None or off is None:
+        return ""
+    times = found[off] / expected[off]
+    if not bool(((times / fewer - 1).abs() < TOLERANCE).all()):
+        return ""
+    return (
+        "Each row's density is divided by the number of rows, as by a scale of 1 / len(x), which is another one at "
+        "each client: take the number of all rows, as an argument or by pf.shared('n', len(x))"
     )
 
 
