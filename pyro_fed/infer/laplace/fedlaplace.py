@@ -205,7 +205,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         still = not bool(shared["direction"].any())
         next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
         good = still or aimed_gain >= max(self.aim_share * gain, 0.0) - slack
-        if good and bool(torch.isfinite(totals[aimed])) and bool(messages["usable"].all()):
+        prior = gaussian(shared, "prior_")
+        known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
+        if good and bool(torch.isfinite(totals[aimed])) and known:
             return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
