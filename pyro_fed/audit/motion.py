@@ -22,7 +22,8 @@ It needs no density of q, works in any dimension, and takes tails, bananas, wron
 counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
 
-What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
+What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`; one that is near that, plainly not right,
+and could be beyond it by chance, counts as beyond. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
 no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
 tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
@@ -67,6 +68,8 @@ CHANCE = 0.1
 MOST_MEMORY = 0.7
 #: Standard errors away from right at which an estimate beyond the limit is no chance.
 PLAIN = 3.0
+#: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
+NEAR = 0.8
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
 #: SDs that a chain is said to have gone at most: on its own scale a number may leave those of the machine.
@@ -137,12 +140,12 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 def wrong(found: Moments) -> Tensor:
     """Which means and SDs (2, F) are wrong, once there are no more transitions.
 
-    Those beyond the limit by more than chance; and those beyond it that are away from right by `PLAIN` standard
-    errors.
+    Those beyond the limit by more than chance; and those beyond it, or so near it that chance could put them beyond,
+    that are away from right by `PLAIN` standard errors.
     """
-    beyond = margin(len(found.mean))
-    plain = (found.excess > 1) & (found.excess > PLAIN * found.noise)
-    return (found.excess - beyond * found.noise > 1) | plain
+    chance = margin(len(found.mean)) * found.noise
+    plain = (found.excess > NEAR) & (found.excess > PLAIN * found.noise) & (found.excess + chance > 1)
+    return (found.excess - chance > 1) | plain
 
 
 def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments:

@@ -1,7 +1,8 @@
 """The check of draws that should hold still: a mean or an SD that exact chains take away, and what to do about it.
 
-One sentence, on the worst of them (see `motion` for how they are found). Where all are within the limits, and one of
-them is plainly not right but near its limit, that is said too: it is no doubt, yet nobody should take it for exact.
+One sentence, on the worst of them (see `motion` for how they are found). Where all are within the limits by more than
+chance, and one of them is plainly not right but near its limit, that is said too: it is no doubt, yet nobody should
+take it for exact.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import numpy as np
 
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.motion import PLAIN, Moments, wrong
+from pyro_fed.audit.motion import NEAR, PLAIN, Moments, wrong
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
-#: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
-NEAR = 0.8
 
 
 def stillness(evidence: Evidence) -> list[str]:

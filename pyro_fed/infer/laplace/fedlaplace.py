@@ -14,6 +14,9 @@ better the server goes there and asks again, with d = 0.
 matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
 structure H is its own diagonal.
 
+A density without a maximum, which rises into the neck of a funnel, is left at the place of largest Laplace evidence
+f - log |H| / 2 on the way (`laplace_point.weighed`).
+
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.
 """
@@ -38,7 +41,16 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import prior_values
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, aimed, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import (
+    ESCAPING,
+    IMPROPER,
+    NECK,
+    aimed,
+    arrived,
+    no_evidence,
+    semidefinite,
+    weighed,
+)
 from pyro_fed.infer.laplace.line import held_values, line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -95,7 +107,10 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     additive: ClassVar[bool] = True
     zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {"value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"}
+        {
+            *("value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"),
+            *("best_evidence", "evidence"),
+        }
     )
 
     tolerance: float = 1e-4
@@ -141,6 +156,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             **as_state(site),
             **as_state(site, "prior_"),
             "rounding": point.new_tensor(self.rounding * torch.finfo(problem.dtype).eps),
+            **no_evidence(point),
         }
         return shared, as_state(flat_site(problem, structure, num_clients))
 
@@ -208,18 +224,14 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         prior = gaussian(shared, "prior_")
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:
-            return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
+            there = arrived(shared, messages, totals[aimed], self.min_curvature)
+            return weighed(there, True, self.min_curvature) | {"aim": next_aim}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
-            return {
-                **shared,
-                "point": point,
-                "direction": torch.zeros_like(point),
-                "value": totals[best],
-                "aim": next_aim,
-            }
+            moved = {"point": point, "direction": torch.zeros_like(point), "value": totals[best]}
+            return weighed({**shared, **moved, "aim": next_aim}, False, self.min_curvature)
         shorter = {name: shared[name] * min(self.fractions) for name in ("direction", "length")}
-        return {**shared, **shorter, "aim": torch.ones_like(shared["aim"])}
+        return weighed({**shared, **shorter, "aim": torch.ones_like(shared["aim"])}, False, self.min_curvature)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""
@@ -227,6 +239,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "change": float(after["decrement"]),
             "indefinite": float(after["indefinite"]),
             "fall": float(after["fall"]),
+            "turned": float(after["turned"]),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -291,6 +304,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]
+        if record.latest.get("turned"):
+            return [NECK]
         if not record.latest.get("indefinite"):
             return []
         return [

@@ -228,7 +228,7 @@ def census_mixture(shared: State) -> Mixture:
 
 
 def flattened(log_weights: Tensor, worth: float) -> Tensor:
-    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones; none stays none."""
+    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones; zero stays."""
     none = log_weights == -torch.inf
 
     def weights(beta: float) -> Tensor:
