@@ -13,11 +13,13 @@ import numpy as np
 
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.motion import NEAR, PLAIN, Moments, wrong
+from pyro_fed.audit.motion import PLAIN, Moments, wrong
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
+#: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
+NEAR = 0.8
 
 
 def stillness(evidence: Evidence) -> list[str]:
