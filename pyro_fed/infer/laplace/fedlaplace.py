@@ -8,14 +8,12 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client answers with its log-likelihood at
 θ + s_j d for every s_j (the line search), and with score and curvature at the aim. The aim is the fraction that was
 best in the round before, and 1 near the mode, so that a round is a Newton step. Where another fraction turns out much
-better the server goes there and asks again, with d = 0.
+better the server goes there and asks again, with d = 0. A climb that leaves the mass for a spike of the density ends
+back at the point around which it found most, f(θ) |H|^(-1/2).
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
 structure H is its own diagonal.
-
-A density without a maximum, which rises into the neck of a funnel, is left at the place of largest Laplace evidence
-f - log |H| / 2 on the way (`laplace_point.weighed`).
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.
@@ -41,16 +39,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import prior_values
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.laplace.laplace_point import (
-    ESCAPING,
-    IMPROPER,
-    NECK,
-    aimed,
-    arrived,
-    no_evidence,
-    semidefinite,
-    weighed,
-)
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, SPIKE, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values, line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -107,10 +96,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     additive: ClassVar[bool] = True
     zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"),
-            *("best_evidence", "evidence"),
-        }
+        {"value", "decrement", "length", "direction", "most_mass", "prior_value", "prior_precision", "prior_eta"}
     )
 
     tolerance: float = 1e-4
@@ -150,13 +136,15 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "length": point.new_tensor(torch.inf),
             "fall": point.new_zeros(()),
             "indefinite": point.new_zeros(()),
+            "most_mass": point.new_tensor(-torch.inf),
+            "best_point": point,
+            "back": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
             "num_clients": torch.tensor(num_clients),
             "prior_value": trials,
             **as_state(site),
             **as_state(site, "prior_"),
             "rounding": point.new_tensor(self.rounding * torch.finfo(problem.dtype).eps),
-            **no_evidence(point),
         }
         return shared, as_state(flat_site(problem, structure, num_clients))
 
@@ -224,22 +212,26 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         prior = gaussian(shared, "prior_")
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:
-            there = arrived(shared, messages, totals[aimed], self.min_curvature)
-            return weighed(there, True, self.min_curvature) | {"aim": next_aim}
+            return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
-            moved = {"point": point, "direction": torch.zeros_like(point), "value": totals[best]}
-            return weighed({**shared, **moved, "aim": next_aim}, False, self.min_curvature)
+            return {
+                **shared,
+                "point": point,
+                "direction": torch.zeros_like(point),
+                "value": totals[best],
+                "aim": next_aim,
+            }
         shorter = {name: shared[name] * min(self.fractions) for name in ("direction", "length")}
-        return weighed({**shared, **shorter, "aim": torch.ones_like(shared["aim"])}, False, self.min_curvature)
+        return {**shared, **shorter, "aim": torch.ones_like(shared["aim"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""
+        """Length of the next Newton step in posterior SDs; whether H is indefinite; its fall; the climb's return."""
         return {
             "change": float(after["decrement"]),
             "indefinite": float(after["indefinite"]),
             "fall": float(after["fall"]),
-            "turned": float(after["turned"]),
+            "back": float(after["back"]),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -304,8 +296,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]
-        if record.latest.get("turned"):
-            return [NECK]
+        if record.latest.get("back"):
+            return [SPIKE]
         if not record.latest.get("indefinite"):
             return []
         return [

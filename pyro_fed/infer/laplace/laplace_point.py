@@ -11,7 +11,6 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, gaussian
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 
 #: A curvature that falls by this log factor a posterior SD is that of a mode at infinity: there a Newton step keeps
@@ -20,17 +19,17 @@ from pyro_fed.ops.gaussian import Gaussian
 ESCAPING = 100.0
 #: Where the curvature is not positive definite a shorter Newton step than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
-#: A climb whose Laplace evidence f - log |H| / 2 has fallen so many nats below its best, and found none better for so
-#: many rounds, goes into the neck of a funnel: the density rises there without end, in less and less room, so that the
-#: place where it has come to holds none of the posterior's mass.
-NARROWED, ROUNDS = 20.0, 5
-#: What is said of a density with such a neck.
-NECK = (
-    "the density has no maximum: it rises without end into the neck of a funnel, which holds none of the mass, as that "
-    "of effects with a latent scale does where the scale goes to zero. This is Laplace's approximation at the place of "
-    "largest evidence on the way. Take the non-centred form of the model (fed.noncentred), or sample, by FSGLD or DSVGD"
-)
+#: A climb that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive definite, and
+#: is still on its way, has left the posterior for a spike: the density rises there for ever while its volume vanishes
+#: faster, as where a hierarchy's scale goes to zero. What it goes to holds less than a thousandth of the mass.
+LOST_MASS = 7.0
 #: What is said of such a mode.
+SPIKE = (
+    "the density has no mode: it rises without end towards a place that holds none of the mass, as where a hierarchy's "
+    "scale goes to zero. This is an approximation at the point on the way there around which it found most mass. "
+    "Take an algorithm that looks at more than a point, and write the hierarchy non-centred (`fed.noncentred`)"
+)
+#: What is said of a mode at infinity.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
@@ -43,7 +42,7 @@ def aimed(state: State) -> Tensor:
 
 
 def arrived(shared: State, messages: State, value: Tensor, min_curvature: float) -> State:
-    """The state at the point aimed at, whose curvature is known.
+    """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
 
     Args:
         shared: the state before the step.
@@ -59,8 +58,21 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     if bool(indefinite & (decrement < SADDLE)):
         down = _outward(q, q.score(point), min_curvature)
         direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
+    mass = value - metric.log_det() / 2
+    if bool(shared["back"]):  # to stay
+        direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
+    elif bool((decrement > SADDLE) & (mass < shared["most_mass"] - LOST_MASS)):
+        return {
+            **shared,
+            "point": shared["best_point"],
+            "direction": torch.zeros_like(point),
+            "back": torch.ones_like(shared["back"]),
+        }
+    best = ~indefinite & (mass > shared["most_mass"])
     return {
         **shared,
+        "most_mass": torch.where(best, mass, shared["most_mass"]),
+        "best_point": torch.where(best, point, shared["best_point"]),
         "point": point,
         "direction": direction,
         "value": value,
@@ -70,66 +82,6 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
         "indefinite": indefinite.double(),
         **as_state(q),
     }
-
-
-def no_evidence(point: Tensor) -> State:
-    """What is known of the evidence on a climb before its first round.
-
-    Args:
-        point: where it begins, (D,).
-    """
-    none = torch.full_like(point[0], -torch.inf)
-    zero = torch.zeros_like(none)
-    return {"best_point": point, "best_evidence": none, "evidence": none, "fruitless": zero, "turned": zero}
-
-
-def weighed(state: State, new: bool, min_curvature: float) -> State:
-    """The state with its Laplace evidence, back at the place of the largest where the climb goes into a neck.
-
-    It turns back once: `turned` is 1 on the way back, and 2 from the arrival there on, where no step follows.
-
-    Args:
-        state: after a round.
-        new: whether the curvature at its point is known, since this round.
-        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
-    """
-    if bool(state["turned"] > 0):
-        if not new:
-            return state
-        rest = {name: torch.zeros_like(state[name]) for name in ("direction", "decrement", "length")}
-        return {**state, **rest, "turned": torch.full_like(state["turned"], 2.0)}
-    evidence = state["evidence"]
-    if new:
-        evidence = state["value"] - absolute(gaussian(state), min_curvature)[0].log_det() / 2
-    better = bool(new and evidence > state["best_evidence"])
-    fruitless = torch.zeros_like(evidence) if better else state["fruitless"] + 1
-    known = {"evidence": evidence, "fruitless": fruitless}
-    if better:
-        return {**state, **known, "best_point": state["point"], "best_evidence": evidence}
-    if not bool((fruitless >= ROUNDS) & (evidence < state["best_evidence"] - NARROWED)):
-        return {**state, **known}
-    back = {"point": state["best_point"], "direction": torch.zeros_like(state["point"])}
-    return {
-        **state,
-        **known,
-        **back,
-        "value": torch.full_like(evidence, -torch.inf),
-        "turned": torch.ones_like(evidence),
-    }
-
-
-def where_left(state: State, min_curvature: float) -> Gaussian:
-    """The Gaussians of climbs that ended, or of |H| around the points of those that were left: (...).
-
-    Args:
-        state: of one climb, or of several.
-        min_curvature: smallest eigenvalue of the scaled `|H|`.
-    """
-    q = gaussian(state)
-    metric = absolute(q, min_curvature)[0]
-    eta = -type(q)(metric.precision, torch.zeros_like(q.eta)).score(state["point"])
-    left = state["turned"] > 0
-    return type(q)(choose(left, metric.precision, q.precision), choose(left, eta, q.eta))
 
 
 def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""A density without a maximum: it rises into the neck of a funnel, and Newton's climb is left where the mass is."""
+"""A density that rises into the neck of a funnel, in single precision too, where a climb into it overflows."""
 
 import numpy as np
 import pyro
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.laplace.laplace_point import NECK
 
 GROUP = torch.arange(5).repeat_interleave(4)
 
@@ -29,15 +28,6 @@ def centred(request):
     noise = torch.randn(20, generator=torch.Generator().manual_seed(12))
     args = GROUP, (effects + noise).to(request.param)
     return pf.Federation(groups, args, plate="data", num_clients=5, dtype=request.param)
-
-
-@pytest.mark.filterwarnings("ignore:the density has no maximum")
-def test_the_climb_is_left_where_the_mass_is(centred):
-    """The log scale there is within reach of the posterior's, where a climb goes to -40 and on."""
-    idata = pf.run(pf.FedLaplace(), centred, progress=False, log_likelihood=False, audit=False)
-    assert idata.attrs["num_rounds"] < 60
-    assert NECK in idata.attrs["doubts"]
-    assert -5 < float(np.log(idata["posterior"]["tau"].values).mean()) < 2
 
 
 @pytest.mark.parametrize(("algorithm", "graph"), [(pf.FedEP(), None), (pf.P2PVI(), pf.graph.complete(5))])
