@@ -96,7 +96,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     additive: ClassVar[bool] = True
     zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {"value", "decrement", "length", "direction", "most_mass", "prior_value", "prior_precision", "prior_eta"}
+        {"value", "decrement", "length", "direction", "most_mass", "rough_mass"}
+        | {"prior_value", "prior_precision", "prior_eta"}
     )
 
     tolerance: float = 1e-4
@@ -138,6 +139,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "indefinite": point.new_zeros(()),
             "most_mass": point.new_tensor(-torch.inf),
             "best_point": point,
+            "rough_mass": point.new_tensor(-torch.inf),
+            "rough_point": point,
+            "fruitless": point.new_zeros(()),
             "back": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
             "num_clients": torch.tensor(num_clients),
