@@ -253,6 +253,31 @@ class Record:
             "one that puts right what another of them has done?"
         ]
 
+    def moved_first(self) -> str:
+        """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
+
+        The first of those that moved it about as far as anybody: who comes next puts that right, and moves it as far.
+        """
+        moves = [
+            (float(value), number, client)
+            for number, one in enumerate(self.rounds)
+            for client, value in zip(one.clients, one.info.get("moved", ()), strict=False)
+        ]
+        if len({client for _, _, client in moves}) < FEWEST_MOVERS:
+            return ""
+        furthest = max(value for value, _, _ in moves)
+        for value, number, client in moves:
+            usual = float(np.median([other for other, _, who in moves if who != client]))
+            if value > max(MOVED, MOVED_TIMES * usual) and value * MOVED_TIMES >= furthest:
+                name = self.client_names[client]
+                return (
+                    f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "
+                    f"message of the others moves it by {usual:.2g}: look at that client first (a liar, wrong units or "
+                    f"labels?), leave it out (fed.without('{name}')), or hold all to the cohort "
+                    "(combination=pf.combination.Bounded())"
+                )
+        return ""
+
     def apart_from_cohort(self) -> list[str]:
         """The clients most of whose messages were far from the others', one sentence; none where there are none."""
         far = {

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -400,12 +401,50 @@ def test_few_clients_are_said_to_be_no_cohort(clients, said):
     assert any(words in str(one.message) for one in caught) == said
 
 
-def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run():
-    """Its site is that of a client without rows: the answer of the other nine."""
+@pytest.mark.parametrize(
+    ("algorithm", "graph", "rounds"),
+    [
+        (pf.FedEP(), None, 6),
+        (pf.PVI(), None, 30),
+        (pf.FedAIS(num_proposals=2000), None, 3),
+        (pf.DSVGD(num_particles=50), None, 30),
+        (pf.ParallelDSVGD(num_particles=50), None, 10),
+        (pf.P2PVI(start="prior"), pf.graph.complete(CLIENTS), 10),
+        (pf.P2PVI(), pf.graph.ring(CLIENTS), 10),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.P2PVI | pf.DSVGD) else "",
+)
+def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run(algorithm, graph, rounds):
+    """It is a client without rows: the answer is that of the other nine, within what limits cost honest ones.
+
+    4,000 draws, or 2,000 weighed ones: five standard errors of an SD are 5.6 % and 8 %; on a ring the prior lacks a
+    tenth, 0.3 % of what is known.
+    """
     liar = Faulty(probability=1.0, kinds=("nan",), clients=(LIAR,))
-    off, ratio = error(run(pf.FedEP(), executor=liar, num_rounds=6), [k for k in range(CLIENTS) if k != LIAR])
+    found = run(algorithm, executor=liar, num_rounds=rounds, graph=graph)
+    off, ratio = error(found, [k for k in range(CLIENTS) if k != LIAR])
     assert off < 0.5
-    np.testing.assert_allclose(ratio, 1.0, atol=0.056)
+    np.testing.assert_allclose(ratio, 1.0, atol=0.08)
+    assert set(found.federation["failure_client"].values.astype(str)) == {str(LIAR)}
+
+
+@pytest.mark.parametrize("algorithm", [pf.FSGLD(num_chains=4), pf.FALD(num_chains=2)], ids=["FSGLD", "FALD"])
+def test_nor_any_visit_of_a_chain(algorithm):
+    """As if it were asleep: chains stay where they were. Few rounds, of which the last state alone is looked at."""
+    nine = [k for k in range(CLIENTS) if k != LIAR]
+    for kind in ("nan", "hundredfold"):
+        liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
+        found = run(replace(algorithm, burn_in=50), executor=liar, num_rounds=80)
+        assert error(found, nine)[0] < 2
+
+
+def test_a_recovered_agent_has_lost_nothing():
+    """NaN in two rounds: what the agent said then counts later."""
+    liar = Faulty(probability=0.2, kinds=("nan",), clients=(LIAR,), seed=3)
+    found = run(pf.P2PVI(start="prior"), executor=liar, num_rounds=30)
+    honest = run(pf.P2PVI(start="prior"), num_rounds=30)
+    assert 0 < len(liar.injected) < 20
+    np.testing.assert_allclose(found.posterior["w"].values, honest.posterior["w"].values, atol=1e-5)
 
 
 def test_what_a_cut_has_widened_is_said():
