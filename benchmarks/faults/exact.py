@@ -21,8 +21,8 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def model(x: Tensor, y: Tensor) -> None:
-    """Logistic regression."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
+    """Logistic regression with as many weights as there are covariates."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 

@@ -10,7 +10,8 @@ ten, and in the second column how many times as wide the widest SD is as without
 
 A cell is one run of some tenths of a second; each is written to OUT as soon as it is there, and one that is there is
 not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there.
-`--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows.
+`--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows, `--dirichlet` where they have
+unequal labels: README's first program.
 
 Algorithms without a rule (DSGLD, P2PEP, P2PFedAvg, those as published) refuse `combination=`, and are not in it.
 """
@@ -30,9 +31,10 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.faults.exact import CLIENTS, DIM, Moments, Rows, exact_moments, model, rows
+from benchmarks.faults.exact import CLIENTS, Moments, Rows, exact_moments, model, rows
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime.executors import Executor, Faulty, Reply, Vectorised, Work
 from pyro_fed.runtime.executors.local import Step
@@ -92,6 +94,29 @@ class Remembering(Vectorised):
         return self.steps_of[key]
 
 
+class TrueRows(Vectorised):
+    """Clients that know how many rows they have, whatever the server was told."""
+
+    def __init__(self, num_rows: torch.Tensor) -> None:
+        super().__init__()
+        self.true = num_rows
+
+    def start(self, algorithm: Any, problem: Any, data: ClientData, local: State, clients: Any = None) -> None:
+        """With their own numbers."""
+        super().start(algorithm, problem, data._replace(num_rows=self.true), local, clients)
+
+
+class Claiming(pf.Federation):
+    """A federation whose server is told something else of how many rows a client has."""
+
+    claim = 0
+
+    def client_data(self, clients: Any = None) -> ClientData:
+        """With the number that the liar claims."""
+        data = super().client_data(clients)
+        return data._replace(num_rows=data.num_rows.index_fill(0, torch.tensor(LIARS[0]), self.claim))
+
+
 class Liar(Faulty):
     """Clients whose messages are made by a function of them and of the round."""
 
@@ -146,13 +171,22 @@ LIES: dict[str, Lie] = {
     "log-likelihoods": lambda message, round: times(message, -30.0, "value", "log_lik"),
 }
 OTHER, HONEST = "another population", "honest"
+#: Rows that a client with 40 claims, and what it sends besides; lies of a client with as many rows as twenty others.
+CLAIMS = {
+    "claims 400 rows": (400, ""),
+    "claims 1e12 rows": (10**12, ""),
+    "claims 1e12, hundredfold": (10**12, "hundredfold"),
+    "claims 1e12, noise": (10**12, "noise"),
+}
+MOST = {f"most rows, {lie}": lie for lie in ("negated", "hundredfold", "noise", "the same way")}
 COLUMNS = (*KINDS, OTHER, *LIES)
+ABOUT_ROWS = (*CLAIMS, *MOST)
 Cell = tuple[str, str, int, bool]
 
 
-def executor(family: str, lie: str, liars: tuple[int, ...]) -> Executor:
+def executor(family: str, lie: str, liars: tuple[int, ...], inner: Executor | None = None) -> Executor:
     """Where these clients tell this lie."""
-    inner = Remembering() if family == "ConsensusMC" else Vectorised()
+    inner = inner or (Remembering() if family == "ConsensusMC" else Vectorised())
     if lie in KINDS:
         return Faulty(inner, probability=1.0, kinds=(lie,), clients=liars)
     return Liar(LIES[lie], liars, inner) if lie in LIES else inner
@@ -160,14 +194,17 @@ def executor(family: str, lie: str, liars: tuple[int, ...]) -> Executor:
 
 def moments(idata: Any) -> Moments:
     """Means and SDs."""
-    draws = idata["posterior"]["w"].values.reshape(-1, DIM)
-    return draws.mean(0), draws.std(0)
+    draws = idata["posterior"]["w"].values
+    flat = draws.reshape(-1, draws.shape[-1])
+    return flat.mean(0), flat.std(0)
 
 
-def run(family: str, parts: Rows, bounded: bool, at: Executor) -> Moments | None:
-    """Means and SDs of a run; None where it stopped."""
+def run(family: str, parts: Rows, bounded: bool, at: Executor, claim: int = 0) -> Moments | None:
+    """Means and SDs of a run, with a liar's claim of its rows if there is one; None where it stopped."""
     algorithm, rounds = FAMILIES[family]
-    fed = pf.Federation.from_clients(model, parts, plate="data")
+    fed = (Claiming if claim else pf.Federation).from_clients(model, parts, plate="data")
+    if isinstance(fed, Claiming):
+        fed.claim = claim
     combination = pf.combination.Bounded() if bounded else None
     try:
         found = pf.run(
@@ -191,7 +228,7 @@ def error(found: Moments | None, exact: Moments) -> str:
 
 def cells(families: list[str], lies: list[str]) -> list[Cell]:
     """All that is measured of them, the cheap questions first."""
-    number = {HONEST: (0,)}
+    number = {HONEST: (0,), **dict.fromkeys(ABOUT_ROWS, (1,))}
     return [
         (family, lie, liars, bounded)
         for family in families
@@ -204,9 +241,12 @@ def cells(families: list[str], lies: list[str]) -> list[Cell]:
 def measured(cell: Cell) -> tuple[str, str]:
     """A cell, and its widest SD."""
     family, lie, count, bounded = cell
-    liars = LIARS[:count]
-    parts = rows(liars) if lie == OTHER else rows()
-    found = run(family, parts, bounded, executor(family, lie, liars))
+    liars = (0,) if lie in MOST else LIARS[:count]
+    parts = rows(liars if lie == OTHER else (), SIZES["one has twenty times as many"] if lie in MOST else None)
+    claim, told = CLAIMS.get(lie, (0, MOST.get(lie, lie)))
+    inner = TrueRows(torch.tensor([len(y) for _, y in parts])) if claim else None
+    found = run(family, parts, bounded, executor(family, told, liars, inner), claim)
+    liars = liars if told else ()  # whoever sends what is true is one of the honest
     kept = [part for k, part in enumerate(parts) if k not in liars]
     exact = exact_moments(kept)
     width = "" if found is None else f"{(found[1] / exact[1]).max():.4g}"
@@ -232,6 +272,10 @@ def show(found: dict[Cell, tuple[str, str]], families: list[str]) -> None:
                 for lie in COLUMNS
             ]
             print(f"| `{family}` | {' | '.join(row)} |")
+    print(f"\n| family | {' | '.join(ABOUT_ROWS)} |\n|" + " --- |" * (len(ABOUT_ROWS) + 1))
+    for family in families:
+        row = [" / ".join(found.get((family, lie, 1, b), ("", ""))[0] for b in (False, True)) for lie in ABOUT_ROWS]
+        print(f"| `{family}` | {' | '.join(row)} |")
     print("\n| family | nobody lies, without | with | SDs wider |\n| --- | --- | --- | --- |")
     for family in families:
         free, held = (found.get((family, HONEST, 0, bounded)) for bounded in (False, True))
@@ -252,6 +296,33 @@ def prices(families: list[str]) -> None:
             print(f"| `{family}` | {name} | {'stops' if free is None else error(held, free)} | {ratio} |", flush=True)
 
 
+def dirichlet(families: list[str]) -> None:
+    """Print what it costs in the first program of README: labels by Dirichlet(0.3), eight weights."""
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.preprocessing import scale
+
+    x, y = load_breast_cancer(return_X_y=True)
+    x, y = torch.tensor(scale(x)[:, :8]), torch.tensor(y).double()
+    partition = pf.partition.Dirichlet(0.3, by=y)
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS, partition=partition, seed=0)
+    print("\n| family | converged, without / with | a mean moves by, SDs | SDs, over those without |")
+    print("| --- | --- | --- | --- |")
+    for family in families:
+        algorithm, _ = FAMILIES[family]
+        options = QUIET | {"graph": GRAPHS.get(family), "num_draws": 8000}
+        try:
+            free = pf.run(algorithm, fed, **options)
+            held = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **options)
+        except PyroFedError as stop:
+            print(f"| `{family}` | {type(stop).__name__} | | |", flush=True)
+            continue
+        before, after = (moments(idata) for idata in (free, held))
+        ratio = after[1] / before[1]
+        ends = " / ".join(str(idata.attrs.get("converged", "")) for idata in (free, held))
+        moved = np.abs((after[0] - before[0]) / before[1]).max()
+        print(f"| `{family}` | {ends} | {moved:.2g} | {ratio.min():.3f} to {ratio.max():.3f} |", flush=True)
+
+
 def main() -> None:
     """What is asked for."""
     warnings.simplefilter("ignore")
@@ -260,15 +331,15 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--only", default="", metavar="LIE;...")
     parser.add_argument("--out", type=Path, default=Path("out/faults/liars.csv"))
-    for flag in ("--show", "--again", "--prices"):
+    for flag in ("--show", "--again", "--prices", "--dirichlet"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     families = options.families or list(FAMILIES)
-    lies = [lie.strip() for lie in options.only.split(";") if lie] or [HONEST, *COLUMNS]
-    if unknown := {*families} - {*FAMILIES} | {*lies} - {HONEST, *COLUMNS}:
-        parser.error(f"unknown: {sorted(unknown)}; families {list(FAMILIES)}, lies {[HONEST, *COLUMNS]}")
-    if options.prices:
-        prices(families)
+    lies = [lie.strip() for lie in options.only.split(";") if lie] or [HONEST, *COLUMNS, *ABOUT_ROWS]
+    if unknown := {*families} - {*FAMILIES} | {*lies} - {HONEST, *COLUMNS, *ABOUT_ROWS}:
+        parser.error(f"unknown: {sorted(unknown)}; families {list(FAMILIES)}, lies {[HONEST, *COLUMNS, *ABOUT_ROWS]}")
+    if options.prices or options.dirichlet:
+        (prices if options.prices else dirichlet)(families)
         return
     found = read(options.out)
     if not options.show:

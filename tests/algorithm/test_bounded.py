@@ -138,6 +138,8 @@ def test_numbers_within_the_cohorts_range():
     assert held.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0, 3.0 + 2 / 0.6745])
     assert (beyond > 0).tolist() == [False] * 4 + [True]
     assert float(apart(values)[-1]) > 1e8
+    flat, also = within_cohort(values[:, 0], 2.0)  # one number a client
+    assert (flat.tolist(), also.tolist()) == (held.flatten().tolist(), beyond.tolist())
     assert float(apart(values.expand(5, 3) * 0 + 1).max()) == 0.0
 
 
@@ -317,6 +319,55 @@ def test_how_far_each_message_moves_the_answer_is_recorded():
         pf.run(pf.FedAIS(num_proposals=2000), fed, executor=liar, **QUIET | {"audit": True})
     said = [str(each.message) for each in caught]
     assert any(f"5 times as far as others do: client {LIAR} by" in sentence for sentence in said), said
+
+
+def moving(record, moves):
+    """A round for each of the (client, SDs)."""
+    for client, size in moves:
+        record.rounds.append(Round("DSVGD", [client], 0, 0, 0.0, {"moved": np.array([size])}))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("moves", "named"),
+    [
+        (
+            [(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 900.0), (5, 880.0)],
+            "client 4 had moved the answer by 9e+02 SDs in",
+        ),
+        (
+            [(4, 50.0), (5, 49.0), (0, 0.3), (1, 0.2), (2, 0.4), (3, 0.1)],
+            "client 4 had moved the answer by 50 SDs in round 0",
+        ),
+        ([(k, 2.0**k) for k in range(6)], ""),  # all of them, further and further: a step that is too long
+        ([(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 0.4)], ""),
+        ([(0, 0.1), (1, 90.0)], ""),
+    ],
+)
+def test_who_moved_what_was_lost_is_named(moves, named):
+    """The first of those that moved it furthest: the next one in turn puts that right."""
+    said = moving(Record([str(k) for k in range(CLIENTS)]), moves).moved_first()
+    assert said.startswith(f"before that, {named}") if named else said == ""
+
+
+def test_an_optimisers_state_that_no_turn_leaves_is_not_taken():
+    """A negative mean of squares would be NaN at the next client, which is honest and would be named."""
+    liar = Faulty(probability=1.0, kinds=("negated",), clients=(LIAR,))
+    found = run(pf.DSVGD(num_particles=20, start="gaussian"), executor=liar, num_rounds=8, combination=None)
+    reasons = found.federation["failure_reason"].values.astype(str).tolist()
+    assert reasons == ["its running mean of squares is negative"]
+    assert found.federation["failure_client"].values.astype(str).tolist() == [str(LIAR)]
+
+
+@pytest.mark.parametrize("liars", [(LIAR,), (LIAR, 7)], ids=["one", "two"])
+@pytest.mark.parametrize("kind", ["tenfold", "hundredfold"])
+def test_lies_of_the_phase_before_count_in_the_sites(kind, liars):
+    """Newton's method at the start is lied to as well: the sites are those that the server was told."""
+    liar = Faulty(probability=1.0, kinds=(kind,), clients=liars)
+    found = pf.influence(run(pf.FedEP(), executor=liar, combination=None, num_rounds=8))
+    said = found.attrs["stands_apart"]
+    assert all(f"client {k} moves" in said for k in liars), said
+    assert said.count("client ") == len(liars)
 
 
 def test_clients_that_are_no_cohort_are_said_to_be_none():
