@@ -2,9 +2,9 @@
 
 Logistic regression with three weights, ten clients, sites by Laplace's method at the joint mode: no runs, so that
 hundreds of trials take seconds. A cell is the share of trials in which the corrupted client is named first
-(`audit.clients.influence.apart`); "false" that in which an honest one is named, of ten honest clients where nobody is
-corrupted. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 % quantile in
-honest cohorts, so that false alarms are 1 %:
+(`audit.clients.influence.apart_by_sites`); "false" that in which an honest one is named, of ten honest clients where
+nobody is corrupted. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 %
+quantile in honest cohorts, so that false alarms are 1 %:
 
     of sites     `opposed`, what sites say of labels that are flipped
     of rows      the likelihood ratio of the client's rows at the other nine's mode: it knows what the corruption is
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from pyro_fed.audit.clients.influence import apart, by_sites
+from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 CLIENTS, DIM, PRIOR_SD, ITERATIONS = 10, 3, 2.0, 30
@@ -91,8 +91,9 @@ def judged(data: Trial) -> Judged:
     precision.index_add_(0, data.client, (chance * (1 - chance))[:, None, None] * outer)
     eta = torch.zeros(CLIENTS, DIM, dtype=torch.float64).index_add_(0, data.client, score) + precision @ mode
     q = FullGaussian(precision.sum(0) + prior, eta.sum(0))
-    found = by_sites(q, FullGaussian(precision, eta))
-    said = apart(found, [f"<{k}>" for k in range(CLIENTS)], ["a", "b", "c"])
+    sites = FullGaussian(precision, eta)
+    found = by_sites(q, sites)
+    said = apart_by_sites(q, sites, [f"<{k}>" for k in range(CLIENTS)], ["a", "b", "c"])
     names = [part.split(">")[0] for part in said.split("client <")[1:]]
     return Judged(names, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
 

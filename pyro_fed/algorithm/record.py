@@ -237,6 +237,10 @@ class Record:
             "others say. Leave combination= out, raise its pull, or pool like clients"
         )
 
+    def restless(self) -> bool:
+        """Whether the run has not come to rest in as many rounds as are looked at: sites of one that has tell more."""
+        return self.converged is False and len(self.figures) >= LAST_ROUNDS
+
     def movers(self) -> list[str]:
         """The clients that move the answer more than others do in most of their rounds, one sentence; none if none."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
@@ -256,7 +260,8 @@ class Record:
     def moved_first(self) -> str:
         """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
 
-        The first of those that moved it about as far as anybody: who comes next puts that right, and moves it as far.
+        The first of those that moved it about as far as anybody, and much further than all before: who comes next puts
+        that right, and moves it as far. Where all go further and further, steps are too long, and nobody is named.
         """
         moves = [
             (float(value), number, client)
@@ -268,7 +273,9 @@ class Record:
         furthest = max(value for value, _, _ in moves)
         for value, number, client in moves:
             usual = float(np.median([other for other, _, who in moves if who != client]))
-            if value > max(MOVED, MOVED_TIMES * usual) and value * MOVED_TIMES >= furthest:
+            before = [other for other, when, who in moves if when < number and who != client]
+            least = MOVED_TIMES * max([usual, *before])
+            if value > max(MOVED, least) and value * MOVED_TIMES >= furthest:
                 name = self.client_names[client]
                 return (
                     f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import Without, apart, by_sites
+from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_sites
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
@@ -64,18 +64,19 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     if kept is not None and (own or federation is None):
         q, sites = kept_sites(kept)
         names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
-        found = by_sites(q, sites)
+        found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels)
     elif federation is not None and federation.holds_data:
         problem = federation.problem
         names, labels = federation.client_names, [problem.name_of(number) for number in range(problem.dim)]
         with threads(1), torch.no_grad():
             found = _by_draws(federation, checked_draws(idata, federation))
+        said = apart(found, names, labels)
     else:
         raise SettingError(
             f"influence: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of "
             "its clients; pass the federation, influence(idata, fed), whose clients are then asked"
         )
-    return _dataset(found, names, labels, {"stands_apart": apart(found, names, labels)})
+    return _dataset(found, names, labels, {"stands_apart": said})
 
 
 def require_result(what: str, idata: Any, federation: Any = True) -> None:
