@@ -9,7 +9,8 @@ ten, and in the second column how many times as wide the widest SD is as without
     python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.csv] [--show] [--again]
 
 A cell is one run of some tenths of a second; each is written to OUT as soon as it is there, and one that is there is
-not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there.
+not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there,
+`--held` leaves out the runs without.
 `--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows, `--dirichlet` where they have
 unequal labels: README's first program.
 
@@ -226,7 +227,7 @@ def error(found: Moments | None, exact: Moments) -> str:
     return "stops" if found is None else f"{np.abs((found[0] - exact[0]) / exact[1]).max():.2g}"
 
 
-def cells(families: list[str], lies: list[str]) -> list[Cell]:
+def cells(families: list[str], lies: list[str], ways: tuple[bool, ...]) -> list[Cell]:
     """All that is measured of them, the cheap questions first."""
     number = {HONEST: (0,), **dict.fromkeys(ABOUT_ROWS, (1,))}
     return [
@@ -234,7 +235,7 @@ def cells(families: list[str], lies: list[str]) -> list[Cell]:
         for family in families
         for lie in lies
         for liars in number.get(lie, (1, 2))
-        for bounded in (False, True)
+        for bounded in ways
     ]
 
 
@@ -331,7 +332,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--only", default="", metavar="LIE;...")
     parser.add_argument("--out", type=Path, default=Path("out/faults/liars.csv"))
-    for flag in ("--show", "--again", "--prices", "--dirichlet"):
+    for flag in ("--show", "--again", "--held", "--prices", "--dirichlet"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     families = options.families or list(FAMILIES)
@@ -344,7 +345,7 @@ def main() -> None:
     found = read(options.out)
     if not options.show:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        for cell in cells(families, lies):
+        for cell in cells(families, lies, (True,) if options.held else (False, True)):
             if cell in found and not options.again:
                 continue
             began = time.process_time()

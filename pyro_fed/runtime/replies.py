@@ -72,20 +72,25 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
         QuorumError: too few usable replies.
     """
     parts: list[Gathered] = []
-    missing, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
+    asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
-        part = _usable(algorithm, context, work.part(missing), before, again=bool(parts))
+        part = _usable(algorithm, context, work.part(asked), before, again=bool(parts))
         failures += part.failures
-        unfit = missing[part.unfit]
-        parts.append(Gathered(missing[part.slots], part.messages, part.info))
-        missing = missing[~torch.isin(torch.arange(len(missing)), part.slots)]
-        if not len(missing):
+        parts.append(Gathered(asked[part.slots], part.messages, part.info))
+        unfit = torch.cat([unfit, asked[part.unfit]])
+        left = ~torch.isin(torch.arange(len(asked)), part.slots)
+        if isinstance(context.combination, Bounded):  # others' word stands there: the same randomness, the same numbers
+            left[part.unfit] = False
+        asked = asked[left]
+        if not len(asked):
             break
     whole = _joined(parts)
     whole.failures = failures
     need = _needed(algorithm, context, len(work.clients))
-    if not algorithm.needs_all:
-        missing = unfit  # others are gone, and whoever cannot do without them has been asked again
+    missing = unfit  # others are gone
+    if algorithm.needs_all:
+        everybody = torch.arange(len(work.clients))
+        missing = everybody[~torch.isin(everybody, whole.slots)]
     if len(missing) and isinstance(algorithm, Bounding) and _outvoted(context, whole):
         stands = algorithm.silent(before, kept, whole.messages, torch.tensor(work.clients)[missing])
         if stands is not None:

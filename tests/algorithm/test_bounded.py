@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -353,7 +352,7 @@ def test_who_moved_what_was_lost_is_named(moves, named):
 def test_an_optimisers_state_that_no_turn_leaves_is_not_taken():
     """A negative mean of squares would be NaN at the next client, which is honest and would be named."""
     liar = Faulty(probability=1.0, kinds=("negated",), clients=(LIAR,))
-    found = run(pf.DSVGD(num_particles=20, start="gaussian"), executor=liar, num_rounds=8, combination=None)
+    found = run(pf.DSVGD(num_particles=10, start="gaussian"), executor=liar, num_rounds=6, combination=None)
     reasons = found.federation["failure_reason"].values.astype(str).tolist()
     assert reasons == ["its running mean of squares is negative"]
     assert found.federation["failure_client"].values.astype(str).tolist() == [str(LIAR)]
@@ -458,7 +457,7 @@ def test_few_clients_are_said_to_be_no_cohort(clients, said):
         (pf.FedEP(), None, 6),
         (pf.PVI(), None, 30),
         (pf.FedAIS(num_proposals=2000), None, 3),
-        (pf.DSVGD(num_particles=50), None, 30),
+        (pf.DSVGD(num_particles=20), None, 12),
         (pf.ParallelDSVGD(num_particles=50), None, 10),
         (pf.P2PVI(start="prior"), pf.graph.complete(CLIENTS), 10),
         (pf.P2PVI(), pf.graph.ring(CLIENTS), 10),
@@ -479,23 +478,37 @@ def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run(algorithm, 
     assert set(found.federation["failure_client"].values.astype(str)) == {str(LIAR)}
 
 
-@pytest.mark.parametrize("algorithm", [pf.FSGLD(num_chains=4), pf.FALD(num_chains=2)], ids=["FSGLD", "FALD"])
-def test_nor_any_visit_of_a_chain(algorithm):
-    """As if it were asleep: chains stay where they were. Few rounds, of which the last state alone is looked at."""
-    nine = [k for k in range(CLIENTS) if k != LIAR]
-    for kind in ("nan", "hundredfold"):
-        liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
-        found = run(replace(algorithm, burn_in=50), executor=liar, num_rounds=80)
-        assert error(found, nine)[0] < 2
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [(pf.FSGLD(num_chains=4, burn_in=5), "nan"), (pf.FSGLD(num_chains=4, burn_in=5), "hundredfold"),
+     (pf.FALD(num_chains=2, burn_in=5), "nan")],
+    ids=["FSGLD-nan", "FSGLD-hundredfold", "FALD-nan"],
+)  # fmt: skip
+def test_nor_any_visit_of_a_chain(algorithm, kind):
+    """Chains stay where they were. A few rounds: one that has left is told at once."""
+    liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
+    found = run(algorithm, executor=liar, num_rounds=6)
+    assert error(found, [k for k in range(CLIENTS) if k != LIAR])[0] < 2
 
 
-def test_a_recovered_agent_has_lost_nothing():
-    """NaN in two rounds: what the agent said then counts later."""
-    liar = Faulty(probability=0.2, kinds=("nan",), clients=(LIAR,), seed=3)
-    found = run(pf.P2PVI(start="prior"), executor=liar, num_rounds=30)
-    honest = run(pf.P2PVI(start="prior"), num_rounds=30)
-    assert 0 < len(liar.injected) < 20
-    np.testing.assert_allclose(found.posterior["w"].values, honest.posterior["w"].values, atol=1e-5)
+class AtFirst(Faulty):
+    """Faults in the first round alone."""
+
+    def _fault(self, round, client):
+        return super()._fault(round, client) if round == 0 else ""
+
+
+def test_an_agent_that_recovers_has_lost_nothing():
+    """What it did not say while its numbers were NaN it says later: the answer is that of a run without faults.
+
+    Limits depend a little on who has spoken.
+    """
+    liar = AtFirst(probability=1.0, kinds=("nan",), clients=(LIAR,))
+    honest, found = (run(pf.P2PVI(start="prior"), num_rounds=30, **given) for given in ({}, {"executor": liar}))
+    assert liar.injected == [(0, LIAR, "nan")]
+    means, sds = zip(*[(one.posterior["w"].mean(), one.posterior["w"].std()) for one in (found, honest)], strict=True)
+    assert abs(float(means[0] - means[1])) < 0.1 * float(sds[1])
+    assert float(sds[0] / sds[1]) == pytest.approx(1.0, abs=1e-3)  # 1.05 without what it has said
 
 
 def test_what_a_cut_has_widened_is_said():

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyro_fed.analysis.predicting.predict import own_rows
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Statistic = Callable[[np.ndarray], float]
 
 
+@checked
 def check_clients(
     idata: InferenceData,
     federation: Federation,
@@ -109,7 +111,11 @@ def _site(given: Mapping[str, Any], var_name: str | None) -> str:
 
 
 def _number(function: Statistic, rows: Tensor, name: str, client: str) -> float:
-    value = np.asarray(function(rows.detach().cpu().numpy()))
+    try:
+        value = np.asarray(function(rows.detach().cpu().numpy()))
+    except Exception as error:  # of any kind, as it is the user's code that raised it
+        said = f"{type(error).__name__}: {error!s:.200}"
+        raise DataError(f"statistic '{name}' at client {client} raised {said}") from error
     if value.size != 1 or value.dtype.kind not in "biuf" or not np.isfinite(value).all():
         raise DataError(
             f"statistic '{name}' at client {client}: expected a finite number, received {value!r:.200} from rows of "

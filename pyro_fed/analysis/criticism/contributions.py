@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
 from pyro_fed.audit.clients.say import around, sites_at
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import SettingError
 from pyro_fed.infer import FedEP
@@ -42,6 +43,7 @@ class _Sites(NamedTuple):
     labels: list[str]
 
 
+@checked
 def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """How much of what is known of each parameter a client has brought, and what it would say alone.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_sites
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
+from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 FEWEST_DRAWS = 100
 
 
+@checked_but("idata", "federation")
 def influence(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """How many SDs each client moves each parameter, and whether one of them stands apart.
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.errors import DataError, SettingError
@@ -81,6 +82,7 @@ class Proposals(NamedTuple):
     log_density: Tensor
 
 
+@checked
 def leave_one_client_out(
     idata: InferenceData, federation: Federation, *, num_draws: int = 8000, refit: bool = True, seed: int = 0
 ) -> pd.DataFrame:

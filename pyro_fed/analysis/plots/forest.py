@@ -118,6 +118,7 @@ def _intervals(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, name
             ax.scatter(np.full(far.sum(), side * 0.98 * widest), place[far], s=22, marker=marker, color=color, zorder=3)
 
 
+@checked
 def plot_client_forest(
     found: xr.Dataset,
     *,

@@ -20,6 +20,6 @@ def resolve(executor: Any) -> Executor:
     """
     if isinstance(executor, Executor):
         return executor
-    if executor not in NAMED:
+    if not isinstance(executor, str) or executor not in NAMED:
         raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
     return NAMED[executor]()
