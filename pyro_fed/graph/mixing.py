@@ -156,6 +156,8 @@ def _adjacency(graph: nx.Graph, directed: bool) -> sparse.csr_array:
     """Ones where the row's agent receives from the column's."""
     import networkx as nx
 
+    if not isinstance(graph, nx.Graph):
+        raise GraphError(f"expected a graph of networkx, received {graph!r:.80}")
     if graph.is_directed() and not directed:
         raise GraphError("these weights need an undirected graph; use mixing='uniform' for a directed one")
     if graph.number_of_nodes() == 0:

@@ -80,10 +80,12 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     told |= corrections
-    if len(found.stood_for):  # clients that have said nothing have nothing to settle
-        told = select(told, found.own)
+    info = found.info | figures
+    if len(found.stood_for):  # clients for whom the server has spoken did not work, and have nothing to settle
+        told, info = select(told, found.own), select(info, found.own)
+        at, traffic = at[found.own], traffic.of(found.own.numpy())
     context.executor.settle(found.slots[found.own], told)
-    info = {} if hidden(context) else as_figures(found.info | figures)
+    info = {} if hidden(context) else as_figures(info)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 

@@ -508,7 +508,7 @@ def test_an_agent_that_recovers_has_lost_nothing():
     assert liar.injected == [(0, LIAR, "nan")]
     means, sds = zip(*[(one.posterior["w"].mean(), one.posterior["w"].std()) for one in (found, honest)], strict=True)
     assert abs(float(means[0] - means[1])) < 0.1 * float(sds[1])
-    assert float(sds[0] / sds[1]) == pytest.approx(1.0, abs=1e-3)  # 1.05 without what it has said
+    assert float(sds[0] / sds[1]) == pytest.approx(1.0, abs=0.01)  # 1.05 without what it has said
 
 
 def test_what_a_cut_has_widened_is_said():

@@ -243,7 +243,7 @@ def of_federations():
     fed, ring, (x, y) = federation(), pf.graph.ring(4), data()
     probs = torch.full((5, 4, 3), 1 / 3)
     return {
-        "Federation.without": (lambda names: fed.without(*names), {"names": ["1"]}, 3),
+        "Federation.without": (lambda names: fed.without(*names) if isinstance(names, list | tuple) else fed.without(names), {"names": ["1"]}, 3),
         "Federation.with_args": (fed.with_args, {"args": (x, y), "kwargs": None}, 3),
         "Federation.client_args": (fed.client_args, {"client": 0}, 2),
         "Federation.client_data": (fed.client_data, {"clients": [0, 1]}, 2),

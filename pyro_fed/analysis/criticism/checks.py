@@ -16,6 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.analysis.criticism.influence import require_result
 from pyro_fed.analysis.predicting.predict import own_rows
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
@@ -61,8 +62,9 @@ def check_clients(
     Example:
         >>> pf.check_clients(idata, fed, {"mean": np.mean, "largest": np.max})["p_value"].to_pandas()
     """
-    named = {_name(statistics): statistics} if callable(statistics) else dict(statistics)
-    if not named or not all(callable(one) for one in named.values()):
+    require_result("check_clients", idata, federation)
+    named = {_name(statistics): statistics} if callable(statistics) else statistics
+    if not isinstance(named, Mapping) or not named or not all(callable(one) for one in named.values()):
         raise SettingError(
             "check_clients takes a function of the rows, or functions by name, such as {'mean': np.mean}, received "
             f"{statistics!r}"

@@ -141,6 +141,8 @@ def log_predictive_density(log_prob: Tensor) -> float:
         >>> log_predictive_density(torch.zeros(100, 5))
         0.0
     """
+    if log_prob.dim() != 2 or not log_prob.numel():
+        raise DataError(f"log_predictive_density takes (draws, rows), of one or more, received {tuple(log_prob.shape)}")
     return (torch.logsumexp(log_prob, 0) - math.log(log_prob.shape[0])).mean().item()
 
 
