@@ -33,6 +33,7 @@ import torch
 import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.conventions.calls import checked
 
 matplotlib.use("Agg")
 
@@ -214,7 +215,7 @@ def of_results():
         "steps": ({"idata": of_result("steps")}, 2),
         "Overview": ({"idata": idata}, 2),
         "Given": ({"precision": torch.ones(3, 2).double(), "eta": torch.zeros(3, 2).double()}, 3),
-        "set_progress": ({"show": False}, 2),
+        "set_progress": ({"show": False}, 1),
         "plot_chains": ({"idata": of_result("chains"), "labels": None, "most": 2, "figsize": None}, 2),
         "plot_forest": (
             {"results": one, "reference": None, "labels": None, "most": 6, "standardise": None},
@@ -243,7 +244,7 @@ def of_federations():
     fed, ring, (x, y) = federation(), pf.graph.ring(4), data()
     probs = torch.full((5, 4, 3), 1 / 3)
     return {
-        "Federation.without": (lambda names: fed.without(*names) if isinstance(names, list | tuple) else fed.without(names), {"names": ["1"]}, 3),
+        "Federation.without": (without, {"names": ["1"]}, 3),
         "Federation.with_args": (fed.with_args, {"args": (x, y), "kwargs": None}, 3),
         "Federation.client_args": (fed.client_args, {"client": 0}, 2),
         "Federation.client_data": (fed.client_data, {"clients": [0, 1]}, 2),
@@ -271,16 +272,22 @@ def of_federations():
             pf.schedule.Availability, {"probabilities": (0.5, 0.9), "clients_per_round": 1}, 2),
         "schedule.KSD": (pf.schedule.KSD, {"clients_per_round": 1}, 1),
         "executors.resolve": (pf.executors.resolve, {"executor": "sequential"}, 2),
-        "metrics.accuracy": (pf.metrics.accuracy, {"probs": probs, "value": torch.zeros(4)}, 2),
+        "metrics.accuracy": (pf.metrics.accuracy, {"probs": probs[0], "value": torch.zeros(4)}, 2),
         "metrics.rmse": (pf.metrics.rmse, {"mean": torch.zeros(4), "value": torch.zeros(4)}, 2),
         "metrics.log_predictive_density": (pf.metrics.log_predictive_density, {"log_prob": torch.zeros(5, 4)}, 2),
     }  # fmt: skip
+
+
+@checked
+def without(names):
+    return federation().without(*names) if isinstance(names, list | tuple) else federation().without(names)
 
 
 def statistic(y):
     return y.mean()
 
 
+@checked
 def split(partition, num_clients):
     """A federation of the partition, whose arguments are looked at where the rows are."""
     return pf.Federation(model, data(), plate="data", num_clients=num_clients, partition=partition)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
 
+#: In the place of a federation that is not needed.
+NOT_NEEDED: Any = object()
 #: Draws that weights need: fewer have no tail to be judged by.
 FEWEST_DRAWS = 100
 
@@ -81,20 +83,20 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     return _dataset(found, names, labels, {"stands_apart": said})
 
 
-def require_result(what: str, idata: Any, federation: Any = True) -> None:
+def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
     """Refuse what is no result of a run, and no federation where one is needed.
 
     Args:
         what: the function that was called.
         idata: its result.
-        federation: its federation; True where none is needed.
+        federation: its federation, where one is needed.
 
     Raises:
         DataError: names what was received.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run, received {str(idata)[:60]} ({type(idata).__name__})")
-    if federation is not True and not hasattr(federation, "problem"):
+    if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
         raise DataError(f"{what} takes the federation that the result is of, received {str(federation)[:60]}")
 
 

@@ -157,10 +157,18 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
     Returns:
         The share, in [0, 1].
 
+    Raises:
+        DataError: the shapes do not fit.
+
     Example:
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         0.5
     """
+    if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
+        raise DataError(
+            f"accuracy takes probabilities (n, C) and classes (n,), received {tuple(probs.shape)} and "
+            f"{tuple(value.shape)}"
+        )
     return (probs.argmax(-1) == value.long()).double().mean().item()
 
 

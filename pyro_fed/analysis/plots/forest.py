@@ -149,7 +149,7 @@ def plot_client_forest(
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
         raise SettingError("plot_client_forest takes what pf.contributions returns")
     known = [str(name) for name in found["parameter"].values]
-    unknown = [label for label in labels or () if label not in known]
+    unknown = [label for label in (() if labels is None else labels) if label not in known]
     if unknown:
         raise SettingError(f"no parameters {unknown}; the result has {known[:20]}")
     if labels is None:
