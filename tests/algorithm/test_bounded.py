@@ -4,6 +4,8 @@ import functools
 import warnings
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
@@ -154,6 +156,32 @@ def test_values_of_a_line_are_those_of_quadratics_and_no_liar_counts():
     held, total = held_values(honest, point, torch.cat([line_, line_[-1:]]), lie, 2.0)
     gains = held.sum(0) - total
     torch.testing.assert_close(gains, values.sum(0) - values.sum(0)[-1], rtol=1e-9, atol=1e-6)
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_a_liar_with_more_rows_than_all_others_leads_no_line_search():
+    """Its values would outweigh all others' where what they may depart by grew with its rows: 22 SDs."""
+    generator = torch.Generator().manual_seed(1)
+    parts = []
+    for rows in [400] + [20] * 9:
+        x = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+        y = (
+            torch.rand(rows, generator=generator, dtype=torch.float64)
+            < (x @ torch.tensor([1.5, -0.5]).double()).sigmoid()
+        )
+        parts.append((x, y.double()))
+    fed = pf.Federation.from_clients(logistic, parts, plate="data")
+    liar = Faulty(probability=1.0, kinds=("negated",), clients=(0,))
+    found = run(pf.FedLaplace(), fed, executor=liar, num_rounds=30)
+    nine = run(pf.FedLaplace(), fed.without("0"), combination=None)
+    mean, sd = (getattr(nine.posterior["w"], what)(("chain", "draw")).values for what in ("mean", "std"))
+    assert found.attrs["converged"]
+    assert np.abs((found.posterior["w"].mean(("chain", "draw")).values - mean) / sd).max() < 2
 
 
 @functools.cache
