@@ -83,8 +83,10 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
         **options: of `matplotlib.pyplot.subplots`.
 
     Raises:
-        SettingError: fewer are given, or something else.
+        SettingError: fewer are given, or something else; or nothing is to be drawn.
     """
+    if count < 1:
+        raise SettingError("there is nothing to draw: name parameters, or take most of at least 1")
     if ax is not None:
         given = np.array([ax] if isinstance(ax, Axes) else list(np.asarray(ax, dtype=object).flat), dtype=object)
         if not all(isinstance(one, Axes) for one in given):
