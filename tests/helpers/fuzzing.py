@@ -215,7 +215,6 @@ def of_results():
         "steps": ({"idata": of_result("steps")}, 2),
         "Overview": ({"idata": idata}, 2),
         "Given": ({"precision": torch.ones(3, 2).double(), "eta": torch.zeros(3, 2).double()}, 3),
-        "set_progress": ({"show": False}, 1),
         "plot_chains": ({"idata": of_result("chains"), "labels": None, "most": 2, "figsize": None}, 2),
         "plot_forest": (
             {"results": one, "reference": None, "labels": None, "most": 6, "standardise": None},
