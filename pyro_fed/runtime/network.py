@@ -44,7 +44,9 @@ class Traffic:
 
     def of(self, chosen: np.ndarray) -> Traffic:
         """That of some of them, which a mask (C,) names."""
-        down, up = (part[chosen] if np.ndim(part) else part for part in (self.down, self.up))
+        down, up = (
+            part[chosen] if isinstance(part, np.ndarray) and part.ndim else part for part in (self.down, self.up)
+        )
         return Traffic(down, up)
 
 

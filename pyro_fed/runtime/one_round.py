@@ -80,12 +80,12 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     told |= corrections
-    info = found.info | figures
+    known = found.info | figures
     if len(found.stood_for):  # clients for whom the server has spoken did not work, and have nothing to settle
-        told, info = select(told, found.own), select(info, found.own)
+        told, known = select(told, found.own), select(known, found.own)
         at, traffic = at[found.own], traffic.of(found.own.numpy())
     context.executor.settle(found.slots[found.own], told)
-    info = {} if hidden(context) else as_figures(info)
+    info = {} if hidden(context) else as_figures(known)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 
