@@ -3,8 +3,8 @@
 Logistic regression of 400 rows with three weights over ten like clients, float64. Client 4 (and 7) lies in every round
 of every phase, see `LIES`; "another population" is honest about rows whose weights are the true ones times -2. A cell
 is the largest error of a mean in SDs of the posterior of the honest clients, whose moments are exact
-(`benchmarks.helpers.exact_logistic`); "stops": the run ended in an error. "honest": nobody lies, against the posterior of all
-ten, and in the second column how many times as wide the widest SD is as without `Bounded`.
+(`benchmarks.helpers.exact_logistic`); "stops": the run ended in an error. "honest": nobody lies, against the posterior
+of all ten, and in the second column how many times as wide the widest SD is as without `Bounded`.
 
     python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.csv] [--show] [--again]
 
