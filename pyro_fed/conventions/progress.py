@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from pyro_fed.conventions import calls
 from pyro_fed.errors import SettingError
 
 #: Seconds from one line of a log to the next: at first, and after it has doubled some times. An hour has 60 lines.
@@ -65,6 +66,7 @@ _everywhere: Show = True
 _here: ContextVar[Show | None] = ContextVar("progress", default=None)
 
 
+@calls.checked_but("show")
 def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 

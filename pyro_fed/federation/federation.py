@@ -312,7 +312,12 @@ class Federation:
 
         Returns:
             ClientData with index (C, n) and num_rows (C,).
+
+        Raises:
+            SettingError: one of them is not there.
         """
+        if clients is not None:
+            self._check_numbers(clients)
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         index, num_rows = padded_index(self.client_rows, chosen)
         device = self.problem.rows[0].device
@@ -367,8 +372,17 @@ class Federation:
         Example:
             >>> args, kwargs = fed.client_args(0)
             >>> model(*args, **kwargs)            # an ordinary run of the model on this client's rows
+
+        Raises:
+            SettingError: there is no such client.
         """
+        self._check_numbers([client])
         return self.problem.arguments.of_client(self.client_rows[client])
+
+    def _check_numbers(self, clients: Sequence[int]) -> None:
+        """Refuse numbers of clients that are not there."""
+        if bad := [client for client in clients if not 0 <= client < self.num_clients]:
+            raise SettingError(f"there is no client {bad[0]}: clients are numbered from 0 to {self.num_clients - 1}")
 
     @checked
     @explained(ModelError, "the model cannot be run on these arguments")

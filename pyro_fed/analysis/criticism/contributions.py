@@ -19,8 +19,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
+from pyro_fed.analysis.criticism.influence import NOT_NEEDED, checked_draws, kept_sites, require_result
 from pyro_fed.audit.clients.say import around, sites_at
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import SettingError
 from pyro_fed.infer import FedEP
@@ -42,6 +43,7 @@ class _Sites(NamedTuple):
     labels: list[str]
 
 
+@checked
 def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """How much of what is known of each parameter a client has brought, and what it would say alone.
 
@@ -65,6 +67,7 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
         >>> found = pf.contributions(pf.run(pf.FedEP(), fed), fed)
         >>> found["contribution"].to_series()
     """
+    require_result("contributions", idata, NOT_NEEDED if federation is None else federation)
     q, sites, clients, labels = _sites(idata, federation)
     share = _shares(q, sites)
     whole_precision, whole_eta = sites.precision.sum(0), sites.eta.sum(0)

@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
+from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites, require_result
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.errors import DataError, SettingError, StoppedError
@@ -82,6 +83,7 @@ class Proposals(NamedTuple):
     log_density: Tensor
 
 
+@checked
 def leave_one_client_out(
     idata: InferenceData, federation: Federation, *, num_draws: int = 8000, refit: bool = True, seed: int = 0
 ) -> pd.DataFrame:
@@ -108,6 +110,7 @@ def leave_one_client_out(
     """
     import pandas as pd  # takes half a second
 
+    require_result("leave_one_client_out", idata, federation)
     if not federation.holds_data:
         raise SettingError("leave_one_client_out asks the clients for their log-likelihoods: it needs their rows here")
     if num_draws < 100:

@@ -94,7 +94,6 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-    zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
         {"value", "decrement", "length", "direction", "most_mass", "rough_mass"}
         | {"prior_value", "prior_precision", "prior_eta"}
@@ -279,6 +278,13 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             found.beyond,
             found.widened,
         )
+
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """Those of clients without rows: a flat line and no site."""
+        flat = {
+            name: torch.zeros_like(value[:1]).expand(len(clients), *value.shape[1:]) for name, value in messages.items()
+        }
+        return {**flat, "usable": torch.ones_like(flat["usable"])}
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the changes of the expansions."""

@@ -247,10 +247,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
 
         A client's level, the median difference over draws, moves the evidence alone; it is held to the cohort's too.
         """
-        sites = gaussian({name: value[sent.clients] for name, value in kept.items()}, HELD)
-        draws, values = shared["draws"].double(), sent.messages["log_lik"]
-        each = zip(sites.precision, sites.eta, strict=True)
-        expected = torch.stack([type(sites)(*one).log_factor(draws) for one in each])
+        values = sent.messages["log_lik"]
+        expected = _of_sites(shared, kept, sent.clients)
         rows = sent.own_rows
         share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
         level = (values - expected).quantile(0.5, 1, keepdim=True)
@@ -264,6 +262,11 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
         return Held(shared, message, {}, cut)
+
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """The clients' sites at the draws: what each has said in the phase before."""
+        values = _of_sites(shared, kept, clients)
+        return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the weights with and without the client's log-likelihoods."""
@@ -332,6 +335,13 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
         weights = smoothed(shared["log_weights"]).weights
         return shared["draws"][systematic(weights, num_draws, generator)][None]
+
+
+def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:
+    """The logarithms of some clients' sites at the draws, (C, S)."""
+    sites = gaussian({name: value[clients] for name, value in kept.items()}, HELD)
+    draws, each = shared["draws"].double(), zip(sites.precision, sites.eta, strict=True)
+    return torch.stack([type(sites)(*one).log_factor(draws) for one in each])
 
 
 def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:

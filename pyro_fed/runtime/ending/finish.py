@@ -193,10 +193,12 @@ class Finish:
         record, problem = self.context.record, self.context.problem
         record.notes += record.apart_from_cohort()
         labels = [problem.name_of(number) for number in range(problem.dim)]
-        if record.sites_of != type(self.algorithm).__name__ and self.context.combination is None:
-            record.notes += record.movers()
         sites = record.sites or self._asked_of_clients(draws)
         record.stands_apart = who_stands_apart(sites, record.client_names, labels)
+        own = record.sites_of == type(self.algorithm).__name__
+        silent = record.restless() and not record.stands_apart
+        if self.context.combination is None and (silent or not own):
+            record.notes += record.movers()
         note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
         if record.stands_apart and note not in record.notes:
             record.notes.append(note)
