@@ -70,6 +70,9 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     assert run_as(pf.DSVGD(), fed.problem).num_particles == 20
+    langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
+    assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (4, None, 300)
+    assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_what_is_set_stays(fed, algorithm):
 
 def test_small_models_keep_their_algorithm():
     federation, _ = separate_columns()
-    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FedAIS()):
+    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
         assert run_as(algorithm, federation.problem) is algorithm
     assert affordable_draws(federation.problem, 1000, 1) == 1000
 
@@ -189,6 +192,23 @@ def test_agents_of_a_network_keep_the_sum_of_their_sites(fed, digits, tmp_path):
         torch.testing.assert_close(belief.mean(0), site.sum(0), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(saved.local["prior_precision"].sum(0), torch.ones(1060).double(), rtol=1e-4, atol=1e-4)
     assert pf.metrics.test_metrics(idata, fed, digits[1])["accuracy"] > 0.8
+
+
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:in the last round the sites")
+def test_first_sites_of_a_network_make_a_distribution_and_keep_its_sum(tmp_path):
+    """Expected Hessians of 14 parameters are negative in some directions: their sum was, and a cut run had no draws."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(90, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
+    federation = pf.Federation(small_network(2), (x, y), plate="data", num_clients=3)
+    options = {"graph": pf.graph.complete(3), "num_draws": 20, "progress": False, "audit": False, "compile": "off"}
+    cut = pf.run(pf.P2PVI(), federation, num_rounds=1, checkpoint=tmp_path, **options)
+    _, saved = importlib.import_module("pyro_fed.runtime.checkpoint").latest(tmp_path)
+    beliefs, sites = gaussian(saved.shared), gaussian(saved.local)
+    assert bool(beliefs.is_proper().all())
+    torch.testing.assert_close(beliefs.precision.mean(0), sites.precision.sum(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(beliefs.eta.mean(0), sites.eta.sum(0), rtol=1e-9, atol=1e-9)
+    assert not cut.attrs["converged"]
 
 
 # -- modules ----------------------------------------------------------------------------------------------------

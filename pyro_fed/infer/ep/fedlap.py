@@ -23,7 +23,7 @@ is a bound (exact algebra where the log densities are quadratic between m and θ
 each client sends; a run has converged when it is below the tolerance.
 
 Deviations: curvatures are Hessians; the prior is any prior, by a site at m where it is not Gaussian. On large models
-modes and diagonal curvatures are by `sites.online_newton` with draws `NARROW` of an SD about its mean, and there is no
+modes and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no
 criterion; FedLap's clients keep the curvatures, which set the length of these steps and are part of no message. Sites
 that a start leaves become duals of the same point. FedLap is slow where the prior is weak against a client's data:
 about K (1 + H_k / Λ_0) rounds for each factor of e.
@@ -53,7 +53,9 @@ from pyro_fed.infer.ep.tilted.base import Around, Tilted
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision.
+#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
+#: is longer either: curvatures are those within it, and where the prior is weak an SD is far (a network of 1,510
+#: parameters on ten clients came to an accuracy of 0.38 with steps of one SD, of 0.96 with these).
 NARROW = 0.1
 
 
@@ -133,7 +135,7 @@ class FedLapCov(FedEP):
         ):
             return self
         start: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
-        return cast(Algorithm, replace(self, client=IVON(spread=NARROW), **start))
+        return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **start))
 
 
 @explains_unknown
