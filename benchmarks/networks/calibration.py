@@ -33,13 +33,8 @@ BEGIN, END = "<!-- benchmarks/networks/calibration.py writes this table -->\n", 
 HIDDEN = 20
 #: What a cell has, as `measured` returns it.
 FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away")
-#: Columns of the table: a figure, its title, its format.
-COLUMNS = {
-    "accuracy": "accuracy",
-    "log_density": "log density",
-    "ece": "ECE",
-    "entropy_away": "entropy away",
-}
+#: Columns of the table: a figure, and its title.
+COLUMNS = {"accuracy": "accuracy", "log_density": "log density", "ece": "ECE", "entropy_away": "entropy away"}
 TABLE = (
     "FedAvg", "FedProx", "FedDyn", "FedLap", "FedLapCov", "BayesADMM", "FedEP", "FedEP, 100 rounds", "P2PVI", "DSVGD",
     POOLED,
@@ -82,7 +77,7 @@ def work(sets: list[str], names: list[str], seeds: int, limit: float) -> None:
 def table(cells: Cells) -> str:
     """Mean ± standard error over seeds."""
     lines = [f"| data | algorithm | {' | '.join(COLUMNS.values())} | seconds | seeds |", "| --- " * 8 + "|"]
-    for data, algorithms in cells.items():
+    for data, algorithms in ((data, cells[data]) for data in DATA if data in cells):
         size = federation(HIDDEN, 0, data)[0].problem.dim
         for name in TABLE:
             if name not in algorithms:
@@ -96,9 +91,9 @@ def table(cells: Cells) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Mean ± its standard error."""
-    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-    return f"{np.mean(values):.3f} ± {error:.3f}"
+    """Mean ± its standard error, which one value has not."""
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{error}"
 
 
 def write(cells: Cells) -> None:
