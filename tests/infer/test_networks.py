@@ -76,7 +76,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
-    assert run_as(pf.DSVGD(), fed.problem).num_particles == 20
+    assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
     langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (4, None, 300)
     assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
@@ -203,7 +203,7 @@ def test_agents_of_a_network_keep_the_sum_of_their_sites(fed, digits, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:not converged", "ignore:in the last round the sites")
 def test_first_sites_of_a_network_make_a_distribution_and_keep_its_sum(digits, tmp_path):
-    """Expected Hessians of 71 parameters are negative in some directions, and so was their sum: no draws of a cut run."""
+    """Expected Hessians of 71 parameters are negative in places, and so was their sum: a cut run had no draws."""
     x, y = (part[digits[0][1] < 3][:100] for part in digits[0])
     skew = pf.partition.Dirichlet(0.5, by=y)
     federation = pf.Federation(of_pixels(1, 3), (x.double(), y), plate="data", num_clients=3, partition=skew, seed=0)
@@ -278,7 +278,9 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
     fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
     assert fed.problem.dim == 140 and is_large(fed.problem)
     few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
-    assert not is_large(few.problem)
+    assert not is_large(few.problem, pf.FedEP.num_points)
+    some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
+    assert is_large(some.problem, pf.FedEP.num_points) and not is_large(some.problem)
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)
 
