@@ -82,6 +82,16 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
 
 
+FITTED = (pf.FedEP, pf.FedSEP, pf.PVI, pf.FedLap, pf.BayesADMM, pf.P2PVI, pf.DSVGD, pf.ParallelDSVGD, pf.FSGLD, pf.SVGD)
+
+
+@pytest.mark.parametrize("algorithm", FITTED)
+def test_what_is_fitted_stays_the_same_object(fed, algorithm):
+    """The phase of a run that has the rounds that were asked for is told by it: DSVGD's had all of its own."""
+    once = run_as(algorithm(), fed.problem)
+    assert run_as(once, fed.problem) is once
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [

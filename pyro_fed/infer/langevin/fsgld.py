@@ -149,7 +149,8 @@ class FSGLD(ReplayedVisits, FitsSize):
         if not is_large(problem):
             return self
         own = given(self)
-        return replace(self, **{name: value for name, value in OF_LARGE_MODELS.items() if name not in own})
+        fewer = {name: value for name, value in OF_LARGE_MODELS.items() if name not in own}
+        return replace(self, **fewer) if fewer else self
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""

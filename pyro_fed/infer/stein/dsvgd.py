@@ -212,7 +212,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
             return self
         own = given(self)
         fewer: dict[str, Any] = {name: value for name, value in self.of_large_models.items() if name not in own}
-        return replace(self, **fewer)
+        return replace(self, **fewer) if fewer else self
 
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""
