@@ -149,7 +149,8 @@ class FSGLD(ReplayedVisits, FitsSize):
         if not is_large(problem):
             return self
         own = given(self)
-        fewer = {name: value for name, value in OF_LARGE_MODELS.items() if name not in own}
+        large = OF_LARGE_MODELS.items()
+        fewer = {name: value for name, value in large if name not in own and getattr(self, name) != value}
         return replace(self, **fewer) if fewer else self
 
     def warm_start(self, problem: Problem) -> Algorithm | None:

@@ -211,7 +211,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         if not is_large(problem):
             return self
         own = given(self)
-        fewer: dict[str, Any] = {name: value for name, value in self.of_large_models.items() if name not in own}
+        large = self.of_large_models.items()
+        fewer: dict[str, Any] = {k: value for k, value in large if k not in own and getattr(self, k) != value}
         return replace(self, **fewer) if fewer else self
 
     def begin(self, problem: Problem) -> Begin:
