@@ -55,7 +55,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
     "FedSEP": (pf.FedSEP, {}),
     "PVI": (pf.PVI, {"num_rounds": 20}),
     "P2PVI": (pf.P2PVI, {"num_rounds": 20, "graph": pf.graph.ring(CLIENTS)}),
-    "FSGLD": (pf.FSGLD, {"num_rounds": 100}),
+    "FSGLD": (pf.FSGLD, {}),
     "DSVGD": (pf.DSVGD, {"num_rounds": CLIENTS}),
 }
 
