@@ -196,6 +196,7 @@ class _Log(Bar):
     def __init__(self, start: Progress, inner: bool) -> None:
         super().__init__(start)
         self._inner, self._said, self._pause = inner, self._began, LOG_SECONDS
+        self._done: int | None = None
 
     def _show(self) -> None:
         if time.monotonic() - self._said >= self._pause:
@@ -203,11 +204,11 @@ class _Log(Bar):
             self._say()
 
     def _end(self) -> None:
-        if not self._inner:
+        if not self._inner and self._done != self.now.done:  # else the last line says all
             self._say()
 
     def _say(self) -> None:
-        self._said = time.monotonic()
+        self._said, self._done = time.monotonic(), self.now.done
         print(self.now, file=sys.stderr, flush=True)
 
 

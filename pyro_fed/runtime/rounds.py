@@ -192,7 +192,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                 singly = max(singly, index + ahead_of)
                 _round(phase, context, network, data, index)
             for _ in range(len(record.rounds) - before_these):
-                bar.advance(_postfix(context))
+                bar.advance(_postfix(phase, context))
             if not record.converged:
                 context.interruption.check()
     except KeyboardInterrupt as stop:
@@ -333,8 +333,10 @@ def _ask(
     return schedule.choose(importance, rng), asked
 
 
-def _postfix(context: Context) -> str:
+def _postfix(phase: Phase, context: Context) -> str:
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
+    if isinstance(phase.algorithm, Pooled):
+        who = "all rows"
     return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

@@ -52,7 +52,8 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
     Returns:
         Over (client, parameter): `share` of the information, `mean` and `sd` of the client alone, its data and the
         prior (NaN where these leave it improper); over (parameter): `prior_share`, `all_mean` and `all_sd` of all
-        together; over (client): `contribution`, the mean share; `prior_contribution`; and with a federation `rows`.
+        together, all on the unconstrained scale, on which a positive parameter is its logarithm; over (client):
+        `contribution`, the mean share; `prior_contribution`; and with a federation `rows`.
         Shares sum to one with the prior's. `pf.plot_contributions(found)` and `pf.plot_client_forest(found)` are the
         figures.
 

@@ -162,6 +162,7 @@ def plot_client_forest(
     for panel, label in zip(axes, labels, strict=True):
         _one_parameter(panel, found.isel(parameter=known.index(label)), clients)
         panel.set_title(label, fontsize=10)
+        panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
 
 

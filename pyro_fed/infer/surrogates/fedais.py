@@ -68,6 +68,9 @@ FEWEST_A_PART = 50
 MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
+#: Share of the draws at which a client's log-likelihood may be no number, beyond the range of its precision in the
+#: proposals' tails: these are impossible. With more the client has failed.
+MOST_UNKNOWN = 0.1
 #: Under which names clients' states hold their sites.
 HELD = "held_"
 #: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
@@ -228,7 +231,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
-        values = clients_log_likelihoods(problem, shared["draws"], data).clamp_min(IMPOSSIBLE)
+        values = clients_log_likelihoods(problem, shared["draws"], data)
+        few = values.isnan().double().mean(1, keepdim=True) <= MOST_UNKNOWN
+        values = torch.where(values.isnan() & few, IMPOSSIBLE, values).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}

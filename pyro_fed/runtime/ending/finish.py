@@ -162,11 +162,11 @@ class Finish:
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if self.audit:
             self._say_who_stands_apart(draws)
-        whole = context.federation.holds_data and context.combination is None and not record.failed()
+        whole = context.federation.holds_data and context.combination is None
         unaudited = not_audited(context.problem) if self.audit and whole else ""
         if unaudited:
             record.notes.append(unaudited)
-        elif self.audit and whole:  # else the result is not meant to be the posterior of all rows
+        elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows
             record.audited = True
             evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
