@@ -46,7 +46,12 @@ def test_gaussian_duals_end_at_the_exact_posterior(algorithm):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pf.FedLapCov(client=ONE, tolerance=1e-3), pf.BayesADMM(start="prior", tolerance=1e-3)]
+    "algorithm",
+    [
+        pf.FedLapCov(client=ONE, tolerance=1e-3),
+        pf.BayesADMM(start="prior", tolerance=1e-3),
+        pf.FedEP(client=ONE, start="prior", tolerance=1e-3),
+    ],
 )
 def test_they_do_not_stop_early_among_many_clients(algorithm):
     """Of 8 clients a round takes an eighth of what is left: a small move is no small distance."""

@@ -25,14 +25,21 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardis
 HIDDEN, CLIENTS = 14, 4
 
 
-def network(x, y):
-    """One hidden layer on 64 pixels: 1,060 parameters with 14 units."""
-    w1 = pyro.sample("w1", dist.Normal(x.new_zeros(64, HIDDEN), 1.0).to_event(2))
-    b1 = pyro.sample("b1", dist.Normal(x.new_zeros(HIDDEN), 1.0).to_event(1))
-    w2 = pyro.sample("w2", dist.Normal(x.new_zeros(HIDDEN, 10), 1.0).to_event(2))
-    b2 = pyro.sample("b2", dist.Normal(x.new_zeros(10), 1.0).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Categorical(logits=torch.relu(x @ w1 + b1) @ w2 + b2), obs=y)
+def of_pixels(hidden, classes):
+    """One hidden layer on 64 pixels."""
+
+    def model(x, y):
+        w1 = pyro.sample("w1", dist.Normal(x.new_zeros(64, hidden), 1.0).to_event(2))
+        b1 = pyro.sample("b1", dist.Normal(x.new_zeros(hidden), 1.0).to_event(1))
+        w2 = pyro.sample("w2", dist.Normal(x.new_zeros(hidden, classes), 1.0).to_event(2))
+        b2 = pyro.sample("b2", dist.Normal(x.new_zeros(classes), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=torch.relu(x @ w1 + b1) @ w2 + b2), obs=y)
+
+    return model
+
+
+network = of_pixels(HIDDEN, 10)  # 1,060 parameters
 
 
 def columns(x, y):
@@ -69,7 +76,20 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
-    assert run_as(pf.DSVGD(), fed.problem).num_particles == 20
+    assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
+    langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
+    assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (4, None, 300)
+    assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
+
+
+FITTED = (pf.FedEP, pf.FedSEP, pf.PVI, pf.FedLap, pf.BayesADMM, pf.P2PVI, pf.DSVGD, pf.ParallelDSVGD, pf.FSGLD, pf.SVGD)
+
+
+@pytest.mark.parametrize("algorithm", FITTED)
+def test_what_is_fitted_stays_the_same_object(fed, algorithm):
+    """The phase of a run that has the rounds that were asked for is told by it: DSVGD's had all of its own."""
+    once = run_as(algorithm(), fed.problem)
+    assert run_as(once, fed.problem) is once
 
 
 @pytest.mark.parametrize(
@@ -89,7 +109,7 @@ def test_what_is_set_stays(fed, algorithm):
 
 def test_small_models_keep_their_algorithm():
     federation, _ = separate_columns()
-    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FedAIS()):
+    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
         assert run_as(algorithm, federation.problem) is algorithm
     assert affordable_draws(federation.problem, 1000, 1) == 1000
 
@@ -191,6 +211,22 @@ def test_agents_of_a_network_keep_the_sum_of_their_sites(fed, digits, tmp_path):
     assert pf.metrics.test_metrics(idata, fed, digits[1])["accuracy"] > 0.8
 
 
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:in the last round the sites")
+def test_first_sites_of_a_network_make_a_distribution_and_keep_its_sum(digits, tmp_path):
+    """Expected Hessians of 71 parameters are negative in places, and so was their sum: a cut run had no draws."""
+    x, y = (part[digits[0][1] < 3][:100] for part in digits[0])
+    skew = pf.partition.Dirichlet(0.5, by=y)
+    federation = pf.Federation(of_pixels(1, 3), (x.double(), y), plate="data", num_clients=3, partition=skew, seed=0)
+    options = {"graph": pf.graph.complete(3), "num_draws": 20, "progress": False, "audit": False, "compile": "off"}
+    cut = pf.run(pf.P2PVI(), federation, num_rounds=1, checkpoint=tmp_path, **options)
+    _, saved = importlib.import_module("pyro_fed.runtime.checkpoint").latest(tmp_path)
+    beliefs, sites = gaussian(saved.shared), gaussian(saved.local)
+    assert bool(beliefs.is_proper().all())
+    torch.testing.assert_close(beliefs.precision.mean(0), sites.precision.sum(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(beliefs.eta.mean(0), sites.eta.sum(0), rtol=1e-9, atol=1e-9)
+    assert not cut.attrs["converged"]
+
+
 # -- modules ----------------------------------------------------------------------------------------------------
 def with_priors(layers):
     """A plain module with a normal prior on every parameter: Pyro's own way, as the documentation has it."""
@@ -252,7 +288,9 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
     fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
     assert fed.problem.dim == 140 and is_large(fed.problem)
     few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
-    assert not is_large(few.problem)
+    assert not is_large(few.problem, pf.FedEP.num_points)
+    some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
+    assert is_large(some.problem, pf.FedEP.num_points) and not is_large(some.problem)
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)
 

@@ -148,10 +148,9 @@ class BayesADMM(FedEP):
             "cut": (told.new_tensor(taken) < 1).double(),
         }
 
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """As `FedEP`, and `change` by the whole step, of which 1 / (1 + ρ K) was taken: it is what is left to go."""
-        figures = super().monitor(before, after)
-        return {**figures, "change": figures["change"] * (1 + self.rho * int(after["num_clients"]))}
+    def part_taken(self, after: State) -> float:
+        """1 / (1 + ρ K) of the whole step."""
+        return 1.0 / (1 + self.rho * int(after["num_clients"]))
 
     def evenly(self) -> Self:
         """Refused: noise of privacy is in q twice, at different times.

@@ -128,8 +128,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
+        tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share:
+            a round's move, over δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
@@ -298,6 +298,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             return self.damping
         return 1.0 if isinstance(self.client, Newton) else 1.0 / clients
 
+    def part_taken(self, after: State) -> float:
+        """The part of a whole step that a round has taken; 1 where steps are an optimiser's, or random."""
+        return 1.0 if self._optimised or not self.deterministic else self.fraction_for(len(after["fractions"]))
+
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
 
@@ -440,13 +444,18 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         """`q_-k`, step 2 of Algorithm 4, (C,)."""
         return gaussian(shared).quotient(site)
 
+    def begin_at(self, shared: State, local: State, cavity: Gaussian) -> Gaussian:
+        """Where clients begin, (C,): at q."""
+        return gaussian(shared)
+
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Changes of sites, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
-        q, site = gaussian(shared), self.old_site(shared, local)
+        site = self.old_site(shared, local)
         cavity = self.cavity(shared, site)
-        found = self.inference.infer(problem, self._numerics(problem), Received(q, cavity), data, noise)
+        received = Received(self.begin_at(shared, local, cavity), cavity)
+        found = self.inference.infer(problem, self._numerics(problem), received, data, noise)
         delta, usable = changes(found, site, data.num_rows)
         info = {**found.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         message = {**as_state(delta), "usable": usable}
@@ -664,13 +673,17 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return ""
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work."""
-        fractions = after["fractions"]
+        """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work.
+
+        `change` is by the whole step, of which a round may take a part: it is what is left to go.
+        """
+        fractions, figures = after["fractions"], super().monitor(before, after)
         share = len(fractions) / int(after["num_clients"])
         growth = {"sd_growth": mean_growth(before, after)} if isinstance(self.client, IVON) else {}
         return {
-            **super().monitor(before, after),
+            **figures,
             **growth,
+            "change": figures["change"] / self.part_taken(after),
             "fraction": float(fractions.min()),
             "skipped": float((fractions == 0).sum()),
             "cut": float(after["cut"]),

@@ -23,9 +23,10 @@ is a bound (exact algebra where the log densities are quadratic between m and θ
 each client sends; a run has converged when it is below the tolerance.
 
 Deviations: curvatures are Hessians; the prior is any prior, by a site at m where it is not Gaussian. On large models
-modes and diagonal curvatures are by `sites.online_newton` with draws `NARROW` of an SD about its mean, and there is no
-criterion. FedLap is slow where the prior is weak against a client's data: about K (1 + H_k / Λ_0) rounds for each
-factor of e.
+modes and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no
+criterion; FedLap's clients keep the curvatures, which set the length of these steps and are part of no message. Sites
+that a start leaves become duals of the same point. FedLap is slow where the prior is weak against a client's data:
+about K (1 + H_k / Λ_0) rounds for each factor of e.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ from pyro_fed.infer.ep.tilted.base import Around, Tilted
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision.
+#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
+#: is longer either: curvatures are those within it, and where the prior is weak an SD is far (a network of 1,510
+#: parameters on ten clients came to an accuracy of 0.38 with steps of one SD, of 0.96 with these).
 NARROW = 0.1
 
 
@@ -69,7 +72,7 @@ class _Duals(Around):
         # The score at m of a Gaussian of precision P_k and mean θ_k is P_k (θ_k - m).
         start = received.q.mean()
         gap = ((mode - start) * tilted.score(start)).sum(-1).clamp_min(0).sqrt()
-        return found._replace(site=site, info={**found.info, "gap": gap})
+        return found._replace(site=site, info={**found.info, "gap": gap, "curvature": found.site.precision})
 
 
 @explains_unknown
@@ -122,11 +125,6 @@ class FedLapCov(FedEP):
         """The mean alone, (1, 1, D): a prior that is not Gaussian is taken there too."""
         return q.mean()[None]
 
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """As `FedEP`, and `change` by the whole step, of which δ was taken: it is what is left to go."""
-        figures = super().monitor(before, after)
-        return {**figures, "change": figures["change"] / self.fraction_for(len(after["fractions"]))}
-
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: stochastic gradients, from the point that averaging finds."""
         own = given(self)
@@ -137,7 +135,7 @@ class FedLapCov(FedEP):
         ):
             return self
         start: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
-        return cast(Algorithm, replace(self, client=IVON(spread=NARROW), **start))
+        return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **start))
 
 
 @explains_unknown
@@ -191,15 +189,39 @@ class FedLap(FedLapCov):
         return 500
 
     def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """With duals in the place of sites that have a precision, so that the point stays where these had it."""
+        curvature = sites.precision
+        if bool((curvature != 0).any()):
+            sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
+            q = prior.product(sites.product_over(0))
         shared, local = super()._states(problem, q, prior, sites)
+        if not self.deterministic:
+            local["curvature"] = curvature.clone()
         return {**shared, "gap": torch.full_like(shared["cut"], torch.inf)}, local
+
+    def begin_at(self, shared: State, local: State, cavity: Gaussian) -> Gaussian:
+        """At m; where curvatures are learnt in steps, with those that the client has learnt so far."""
+        q = gaussian(shared)
+        if "curvature" not in local:
+            return q
+        precision = cavity.precision + local["curvature"]
+        return type(q)(precision, precision * q.mean())
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """As `FedEP`, and how far the client's mode is from the server's point."""
-        message, local, info = super().local_step(problem, shared, local, data, noise)
-        return {**message, "gap": torch.where(message["usable"], info["gap"], 0.0).nan_to_num()}, local, info
+        message, after, info = super().local_step(problem, shared, local, data, noise)
+        gap, curvature = torch.where(message["usable"], info["gap"], 0.0).nan_to_num(), info.pop("curvature")
+        if "curvature" in local:
+            known = message["usable"].unsqueeze(-1)
+            after["curvature"] = torch.where(known, curvature, local["curvature"])
+        return {**message, "gap": gap}, after, info
+
+    def settle(self, told: State, local: State) -> State:
+        """As `FedEP`; curvatures stay the client's own."""
+        kept = {"curvature": local["curvature"]} if "curvature" in local else {}
+        return {**super().settle(told, local), **kept}
 
     def alone(self, messages: State) -> State:
         """Without the distances, by which one client could end a run."""

@@ -23,13 +23,16 @@ clients to visit: rounds for the same number of effective draws fall with them, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from pyro_fed.algorithm.capabilities import FitsSize
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, given, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import is_large
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.infer.surrogates.mismatch import Mismatch
@@ -40,11 +43,22 @@ from pyro_fed.ops.visits import longest_visit
 #: Largest derived step as a share of the largest stable one, by the measured curvature: a posterior may be steeper
 #: where the chains go than where it was measured.
 LARGEST_SHARE = 0.25
+#: Settings of large models, where nothing is set: a visit costs its steps, whatever the rows, and a chain of thousands
+#: of parameters has never as many effective draws of the slowest as it is asked for.
+OF_LARGE_MODELS: dict[str, Any] = {
+    "num_chains": 4,
+    "local_steps": 20,
+    "batch_size": 32,
+    "thin": 100,
+    "target_ess": None,
+}
+#: Rounds where no effective draws are asked for; and at most where they are.
+ROUNDS, MOST_ROUNDS = 300, 10_000
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(ReplayedVisits):
+class FSGLD(ReplayedVisits, FitsSize):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -53,7 +67,7 @@ class FSGLD(ReplayedVisits):
         burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds, 300 where no number is given.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
             each drawn without regard to the others, as published, which has the full minibatch noise.
@@ -125,6 +139,19 @@ class FSGLD(ReplayedVisits):
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""
         return one_client(self.sweeps, self.probabilities)
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 10,000 visits a chain where it ends by itself; else 300."""
+        return ROUNDS if self.target_ess is None else MOST_ROUNDS
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """For a large model: a few chains, longer visits by minibatches, and an end."""
+        if not is_large(problem):
+            return self
+        own = given(self)
+        large = OF_LARGE_MODELS.items()
+        fewer = {name: value for name, value in large if name not in own and getattr(self, name) != value}
+        return replace(self, **fewer) if fewer else self
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""

@@ -262,7 +262,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         weight = self._weight(shared)
         at, news = look_ahead(q, local) if self._accelerates else (q, {})
         for _ in range(self._newton.steps):
-            site, known = new_site(self, problem, at, batch, share, local, self.start_steps)
+            site, known = new_site(self, problem, at, batch, share, local, self.start_steps, weight)
             change = site / old if self._keeps_site else site
             at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
         new = old * change**fraction if self._keeps_site else old

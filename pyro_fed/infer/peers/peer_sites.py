@@ -6,6 +6,13 @@
 An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
 Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
 
+First sites need not make a distribution: expected Hessians of a network are negative in some directions. The sites l_i
+of the curvature at the anchor's mean do, Π_i l_i being the anchor. So a first site of no precision of its own is
+
+    l_i (t_i / l_i)^s       s the largest share that leaves  anchor (t_i / l_i)^(s / v_i)  proper
+
+whose product is a mean of these, and proper.
+
 Letters: c_i `share`, as in `infer.peer_gaussian`.
 """
 
@@ -20,7 +27,7 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of, where
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
 #: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
@@ -28,17 +35,19 @@ from pyro_fed.ops.gaussian import Gaussian
 MIN_FRACTION, MARGIN = 1e-6, 0.05
 
 
-def expected_site(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian, batch: Batch, share: Tensor) -> Gaussian:
+def expected_site(
+    algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian, batch: Batch, share: Tensor, points: Tensor
+) -> Gaussian:
     """Sites of C agents' log-likelihoods and prior shares, by an expected Newton step at q.
 
     Args:
-        algorithm: its points and derivatives are used.
+        algorithm: its derivatives are used.
         problem: the model.
         q: proper Gaussians, (C,).
         batch: the agents' rows, weight (C, n).
         share: c_i, (C,).
+        points: of the expectations, (S, C, D); q's mean alone for Laplace's.
     """
-    points = algorithm.points(q)
     moments = algorithm.derivatives(problem).of_likelihood(problem, points, batch)
     return site_of(with_prior(algorithm, problem, points, moments, share), q.mean())
 
@@ -51,6 +60,7 @@ def new_site(
     share: Tensor,
     local: State,
     start_steps: int,
+    weight: Tensor,
 ) -> tuple[Gaussian, Tensor]:
     """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
 
@@ -62,22 +72,36 @@ def new_site(
         share: c_i, the prior's share of each agent, (C,).
         local: the agents' states, with `anchor_*` and `start`.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
+        weight: 1 / v_i, (C,).
 
     Returns:
         sites, and (C,) whether the belief was proper.
     """
     known = q.is_proper()
     if bool(known.all()):
-        return expected_site(algorithm, problem, q, batch, share), known
+        return expected_site(algorithm, problem, q, batch, share, algorithm.points(q)), known
     anchor = gaussian(local, "anchor_")
     anchored = anchor.is_proper()
     under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
+    if bool((known | anchored).any()):
+        site = expected_site(algorithm, problem, under, batch, share, algorithm.points(under))
+        held = anchored & ~known & ~site.is_proper()
+        if bool(held.any()):
+            laplace = expected_site(algorithm, problem, under, batch, share, under.mean()[None])
+            site = where(held, _near(under, site, laplace, weight), site)
     if bool((known | anchored).all()):
-        return expected_site(algorithm, problem, under, batch, share), known
+        return site, known
     own = local_laplace(algorithm, problem, batch, share, local["start"], start_steps)
     if not bool((known | anchored).any()):
         return own, known
-    return where(known | anchored, expected_site(algorithm, problem, under, batch, share), own), known
+    return where(known | anchored, site, own), known
+
+
+def _near(anchor: Gaussian, site: Gaussian, laplace: Gaussian, weight: Tensor) -> Gaussian:
+    """First sites whose product is a distribution, see the module's header."""
+    change = site / laplace
+    share = backtrack(anchor, change**weight, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
+    return where(share == 1, site, move(laplace, change, share))
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:

@@ -124,7 +124,7 @@ class P2PPushSum(PeerGaussian):
         """Eq. (3) at each agent's ratio; the message is what it then has to share out."""
         q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
         share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
-        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps)
+        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps, agents)
         change = site / old
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
         news = {**as_state(old * change**fraction), "prior_share": share}

@@ -56,8 +56,9 @@ n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -153,6 +154,9 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
+    #: What is taken on large models, where it is not set.
+    of_large_models: ClassVar[Mapping[str, Any]] = OF_LARGE_MODELS
+
     local_steps: int = 20
     decay: float = 0.6
     decay_offset: float = 500.0
@@ -208,8 +212,9 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         if not is_large(problem):
             return self
         own = given(self)
-        fewer: dict[str, Any] = {name: value for name, value in OF_LARGE_MODELS.items() if name not in own}
-        return replace(self, **fewer)
+        large = self.of_large_models.items()
+        fewer: dict[str, Any] = {k: value for k, value in large if k not in own and getattr(self, k) != value}
+        return replace(self, **fewer) if fewer else self
 
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""

@@ -1,0 +1,123 @@
+"""Whether networks know what they do not know: accuracy, log density, calibration and entropy away from the data.
+
+    python -m benchmarks.networks.calibration                              # all cells that are not there yet
+    python -m benchmarks.networks.calibration --data wine --algorithms FedEP --seeds 3 --limit 150
+    python -m benchmarks.networks.calibration --write                      # docs/networks.md from what is there
+
+Three sets of scikit-learn's: digits, breast cancer, wine, a fifth of the rows to test on (360 of the digits), one
+hidden layer of 20 ReLU units, N(0, 1) on all weights, ten clients (Dirichlet 0.5 by label), one thread. A cell is a
+set, an algorithm and a seed, which is that of the split, of the partition and of the run; each is added to
+`benchmarks/networks/calibration.json` once it has ended, so that the whole can be cut off and resumed. `--limit` starts
+no cell after so many seconds. What an algorithm is given is in `benchmarks.networks.ALGORITHMS`: points 50 rounds,
+Gaussians 20, all else their defaults. "pooled SVI" is Pyro's, 2,000 steps on all rows.
+
+Points say nothing of what they do not know but by their probabilities; their entropy is that of one network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.networks.__main__ import DATA, POOLED, federation, measured
+
+KEPT = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+BEGIN, END = "<!-- benchmarks/networks/calibration.py writes this table -->\n", "<!-- until here -->"
+HIDDEN = 20
+#: What a cell has, as `measured` returns it.
+FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away")
+#: Columns of the table: a figure, and its title.
+COLUMNS = {"accuracy": "accuracy", "log_density": "log density", "ece": "ECE", "entropy_away": "entropy away"}
+TABLE = (
+    "FedAvg", "FedProx", "FedDyn", "FedLap", "FedLapCov", "BayesADMM", "FedEP", "FedEP, 100 rounds", "P2PVI", "DSVGD",
+    POOLED,
+)  # fmt: skip
+
+#: Cells by data, algorithm and seed.
+Cells = dict[str, dict[str, dict[str, dict[str, float]]]]
+
+
+def kept() -> Cells:
+    """The cells that there are."""
+    found: Cells = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return found
+
+
+def keep(data: str, name: str, seed: int, figures: list[float]) -> None:
+    """Add one cell to the file, which is whole at any time."""
+    cells = kept()
+    rounded = {what: round(value, 5) for what, value in zip(FIGURES, figures, strict=True)}
+    cells.setdefault(data, {}).setdefault(name, {})[str(seed)] = rounded
+    part = KEPT.with_suffix(".part")
+    part.write_text(json.dumps(cells, indent=1) + "\n")
+    part.replace(KEPT)
+
+
+def work(sets: list[str], names: list[str], seeds: int, limit: float) -> None:
+    """Run what is not there, seed by seed, so that all algorithms have the same ones."""
+    began = time.monotonic()
+    for seed in range(seeds):
+        for data in sets:
+            for name in names:
+                if str(seed) in kept().get(data, {}).get(name, {}):
+                    continue
+                if time.monotonic() - began > limit:
+                    return
+                keep(data, name, seed, measured(name, HIDDEN, seed, data))
+                print(data, name, seed, kept()[data][name][str(seed)], flush=True)
+
+
+def table(cells: Cells) -> str:
+    """Mean ± standard error over seeds."""
+    lines = [f"| data | algorithm | {' | '.join(COLUMNS.values())} | seconds | seeds |", "| --- " * 8 + "|"]
+    for data, algorithms in ((data, cells[data]) for data in DATA if data in cells):
+        size = federation(HIDDEN, 0, data)[0].problem.dim
+        for name in TABLE:
+            if name not in algorithms:
+                continue
+            found = list(algorithms[name].values())
+            shown = [spread([cell[what] for cell in found]) for what in COLUMNS]
+            seconds = np.median([cell["seconds"] for cell in found])
+            row = [f"{data}, {size:,}", name if " " in name else f"`{name}`", *shown, f"{seconds:.1f}"]
+            lines.append(f"| {' | '.join([*row, str(len(found))])} |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    """Mean ± its standard error, which one value has not."""
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{error}"
+
+
+def write(cells: Cells) -> None:
+    """Put the table into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest[rest.index(END) :]
+    PAGE.write_text(before + BEGIN + table(cells) + after, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=DATA, nargs="+", default=list(DATA))
+    parser.add_argument("--algorithms", nargs="+", choices=TABLE, default=list(TABLE))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no cell is begun")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/networks.md, and run nothing")
+    given: Any = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.write:
+        write(kept())
+    else:
+        work(given.data, given.algorithms, given.seeds, given.limit)
+
+
+if __name__ == "__main__":
+    main()
