@@ -64,7 +64,7 @@ def end(processes):
     for kind in (signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if sent(process, kind)]
         until = time.monotonic() + PATIENCE
-        while time.monotonic() < until and any([sent(process, 0) for process in left]):
+        while time.monotonic() < until and any(sent(process, 0) for process in left):
             time.sleep(0.05)
     for process in processes:
         process.wait()
