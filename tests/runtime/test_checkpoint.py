@@ -14,7 +14,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import EVERY_ALGORITHM, baseline, short_run
+from contract import EVERY_ALGORITHM, again, traced
 from forks import ended, together
 from short_runs import Interrupting
 
@@ -91,9 +91,9 @@ def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "one_round", interrupted)
         with contextlib.suppress(KeyboardInterrupt):  # agents in their warm start have no distribution yet
-            short_run(factory, federation, checkpoint=tmp_path / "state", **options)
-    rest = short_run(factory, federation, checkpoint=tmp_path / "state", resume=True, **options)
-    whole = baseline(factory, federation, **options)
+            again(factory, federation, checkpoint=tmp_path / "state", **options)
+    rest = again(factory, federation, checkpoint=tmp_path / "state", resume=True, **options)
+    whole = traced(factory, federation, **options)
     same = [name for name in whole.federation if name != "seconds"]
     assert whole.posterior.equals(rest.posterior)
     assert whole.federation[same].equals(rest.federation[same])

@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from algorithms import unequal_lines
+from algorithms import line, line_data, unequal_lines
 from families import FAMILIES, assert_same, run, sequential
 
 import pyro_fed as pf
@@ -54,8 +54,7 @@ def test_same_answer_where_a_worker_has_one_client_and_the_other_two(workers, fa
 
 
 def test_a_worker_without_clients(workers):
-    x, y = unequal_lines().client_args(2)[0]
-    alone = pf.Federation(unequal_lines().model, (x, y), plate="data", num_clients=1)
+    alone = pf.Federation(line, line_data(), plate="data", num_clients=1)
     options = {"num_rounds": 4, "progress": False, "compile": "off", "audit": False}
     here = pf.run(pf.FedEP(), alone, executor="sequential", **options)
     assert_same(pf.run(pf.FedEP(), alone, executor=workers, **options), here)
