@@ -126,9 +126,10 @@ def test_resume_with_another_model_is_refused_and_says_what_differs(tmp_path, ca
 
 @pytest.mark.filterwarnings("ignore:the model cannot be")
 def test_a_model_that_cannot_be_traced_is_known_by_its_values(tmp_path):
-    quiet(pf.FedEP(start="prior"), federation(Scaled(1.0), X, Y), num_rounds=1, checkpoint=tmp_path)
+    options = {"num_rounds": 1, "num_draws": 5, "log_likelihood": False, "checkpoint": tmp_path}  # a row at a time
+    quiet(pf.FedEP(start="prior"), federation(Scaled(1.0), X, Y), **options)
     with pytest.raises(CheckpointError, match="log-likelihood of client 0"):
-        quiet(pf.FedEP(start="prior"), federation(Scaled(2.0), X, Y), num_rounds=1, checkpoint=tmp_path, resume=True)
+        quiet(pf.FedEP(start="prior"), federation(Scaled(2.0), X, Y), resume=True, **options)
 
 
 def test_a_constant_outside_the_model_counts(tmp_path, monkeypatch):
