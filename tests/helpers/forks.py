@@ -9,8 +9,8 @@ import multiprocessing
 
 import pytest
 
-#: Loaded once, in a process without threads; the environment there is that of the test which comes first.
-PRELOADED = ["arviz", "pyro_fed.runtime.run", "pyro_fed.infer.peers.p2p_vi", "pyro_fed.infer.stein", "conjugate"]
+#: Loaded once, in a process without threads: what the benchmark's cells are forked from as well.
+PRELOADED = ["pyro_fed.analysis.bench.warm", "pyro_fed.analysis.bench.one", "pyro_fed.runtime.run", "conjugate"]
 
 together = pytest.mark.xdist_group("forks")
 
