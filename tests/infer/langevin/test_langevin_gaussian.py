@@ -9,7 +9,7 @@ from stationary import stationary_variance
 
 import pyro_fed as pf
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
 PLAIN = {
     "precondition": False,
     "control_variate": False,
