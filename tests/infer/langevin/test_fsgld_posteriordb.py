@@ -1,4 +1,4 @@
-"""FSGLD by default on real posteriors: clients sorted by a covariate, no step size given, and 40 chains at once."""
+"""FSGLD by default on real posteriors: clients sorted by a covariate, no step size given, and 10 chains at once."""
 
 import posteriordb
 import pytest
@@ -16,7 +16,7 @@ def test_default_fsgld_matches_the_reference(name):
     four standard errors away. benchmarks/accuracy/fsgld_posteriordb.py has all posteriors, at 2,000 draws.
     """
     case = posteriordb.CASES[name]
-    algorithm = pf.FSGLD(target_ess=1000, num_chains=40)
+    algorithm = pf.FSGLD(target_ess=1000, num_chains=10)
     options = {"progress": False, "log_likelihood": False, "audit": name == "mesquite", "compile": "trace"}
     idata = pf.run(algorithm, case.federation(5, sort=True), **options)
     error, low, high = case.error(idata)
