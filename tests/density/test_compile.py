@@ -183,7 +183,8 @@ def test_data_dependent_control_flow_falls_to_a_loop_with_one_warning(model, fac
 
 @pytest.mark.filterwarnings("ignore:the model cannot be vectorised")
 def test_what_is_measured_of_a_looped_model_is_what_it_is_of_the_same_one_mapped():
-    fed, plain = (pf.Federation(m, line_data(), plate="data", partition=LOOPED) for m in (branching_on_rows, line))
+    models = (branching_on_rows, line)
+    fed, plain = (pf.Federation(one, line_data(rows=6), plate="data", num_clients=2) for one in models)
     result = run(pf.PaperSVGD(num_particles=3, local_steps=2), plain, 2)
     columns, pair = ["mean_error", "ksd", "prior_count"], {"a": result, "b": result}
     looped, mapped = (pf.compare(pair, reference="a", federation=one)[columns] for one in (fed, plain))
