@@ -22,6 +22,29 @@ allocator.cache_clear()
 gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave little behind, cause many
 
 
+#: Groups that take longest, of a file's tests or of a mark's: the workers begin with them, and end together.
+LONGEST = (
+    "flower",
+    "tests/recipes/test_recipes_run.py",
+    "tests/docs/test_tutorials.py",
+    "tests/infer/ep/test_fedep.py",
+    "ray",
+    "tests/analysis/test_influence.py",
+    "tests/infer/stein/test_stein.py",
+    "tests/algorithm/test_bounded.py",
+    "tests/infer/test_local_runs.py",
+    "tests/runtime/agents/test_agents.py",
+    "tests/runtime/test_device.py",
+    "tests/library/test_gallery.py",
+)
+
+
+def pytest_configure(config):
+    """Groups are handed out as they come, and not, as xdist has it, by their number of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """A file's tests are one worker's, unless a mark names another group: what they share is made once, not twice.
@@ -32,6 +55,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+    if config.getoption("loadgroup", False):
+        items.sort(key=_place)
     yield
     if config.getoption("loadgroup", False) and hasattr(pytest.Item, "id"):  # a worker's, and pytest 9.2
         from _pytest.nodeid import coerce_node_id
@@ -40,6 +65,12 @@ def pytest_collection_modifyitems(config, items):
             if item.nodeid.rfind("@") <= item.nodeid.rfind("]"):
                 groups = sorted({mark.args[0] for mark in item.iter_markers("xdist_group")})
                 item._id = coerce_node_id(f"{item.nodeid}@{'_'.join(groups)}")
+
+
+def _place(item):
+    """Of `LONGEST` in their order, then all others."""
+    group = item.get_closest_marker("xdist_group").args[0]
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish():
@@ -63,15 +94,45 @@ def _clean_state():
     assert torch.get_default_dtype() == dtype
 
 
-@pytest.fixture(autouse=True)
-def _changed_modules(request):
-    """A test that changes our modules takes no step that was traced of them before, and leaves none behind."""
-    changes = "monkeypatch" in request.fixturenames
-    if changes:
+class Patches(pytest.MonkeyPatch):
+    """Where code is changed, what was traced of it before is taken by nobody, and what is traced meanwhile neither."""
+
+    changed = False
+
+    def setattr(self, *args, **options):
+        super().setattr(*args, **options)
+        self._change()
+
+    def delattr(self, *args, **options):
+        super().delattr(*args, **options)
+        self._change()
+
+    def setitem(self, dic, name, value):
+        super().setitem(dic, name, value)
+        if dic is not os.environ:
+            self._change()
+
+    def delitem(self, dic, name, raising=True):
+        super().delitem(dic, name, raising)
+        if dic is not os.environ:
+            self._change()
+
+    def undo(self):
+        super().undo()
+        if self.changed:
+            self._change()
+
+    def _change(self):
+        self.changed = True
         _forget()
-    yield
-    if changes:
-        _forget()
+
+
+@pytest.fixture
+def monkeypatch():
+    """As pytest's; a changed environment or directory leaves what was traced."""
+    patches = Patches()
+    yield patches
+    patches.undo()
 
 
 def _forget():

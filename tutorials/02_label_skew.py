@@ -37,11 +37,12 @@ pf.plot_partition(fed)
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
 # %%
-size = 60 if FAST else 1000
+size, depth = (60, 5) if FAST else (1000, 10)
+chains = {"num_samples": size, "warmup_steps": size, "num_chains": 2, "max_tree_depth": depth}
 options = {"progress": not FAST, "audit": not FAST}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # R-hat asks for longer chains than continuous integration runs
-    nuts = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2), fed, **options)
+    nuts = pf.run(pf.NUTS(**chains), fed, **options)
 fedep = pf.run(pf.FedEP(), fed, **options)
 
 # %% [markdown]
@@ -52,7 +53,7 @@ rows = fed.client_rows[0]
 alone = pf.Federation(logistic.model, (x[rows], y[rows]), plate="data", num_clients=1)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    own = pf.run(pf.NUTS(num_samples=size, warmup_steps=size, num_chains=2, start="prior"), alone, **options)
+    own = pf.run(pf.NUTS(**chains, start="prior"), alone, **options)
 pf.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
 # %%
 table = pf.compare({"pooled": nuts, "FedEP": fedep}, "pooled", federation=fed, test=test)

@@ -11,16 +11,18 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.stillness import stillness
+from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 
 
-def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[str]:
+def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[str]:
     """Why draws should not be trusted, by the checks that need nothing besides.
 
     Args:
         federation: the model and its rows.
         draws: (chain, draw, D), unconstrained and finite.
         draws_are: "particles", "independent", "agents" or "chains".
+        problem: as a run compiles it; by default the federation's own, whose model is run as it is.
 
     Returns:
         One sentence a reason; none of fewer than `FEWEST_DRAWS` draws of a distribution that could give more.
@@ -33,4 +35,4 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str) -> list[s
     algorithm = cast("Algorithm", Unknown(draws_are))  # of which the check asks nothing else
     record = Record(federation.client_names)
     with torch.no_grad():
-        return stillness(Evidence(algorithm, federation, federation.problem, {}, draws, record, seed=0))
+        return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))

@@ -57,7 +57,7 @@ def test_a_reference_in_a_process_of_its_own_is_the_same(compared, tmp_path):
 def test_a_process_that_fails_is_said():
     with (
         pytest.raises(click.ClickException, match="ended with status 2"),
-        run_apart(["no_such_model", "nuts"]) as result,
+        run_apart(["gaussian_mean", "nuts", "--no-such-option"]) as result,
     ):
         result()
 

@@ -37,8 +37,8 @@ def drawn(name, theta, seed=0):
 
 @pytest.mark.parametrize("name", ["lines", "rates"])
 def test_draws_of_the_latents_have_their_conditional_distribution(name):
-    """20,000 draws at one θ; five standard errors, of independent draws, of a mean and a variance (kurtosis < 20)."""
-    count = 20_000
+    """8,000 draws at one θ; five standard errors, of independent draws, of a mean and a variance (kurtosis < 20)."""
+    count = 8_000
     draws = drawn(name, THETA.expand(count, 2))
     mean, variance = (part.reshape(draws.shape[1:]) for part in conditional(name, THETA))
     assert float(((draws.mean(0) - mean) / variance.sqrt()).abs().max()) < 5 / math.sqrt(count)
@@ -46,8 +46,8 @@ def test_draws_of_the_latents_have_their_conditional_distribution(name):
 
 
 def test_each_draw_has_the_distribution_that_its_own_theta_gives_it():
-    """Three θ far apart, 20,000 times each: the draw that goes with each is its own. Five standard errors."""
-    count, theta = 20_000, torch.tensor([[-2.0], [0.5], [3.0]], dtype=torch.float64)
+    """Three θ far apart, 8,000 times each: the draw that goes with each is its own. Five standard errors."""
+    count, theta = 8_000, torch.tensor([[-2.0], [0.5], [3.0]], dtype=torch.float64)
     problem = hierarchies.federation("means").problem
     rows = [row.unsqueeze(0).expand(count, *row.shape).flatten(0, 1) for row in problem.rows]
     generator = torch.Generator().manual_seed(0)

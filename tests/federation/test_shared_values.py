@@ -2,11 +2,11 @@
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from short_runs import quiet
 
 import pyro_fed as pf
+from pyro_fed.runtime.executors.host import share_of
 
 G = torch.arange(12) % 4
 Y = torch.linspace(-1, 1, 12, dtype=torch.float64)
@@ -60,11 +60,14 @@ def test_new_data_have_new_ones():
     torch.testing.assert_close(densities(fed.with_args((G, Y + 1))), densities(again))
 
 
-@pytest.mark.ray
 def test_workers_have_the_same():
+    """A worker is sent what `share_of` gives, and builds its problem from that."""
     fed = pf.Federation(model, (G, Y), plate="data", partition=pf.partition.ByGroup(G))
-    here = quiet(pf.FedEP(), fed, num_draws=10)
-    there = quiet(pf.FedEP(), fed, num_draws=10, executor=pf.executors.Ray(num_workers=2))
-    torch.testing.assert_close(
-        torch.tensor(here["posterior"]["a"].values), torch.tensor(there["posterior"]["a"].values)
-    )
+    share = share_of(fed.problem, fed.client_data(), [0], torch.tensor([0]))
+    problem, data = share.build(model)
+    z = torch.linspace(-0.5, 0.5, problem.dim, dtype=torch.float64)
+    assert torch.equal(problem.log_prior(z), fed.problem.log_prior(z))
+    own = data._replace(row_index=data.row_index[0], num_rows=data.num_rows[0]).full_batch()
+    whole = fed.client_data([0]).full_batch()
+    whole = type(whole)(tuple(leaf[0] for leaf in whole.rows), whole.weight[0])
+    assert torch.equal(problem.log_lik(z, own), fed.problem.log_lik(z, whole))

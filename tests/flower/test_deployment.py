@@ -37,11 +37,14 @@ OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # a client's process is started when there is work
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "",  # a dozen processes import the same modules
 }
 BIN = Path(sys.executable).parent
+#: Seconds from SIGTERM to SIGKILL.
+PATIENCE = 2.0
 
 
 def free_port():
@@ -50,25 +53,31 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@contextmanager
-def running(command, env, log):
-    """A command in a session of its own, which is ended with all that it has started."""
+def start(command, env, log):
+    """A command in a session of its own."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
-    try:
-        yield process
-    finally:
-        for kind in (signal.SIGTERM, signal.SIGKILL):
-            end = time.monotonic() + 2
-            try:
-                os.killpg(process.pid, kind)
-                while time.monotonic() < end:
-                    process.poll()  # else it stays in the group
-                    os.killpg(process.pid, 0)
-                    time.sleep(0.05)
-            except ProcessLookupError:
-                break
+        return subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
+
+
+def end(processes):
+    """All of them with all that they have started, at once."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        left = [process for process in processes if sent(process, kind)]
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and any(sent(process, 0) for process in left):
+            time.sleep(0.05)
+    for process in processes:
         process.wait()
+
+
+def sent(process, kind):
+    """Whether there is anybody left in its session whom the signal can reach."""
+    process.poll()  # else it stays in the group
+    try:
+        os.killpg(process.pid, kind)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextmanager
@@ -82,14 +91,18 @@ def deployment(folder, clients):
     env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
     node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
-    nodes = [
-        [*node, "--port", str(free_port()), "--node-config", f"partition-id={i} num-partitions={clients}"]
+    commands = {"link": [*link, "--disable-runtime-dependency-installation"]} | {
+        f"node{i}": [*node, "--port", str(free_port()), "--node-config", f"partition-id={i} num-partitions={clients}"]
         for i in range(clients)
-    ]
-    with running([*link, "--disable-runtime-dependency-installation"], env, folder / "link.log"):
+    }
+    processes = []
+    try:
+        for name, command in commands.items():  # nodes try again until the link is there
+            processes.append(start(command, env, folder / f"{name}.log"))
         wait_for(port)
-        with running(nodes[0], env, folder / "node0.log"), running(nodes[1], env, folder / "node1.log"):
-            yield env
+        yield env
+    finally:
+        end(processes)
 
 
 def wait_for(port, seconds=60):
@@ -112,7 +125,7 @@ def test_a_deployment_gives_the_sequential_answer(tmp_path):
     assert made.exit_code == 0, made.output
     with deployment(tmp_path, 2) as env:
         ran = subprocess.run(
-            ["flwr", "run", str(app), "here", "--stream", "--run-config", f'out="{out}" timeout=120.0'],
+            ["flwr", "run", str(app), "here", "--stream", "--run-config", f'out="{out}" timeout=120.0 audit=false'],
             env=env,
             capture_output=True,
             text=True,
@@ -123,7 +136,7 @@ def test_a_deployment_gives_the_sequential_answer(tmp_path):
     idata = az.from_netcdf(str(out))
     fed, _ = build_federation(library.load_model("linear_regression"), 2, "iid", 0)
     algorithm, same = recipe.load(chosen).build(), {"executor": "sequential", "compile": "trace"}
-    here = pf.run(algorithm, fed, num_rounds=2, progress=False, **same)
+    here = pf.run(algorithm, fed, num_rounds=2, progress=False, audit=False, **same)
     assert np.array_equal(idata.posterior["w"].values, here.posterior["w"].values)
     assert idata.federation["participated"].values.all()
     assert not {"observed_data", "constant_data", "log_likelihood"} & groups_of(idata)

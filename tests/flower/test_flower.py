@@ -128,7 +128,7 @@ def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
         found["FedSEP"] = quiet_serve(flower, grid, model, recipes["FedSEP"], secure_aggregation="{largest = 1e4}")
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
-    start = {"init_args": {"num_cpus": 2, "include_dashboard": False}}
+    start = {"init_args": {"num_cpus": 1, "include_dashboard": False}}  # one process plays all clients in turn
     flower.run_simulation(server, flower.make_client(model, recipes.values()), 3, backend_config=resources | start)
     for family in FAMILIES:
         assert_same(found[family], sequential(family))

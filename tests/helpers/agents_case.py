@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import socket
 import time
 import warnings
@@ -14,12 +13,11 @@ import pyro
 import pyro.distributions as dist
 import torch
 from conjugate import data, model
+from forks import process
 
 import pyro_fed as pf
 
 NAMES = ("north", "east", "south", "west", "centre")
-#: Loaded once, in a process without threads, from which agents are forked.
-PRELOADED = ["arviz", "pyro_fed.runtime.run", "pyro_fed.infer.peers.p2p_vi", "conjugate"]
 
 
 def free_ports(count):
@@ -146,13 +144,11 @@ class Rehearsal:
     def __init__(self, folder: Path, algorithm, waits=None, **options):
         self.folder, self.algorithm, self.options = folder, algorithm, options
         self.waits = {"patience": 120.0, "patience_all": 300.0, "retry_every": 0.05} | (waits or {})
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOADED)
         self.processes = {}
 
     def start(self, name, **more):
         given = (self.folder, name, self.algorithm, self.out(name), self.options | more, self.waits)
-        self.processes[name] = self.context.Process(target=work, args=given, name=name)
+        self.processes[name] = process(work, *given, name=name)
         self.processes[name].start()
 
     def out(self, name):
@@ -164,11 +160,11 @@ class Rehearsal:
     def join(self, seconds=400):
         """Wait for all; exit codes by name."""
         end = time.monotonic() + seconds
-        for process in self.processes.values():
-            process.join(max(0.1, end - time.monotonic()))
-        codes = {name: process.exitcode for name, process in self.processes.items()}
-        for process in self.processes.values():
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+        for one in self.processes.values():
+            one.join(max(0.1, end - time.monotonic()))
+        codes = {name: one.exitcode for name, one in self.processes.items()}
+        for one in self.processes.values():
+            if one.exitcode is None:
+                one.kill()
+                one.join()
         return codes

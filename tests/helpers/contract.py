@@ -66,3 +66,14 @@ def lasting(federation):
 def baseline(factory, federation, **options):
     """`short_run`, made once; without options: clients vectorised, nothing compiled, one thread, seed 0."""
     return short_run(factory, federation, **options)
+
+
+def again(factory, federation, **options):
+    """`short_run` on the federation that lasts: after the first one it costs its steps alone, which are traced."""
+    return short_run(factory, functools.partial(lasting, federation), compile="trace", **options)
+
+
+@functools.cache
+def traced(factory, federation, **options):
+    """`again`, made once: what its like are compared with, bit by bit."""
+    return again(factory, federation, **options)

@@ -2,12 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import warnings
 from dataclasses import dataclass
 
@@ -16,12 +14,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import EVERY_ALGORITHM, baseline, short_run
+from contract import EVERY_ALGORITHM, again, traced
+from forks import ended, together
 from short_runs import Interrupting
 
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.runtime import rounds
+from pyro_fed.runtime.checkpoint.lock import Lock
 
 ROUNDS = 6
 
@@ -91,40 +91,40 @@ def test_every_algorithm_resumes(tmp_path, monkeypatch, factory, federation):
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "one_round", interrupted)
         with contextlib.suppress(KeyboardInterrupt):  # agents in their warm start have no distribution yet
-            short_run(factory, federation, checkpoint=tmp_path / "state", **options)
-    rest = short_run(factory, federation, checkpoint=tmp_path / "state", resume=True, **options)
-    whole = baseline(factory, federation, **options)
+            again(factory, federation, checkpoint=tmp_path / "state", **options)
+    rest = again(factory, federation, checkpoint=tmp_path / "state", resume=True, **options)
+    whole = traced(factory, federation, **options)
     same = [name for name in whole.federation if name != "seconds"]
     assert whole.posterior.equals(rest.posterior)
     assert whole.federation[same].equals(rest.federation[same])
 
 
-def test_killed_without_warning_in_any_round_goes_on(tmp_path):
-    """kill -9 from within, in each of six rounds; a fork each, since starting Python takes seconds.
+class Killed(KilledAt):
+    """As a machine that loses its power in a given round."""
 
-    What is forked has run already, so that the children find the steps traced; no GPU, for its threads forbid forks.
-    """
-    script = textwrap.dedent(f"""
-        import gc, os, signal, sys
-        sys.path[:] = {sys.path!r}
-        import test_checkpoint as t
-        class Killed(t.KilledAt):
-            def select(self, round, num_clients, rng):
-                if round == self.at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return [round % num_clients]
-        t.run(schedule=t.KilledAt(t.NEVER), num_rounds=6)
-        gc.freeze()  # a collection would copy every page
-        for at in range(6):
-            child = os.fork()
-            if child == 0:
-                t.run(schedule=Killed(at), num_rounds=6, checkpoint={str(tmp_path)!r} + f"/{{at}}")
-                os._exit(0)
-            assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    """)
-    without = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=without)
-    assert done.returncode == 0, done.stderr
+    def select(self, round, num_clients, rng):
+        if round == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [round % num_clients]
+
+
+def killed_in_each_round(folder):
+    """By processes forked from one that has run already: they find steps traced. A GPU's threads would forbid forks."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    run(schedule=KilledAt(NEVER), num_rounds=6)
+    gc.freeze()  # a collection would copy every page
+    for at in range(6):
+        child = os.fork()
+        if child == 0:
+            run(schedule=Killed(at), num_rounds=6, checkpoint=folder / str(at))
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@together
+def test_killed_without_warning_in_any_round_goes_on(tmp_path):
+    """kill -9 from within, in each of six rounds."""
+    assert ended(killed_in_each_round, tmp_path) == 0
     options = {"schedule": KilledAt(NEVER), "num_rounds": 6}
     whole = run(**options)
     for at in range(6):
@@ -240,18 +240,16 @@ def test_two_runs_never_share_a_folder(tmp_path):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 2
 
 
+def locked_and_killed(folder):
+    Lock(folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@together
 def test_a_folder_is_free_after_a_run_that_failed_or_was_killed(tmp_path):
     with pytest.raises(SettingError):
         run(checkpoint=tmp_path, evaluate=lambda idata: "no figures")
-    script = textwrap.dedent(f"""
-        import os, signal
-        from pathlib import Path
-        from pyro_fed.runtime.checkpoint.lock import Lock
-        Lock(Path({str(tmp_path)!r}))
-        os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert ended(locked_and_killed, tmp_path) == -signal.SIGKILL
     assert (tmp_path / "lock").exists()
     run(checkpoint=tmp_path, resume=True)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from algorithms import line_data, unequal_lines
-from contract import EVERY_ALGORITHM, baseline, short_run
+from contract import EVERY_ALGORITHM, again, traced
 from short_runs import quiet
 
 import pyro_fed as pf
@@ -17,7 +17,7 @@ def mean_of(idata):
 
 @EVERY_ALGORITHM
 def test_the_last_rounds_figure_is_that_of_the_result_and_the_run_is_unchanged(factory, federation):
-    plain, measured = baseline(factory, federation), short_run(factory, federation, evaluate=mean_of)
+    plain, measured = traced(factory, federation), again(factory, federation, evaluate=mean_of)
     for name, value in plain.posterior.data_vars.items():
         np.testing.assert_array_equal(value.values, measured.posterior[name].values)
     series = measured.federation["first_mean"]

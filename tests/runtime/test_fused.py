@@ -8,7 +8,7 @@ from gaussian_case import federation, shards
 import pyro_fed as pf
 from pyro_fed.runtime import fused as module
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "audit": False, "num_rounds": 60}
+QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False, "num_rounds": 60}
 X = shards(num_clients=4, rows=25)
 EXACT = pf.Given(torch.full((4, 2), 25.0, dtype=torch.float64), X.sum(1))
 

@@ -1,6 +1,5 @@
 """The round loop: one answer whatever the executor and thread count, and wrong settings."""
 
-import functools
 import itertools
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms import PAPER, line, small, unequal_lines
-from contract import EVERY_ALGORITHM, baseline, lasting, short_run
+from contract import EVERY_ALGORITHM, again, baseline, short_run, traced
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
@@ -27,8 +26,8 @@ def test_executors_agree(factory, federation):
 
 @EVERY_ALGORITHM
 def test_compile_levels_agree(factory, federation):
-    traced = short_run(factory, functools.partial(lasting, federation), compile="trace")
-    np.testing.assert_allclose(values(baseline(factory, federation)), values(traced), rtol=1e-9, atol=1e-9)
+    compiled = traced(factory, federation)
+    np.testing.assert_allclose(values(baseline(factory, federation)), values(compiled), rtol=1e-9, atol=1e-9)
 
 
 @EVERY_ALGORITHM
@@ -37,13 +36,13 @@ def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factor
     torch.manual_seed(123)
     np.random.seed(5)
     before, threads, state = torch.random.get_rng_state(), torch.get_num_threads(), np.random.get_state()[1].copy()
-    first = short_run(factory, federation, num_threads=2)
+    first = again(factory, federation, num_threads=2)
     assert torch.equal(before, torch.random.get_rng_state())
     assert np.array_equal(state, np.random.get_state()[1])
     assert torch.get_num_threads() == threads
-    assert np.array_equal(values(first), values(baseline(factory, federation)))
+    assert np.array_equal(values(first), values(traced(factory, federation)))
     steps_alone = isinstance(factory(), pf.FedLap)  # Newton's, on all rows, to a point: nothing is drawn
-    assert np.allclose(values(first), values(short_run(factory, federation, seed=1))) == steps_alone
+    assert np.allclose(values(first), values(again(factory, federation, seed=1))) == steps_alone
 
 
 @pytest.mark.parametrize(

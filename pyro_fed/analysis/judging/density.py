@@ -18,6 +18,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
+from pyro_fed.runtime.run import compiled
 
 #: Draws at which scores are taken, evenly spaced.
 DRAWS_FOR_SCORES = 1000
@@ -68,7 +69,10 @@ def against_density(
         said += doubts.spread_warnings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = unconstrained(idata, problem, draws.kind)
-        said += audit_draws(federation, torch.from_numpy(whole.values).to(problem.dtype), draws.kind or "chains")
+        # What is mapped row by row is so for a reason that its own run has told.
+        traced = compiled(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
+        moved = torch.from_numpy(whole.values).to(problem.dtype)
+        said += audit_draws(federation, moved, draws.kind or "chains", traced)
     return values, said
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import together
 
 from pyro_fed.analysis.bench import algorithms
 from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
@@ -169,6 +170,7 @@ def doomed(task):
         Store(task.folder).write(dataclasses.replace(OUTCOME, algorithm="writes"))
 
 
+@together
 def test_processes_that_die_are_cells_that_say_so(tmp_path):
     def task(name, limit):
         return Task(Cell("a", "iid/2", name, 0, "v1"), Path("x"), False, None, tmp_path, limit)
@@ -184,6 +186,7 @@ def test_processes_that_die_are_cells_that_say_so(tmp_path):
     assert list(work(tasks, doomed, 2, time.monotonic())) == []  # the deadline has passed
 
 
+@together
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     path = tmp_path / "exact.py"
     path.write_text(

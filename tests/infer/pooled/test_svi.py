@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 import pyro_fed as pf
 from models import linear_regression
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from models import bnn_regression
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 
 
 def located(x):

@@ -178,18 +178,16 @@ def test_a_shared_precision_is_exact_where_fedeps_gaussian_is_too_narrow(hierarc
 
 def test_clients_in_turn_give_the_weights_of_all_at_once(hierarchy):
     _, fed, together = hierarchy
-    in_turn = pf.run(pf.FedAIS(), fed, num_draws=8000, schedule=pf.schedule.RoundRobin(), **QUIET)
+    in_turn = pf.run(pf.FedAIS(), fed, num_draws=8000, schedule=pf.schedule.RoundRobin(), audit=False, **QUIET)
     assert in_turn["federation"].sizes["round"] == together["federation"].sizes["round"] + 3
     np.testing.assert_allclose(in_turn["posterior"]["effect"], together["posterior"]["effect"], rtol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_a_run_without_some_clients_answers_says_so(hierarchy):
     with pytest.warns(UserWarning, match="25 % of the clients have answered"):
-        pf.run(pf.FedAIS(), hierarchy[1], num_rounds=1, schedule=pf.schedule.RoundRobin(), **QUIET)
+        pf.run(pf.FedAIS(), hierarchy[1], num_rounds=1, schedule=pf.schedule.RoundRobin(), audit=False, **QUIET)
 
 
-@pytest.mark.filterwarnings("ignore:these draws are not the posterior")
 def test_sites_that_do_not_fit_are_found_out(hierarchy):
     """Sites of a tenth of the right width."""
     _, fed, _ = hierarchy
@@ -197,7 +195,7 @@ def test_sites_that_do_not_fit_are_found_out(hierarchy):
     precision = torch.eye(dim, dtype=torch.float64).repeat(4, 1, 1) * 50
     sites = pf.Given(precision, torch.zeros(4, dim, dtype=torch.float64))
     with pytest.warns(UserWarning, match=r"the sites do not fit: the weights' Pareto k is \d"):
-        idata = pf.run(pf.FedAIS(surrogates=sites), fed, **QUIET)
+        idata = pf.run(pf.FedAIS(surrogates=sites), fed, audit=False, **QUIET)
     assert last(idata, "pareto_k") > LARGEST_PARETO_K
 
 

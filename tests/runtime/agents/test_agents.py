@@ -7,12 +7,14 @@ import time
 import numpy as np
 import pytest
 from agents_case import CASES, NAMES, Rehearsal, counts, one_a_row, peers_file, simulated
+from forks import together
 from late import late
 
 import pyro_fed as pf
 from pyro_fed.runtime.agents.peers import load_peers
 
 az = late("arviz")
+pytestmark = together
 
 
 def wait_for(path, seconds=300):

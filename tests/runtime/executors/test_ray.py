@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from algorithms import unequal_lines
+from algorithms import line, line_data, unequal_lines
 from families import FAMILIES, assert_same, run, sequential
 
 import pyro_fed as pf
@@ -26,43 +26,53 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """One Ray for the module, as a user may have started it; imported here, for that takes its time."""
+def workers():
+    """Two workers of the module's Ray, as a user may have started it; imported here, for that takes its time."""
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield ray
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    with pf.executors.Ray(2) as executor:
+        yield executor
+    assert ray.is_initialized(), "it was not ours to shut down"
     ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def workers(request, cluster):
-    with pf.executors.Ray(request.param) as executor:
-        yield executor
-    assert cluster.is_initialized(), "it was not ours to shut down"
-
-
-def test_an_own_ray_is_shut_down_again_and_one_worker_gives_the_same_answer():
+def test_an_own_ray_is_shut_down_again_and_one_worker_vectorises_all_clients():
+    """Up to rounding."""
     import ray
 
-    with pf.executors.Ray(1) as executor:
-        for family in FAMILIES:
-            assert_same(run(family, executor), sequential(family))
+    with pf.executors.Ray(1, within="vectorised") as executor:
+        found = run("FedEP", executor)
+    np.testing.assert_allclose(found.posterior["w"], sequential("FedEP").posterior["w"], rtol=1e-9, atol=1e-9)
     assert not ray.is_initialized()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_same_answer_at_any_number_of_workers(workers, family):
-    """Two, one of which has two clients, and four, one of which has none; the test above has one."""
+def test_same_answer_where_a_worker_has_one_client_and_the_other_two(workers, family):
     assert_same(run(family, workers), sequential(family))
 
 
-def test_vectorised_within_the_workers(cluster):
-    """Up to rounding; one worker, which has all clients."""
-    with pf.executors.Ray(1, within="vectorised") as executor:
-        found = run("FedEP", executor)
-    np.testing.assert_allclose(found.posterior["w"], sequential("FedEP").posterior["w"], rtol=1e-9, atol=1e-9)
+def test_a_worker_without_clients(workers):
+    alone = pf.Federation(line, line_data(), plate="data", num_clients=1)
+    options = {"num_rounds": 4, "progress": False, "compile": "off", "audit": False}
+    here = pf.run(pf.FedEP(), alone, executor="sequential", **options)
+    assert_same(pf.run(pf.FedEP(), alone, executor=workers, **options), here)
+
+
+def test_sums_over_rows_are_those_of_the_sequential_executor(workers):
+    fed = unequal_lines()
+    assert pf.loo(sequential("FedEP"), fed, executor=workers).elpd_loo == pf.loo(sequential("FedEP"), fed).elpd_loo
+
+
+def test_late_workers_stop_a_run_that_asks_for_a_quorum(workers, monkeypatch):
+    """And the next run waits, and is none the worse for the answers that came late."""
+    options = {"num_rounds": 4, "progress": False, "audit": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "timeout", 1e-4)
+        with pytest.raises(QuorumError, match=r"no answer from worker 0 within 0\.0001 s"):
+            pf.run(pf.FedEP(), unequal_lines(), executor=workers, min_clients=1, **options)
+    assert_same(run("FedEP", workers), sequential("FedEP"))
 
 
 @dataclass(frozen=True)
@@ -79,38 +89,24 @@ class Killing(Schedule):
         return list(range(num_clients))
 
 
-def test_clients_of_a_dead_worker_are_listed_and_the_run_goes_on(cluster):
-    with pf.executors.Ray(2) as executor:
-        options = {"executor": executor, "schedule": Killing(executor), "num_rounds": 4, "progress": False}
-        with pytest.warns(UserWarning, match="its worker died"):
-            result = pf.run(pf.FedEP(start="prior"), unequal_lines(), **options)
-        with pytest.raises(StoppedError, match=r"clients \[1\]: its worker died; their states are needed"):
-            executor.collect()
-    took_part = result.federation["participated"].values
+def test_a_dead_worker_is_started_again(workers, tmp_path):
+    """Within a run whose clients keep nothing, or whose checkpoint has their states; else for the next run."""
+    fed, options = unequal_lines(), {"num_rounds": 4, "progress": False, "audit": False}
+    for algorithm, more in [(pf.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
+        whole = pf.run(algorithm, fed, **options, executor=workers)
+        killed = pf.run(algorithm, fed, **options, **more, executor=workers, schedule=Killing(workers))
+        assert killed.federation["participated"].values.all()
+        assert whole.posterior.equals(killed.posterior)
+    with pytest.warns(UserWarning, match="its worker died"):
+        alone = pf.run(pf.FedEP(start="prior"), fed, **options, executor=workers, schedule=Killing(workers))
+    took_part = alone.federation["participated"].values
     assert took_part[:1].all()
     assert took_part[1:, [0, 2]].all(), "worker 0 goes on"
     assert not took_part[1:, 1].any()
-
-
-def test_a_dead_worker_is_started_again(cluster, tmp_path):
-    """For the next run; and within one whose clients keep nothing, or whose checkpoint has their states."""
-    fed, options = unequal_lines(), {"num_rounds": 4, "progress": False, "audit": False}
-    with pf.executors.Ray(2) as executor:
-        for algorithm, more in [(pf.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
-            whole = pf.run(algorithm, fed, **options, executor=executor)
-            killed = pf.run(algorithm, fed, **options, **more, executor=executor, schedule=Killing(executor))
-            assert killed.federation["participated"].values.all()
-            assert whole.posterior.equals(killed.posterior)
-        with pytest.warns(UserWarning, match="its worker died"):
-            pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor, schedule=Killing(executor))
-        again = pf.run(pf.FedEP(start="prior"), fed, **options, executor=executor)
-        assert whole.posterior.equals(again.posterior)
-
-
-def test_late_workers_stop_a_run_that_asks_for_a_quorum(cluster):
-    executor = pf.executors.Ray(1, timeout=1e-4)
-    with pytest.raises(QuorumError, match=r"no answer from worker 0 within 0\.0001 s"):
-        pf.run(pf.FedEP(start="prior"), unequal_lines(), executor=executor, min_clients=1, progress=False)
+    with pytest.raises(StoppedError, match=r"clients \[1\]: its worker died; their states are needed"):
+        workers.collect()
+    again = pf.run(pf.FedEP(start="prior"), fed, **options, executor=workers)
+    assert whole.posterior.equals(again.posterior)
 
 
 def test_a_worker_gets_its_own_clients_rows_alone():
