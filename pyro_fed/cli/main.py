@@ -118,8 +118,9 @@ def main() -> None:
 @options.quiet
 def run(
     model: str, recipe_name: str, clients: int | None, partition_text: str, rounds: int | None,
-    max_seconds: float | None, assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None, rows: int, executor_text: str,
-    graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
+    max_seconds: float | None, assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None,
+    rows: int, executor_text: str, graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool,
+    verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 

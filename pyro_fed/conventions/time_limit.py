@@ -1,8 +1,8 @@
 """A limit of time on a piece of work, which ends where it can be left.
 
-A signal or an exception from another thread would end it anywhere: between the two halves of a context manager of Pyro's
-or of torch's, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each compiled
-step, each run of the model and each client, where an error of the model would be as welcome.
+A signal or an exception from another thread would end it anywhere: between the two halves of a context manager of
+Pyro's or of torch's, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each
+compiled step, each run of the model and each client, where an error of the model would be as welcome.
 """
 
 from __future__ import annotations

@@ -106,7 +106,6 @@ class Ray(Remote):
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """All workers at once; a worker that died, raised or is late gets the reason in place of an answer."""
-        ray = _ray()
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _answered(list(calls.values()), self.timeout)
         return {
