@@ -316,7 +316,6 @@ class Quadrature(metaclass=Checked):
         return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
 
 
-@lru_cache(maxsize=8)
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
     """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64.
 
@@ -324,10 +323,16 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
         order: nodes a dimension.
         dim: dimensions.
     """
+    nodes, log_weight = _product(order, dim)
+    return torch.from_numpy(nodes), torch.from_numpy(log_weight)
+
+
+@lru_cache(maxsize=16)
+def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same as arrays: a tensor that is made within `grad` belongs to it, and cannot be kept."""
     line, weight = np.polynomial.hermite_e.hermegauss(order)
     index = np.indices((order,) * dim).reshape(dim, -1).T
-    log_weight = np.log(weight / weight.sum())[index].sum(-1)
-    return torch.from_numpy(line[index]), torch.from_numpy(log_weight)  # no operations, which a transform would wrap
+    return line[index], np.log(weight / weight.sum())[index].sum(-1)
 
 
 @lru_cache(maxsize=8)
