@@ -9,6 +9,10 @@ KEPT = dict(np.load(FILE))
 #: Those that were there when the file was written; a new algorithm has no draws of before.
 OLD = [case for case in CASES if f"{case[0]} / {case[2].__name__} / bytes_up" in KEPT]
 
+#: Relative differences of a change of form, and where a processor's rounding is enlarged: L-BFGS's line searches take
+#: 1e-16 to 2e-10 on the second processor that was tried.
+AT_MOST, ENLARGED = 1e-12, {"NPV": 1e-8}
+
 
 def test_every_case_of_the_file_is_run():
     assert {f"{name} / {where.__name__}" for name, _, where in OLD} == {key.rpartition(" / ")[0] for key in KEPT}
@@ -20,4 +24,5 @@ def test_every_case_of_the_file_is_run():
 def test_the_same_draws_as_before(case):
     away = differences(draws_of(*case), KEPT)
     assert away, "a run without draws"
-    assert max(away.values()) <= 1e-12, {name: value for name, value in away.items() if value > 1e-12}
+    limit = ENLARGED.get(case[0], AT_MOST)
+    assert max(away.values()) <= limit, {name: value for name, value in away.items() if value > limit}

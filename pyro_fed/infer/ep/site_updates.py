@@ -156,12 +156,12 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
 def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
     """q, sites (K,) and the prior's site from a federated Laplace approximation.
 
-    Where its curvature is not positive definite, q takes |H| (see `fedlaplace`), and the sites share the difference
-    equally, so that q = t_0 Π t_k holds; their first step replaces them.
+    Where its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the
+    point, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step replaces them.
     """
     found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     q, indefinite = absolute(found, min_curvature)
-    if not bool(indefinite):
+    if not bool(indefinite) and not bool(start.shared.get("back", False)):
         return found, sites, prior
     q = at_mean(q, start.shared["point"])
     share = q.quotient(found).power(1.0 / len(sites.eta))

@@ -8,7 +8,8 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client answers with its log-likelihood at
 θ + s_j d for every s_j (the line search), and with score and curvature at the aim. The aim is the fraction that was
 best in the round before, and 1 near the mode, so that a round is a Newton step. Where another fraction turns out much
-better the server goes there and asks again, with d = 0.
+better the server goes there and asks again, with d = 0. A climb that leaves the mass for a spike of the density ends
+back at the point around which it found most, f(θ) |H|^(-1/2).
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
@@ -38,7 +39,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import prior_values
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, aimed, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, SPIKE, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values, line_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -95,7 +96,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     additive: ClassVar[bool] = True
     zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {"value", "decrement", "length", "direction", "prior_value", "prior_precision", "prior_eta"}
+        {"value", "decrement", "length", "direction", "most_mass", "prior_value", "prior_precision", "prior_eta"}
     )
 
     tolerance: float = 1e-4
@@ -135,6 +136,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "length": point.new_tensor(torch.inf),
             "fall": point.new_zeros(()),
             "indefinite": point.new_zeros(()),
+            "most_mass": point.new_tensor(-torch.inf),
+            "best_point": point,
+            "back": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
             "num_clients": torch.tensor(num_clients),
             "prior_value": trials,
@@ -220,11 +224,12 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         return {**shared, **shorter, "aim": torch.ones_like(shared["aim"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the next Newton step in posterior SDs, whether H is indefinite, and how fast it falls."""
+        """Length of the next Newton step in posterior SDs; whether H is indefinite; its fall; the climb's return."""
         return {
             "change": float(after["decrement"]),
             "indefinite": float(after["indefinite"]),
             "fall": float(after["fall"]),
+            "back": float(after["back"]),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -289,6 +294,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         """A point that is not a maximum, or that is on its way to infinity."""
         if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]
+        if record.latest.get("back"):
+            return [SPIKE]
         if not record.latest.get("indefinite"):
             return []
         return [

@@ -19,7 +19,17 @@ from pyro_fed.ops.gaussian import Gaussian
 ESCAPING = 100.0
 #: Where the curvature is not positive definite a shorter Newton step than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
+#: A climb that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive definite, and
+#: is still on its way, has left the posterior for a spike: the density rises there for ever while its volume vanishes
+#: faster, as where a hierarchy's scale goes to zero. What it goes to holds less than a thousandth of the mass.
+LOST_MASS = 7.0
 #: What is said of such a mode.
+SPIKE = (
+    "the density has no mode: it rises without end towards a place that holds none of the mass, as where a hierarchy's "
+    "scale goes to zero. This is an approximation at the point on the way there around which it found most mass. "
+    "Take an algorithm that looks at more than a point, and write the hierarchy non-centred (`fed.noncentred`)"
+)
+#: What is said of a mode at infinity.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
@@ -32,7 +42,7 @@ def aimed(state: State) -> Tensor:
 
 
 def arrived(shared: State, messages: State, value: Tensor, min_curvature: float) -> State:
-    """The state at the point aimed at, whose curvature is known.
+    """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
 
     Args:
         shared: the state before the step.
@@ -48,8 +58,21 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     if bool(indefinite & (decrement < SADDLE)):
         down = _outward(q, q.score(point), min_curvature)
         direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
+    mass = value - metric.log_det() / 2
+    if bool(shared["back"]):  # to stay
+        direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
+    elif bool((decrement > SADDLE) & (mass < shared["most_mass"] - LOST_MASS)):
+        return {
+            **shared,
+            "point": shared["best_point"],
+            "direction": torch.zeros_like(point),
+            "back": torch.ones_like(shared["back"]),
+        }
+    best = ~indefinite & (mass > shared["most_mass"])
     return {
         **shared,
+        "most_mass": torch.where(best, mass, shared["most_mass"]),
+        "best_point": torch.where(best, point, shared["best_point"]),
         "point": point,
         "direction": direction,
         "value": value,

@@ -45,10 +45,12 @@ from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     as_state,
+    at_mean,
     flat_site,
     gaussian,
     moments_of,
     moves,
+    where,
 )
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -163,9 +165,11 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         point = problem.init(START_DRAWS, generator).median(0).values.double()
         local = {**as_state(flat), "start": point.expand(num_clients, -1).clone()}
         local["prior_share"] = torch.zeros(num_clients, dtype=torch.float64, device=flat.eta.device)
-        anchor = flat if start is None else gaussian(start.local)
+        anchor = flat
         if start is not None:
-            local["start"] = start.local["point"]
+            point, found = start.local["point"], gaussian(start.local)
+            local["start"] = point
+            anchor = where(start.local["back"].bool(), at_mean(found, point), found)  # of a point that is no mode
         local |= as_state(anchor, "anchor_")
         shared = as_state(flat)
         if self.starts_at_prior:
