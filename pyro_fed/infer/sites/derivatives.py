@@ -38,8 +38,8 @@ Kind = Literal["hessian", "fisher"]
 
 #: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
 MAX_BLOCK = 8_000_000
-#: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: each node's density is one of all that the row
-#: has, as the eight answers of a person, and its curvature is that of a logarithm of sums besides. 2 to 5 s a round.
+#: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: a node's density is one of all that the row
+#: has, as the eight answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
 MOST_INTEGRATED = MOST_NUMBERS // 8
 #: Points in a share at least: four and their opposites.
 FEWEST = 8
