@@ -47,7 +47,7 @@ def test_the_graph_is_that_of_make_fx():
 
 
 def beside_writes(z, x):
-    """What is computed twice, of it what is written over, whole and by a view; and views of views that show the same."""
+    """What is computed twice, what of it is written over, whole or by a view; and views of views that show the same."""
     term = (1 - x) * z
     kept = x.exp() + x.exp()
     total = term.add_(x.neg().exp_())

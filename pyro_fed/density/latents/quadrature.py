@@ -169,8 +169,11 @@ class Quadrature(metaclass=Checked):
         def derivatives(order: int) -> tuple[Tensor, Tensor]:
             rule = replace(self, order=order)
 
+            def log_lik(z: Tensor) -> Tensor:
+                return rule.log_parts(problem, z, rows)[1].sum()
+
             def at(one: Tensor) -> tuple[Tensor, Tensor]:
-                score, pull = vjp(grad(lambda z: rule.log_parts(problem, z, rows)[1].sum()), one)[:2]
+                score, pull = vjp(grad(log_lik), one)[:2]
                 return score, problem.vmap(lambda v: pull(v)[0])(unit)
 
             score, curvature = problem.vmap(at)(theta)
