@@ -1,44 +1,128 @@
-"""One liar in ten clients: how far it moves the answer of each family, with and without `combination=Bounded()`.
+"""One or two liars of ten clients: how far they move the answer of each family, with and without `Bounded()`.
 
-Logistic regression of 400 rows with three weights over ten like clients, float64. Client 4 lies in every round of
-every phase: its messages times -1, 10 and 100, replaced by normal numbers ten times as large, or its first message over
-and over; or it is honest about rows of another population, whose weights are the true ones times -2. A cell is the
-largest error of a mean in SDs of the posterior of the other nine (long NUTS), without / with the combination; "stops":
-the run ended in an error that names the client or the cause. The last columns are the price where all are honest: the
-error against the posterior of all ten with the combination, and the ratio of its SDs to those without. `--two` has
-two liars.
+Logistic regression of 400 rows with three weights over ten like clients, float64. Client 4 (and 7) lies in every round
+of every phase, see `LIES`; "another population" is honest about rows whose weights are the true ones times -2. A cell
+is the largest error of a mean in SDs of the posterior of the honest clients, whose moments are exact
+(`benchmarks.helpers.exact_logistic`); "stops": the run ended in an error. "honest": nobody lies, against the posterior
+of all ten, and in the second column how many times as wide the widest SD is as without `Bounded`.
 
-    python -m benchmarks.faults.liars [FAMILY ...] [--two | --more | --prices]
+    python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.csv] [--show] [--again]
+
+A cell is one run of some tenths of a second; each is written to OUT as soon as it is there, and one that is there is
+not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there,
+`--held` leaves out the runs without.
+`--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows, `--dirichlet` where they have
+unequal labels: README's first program.
 
 Algorithms without a rule (DSGLD, P2PEP, P2PFedAvg, those as published) refuse `combination=`, and are not in it.
-`--prices`: what it costs where honest clients have unequal numbers of rows; `--more`: kinds of lies that the first
-table has not.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import csv
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.exact_logistic import CLIENTS, Moments, Rows, exact_moments, model, rows
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import PyroFedError
-from pyro_fed.runtime.executors import Faulty, Reply, Work
+from pyro_fed.runtime.executors import Executor, Faulty, Reply, Vectorised, Work
+from pyro_fed.runtime.executors.local import Step
+
+LIARS = (4, 7)
+#: The round from which a late lie is told.
+LATE = 10
+QUIET: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 2000}
+#: Each with its rounds at most: a run that is lied to need not converge.
+FAMILIES: dict[str, tuple[Any, int]] = {
+    "FedEP": (pf.FedEP(), 30),
+    "PVI": (pf.PVI(), 100),
+    "FedPA": (pf.FedPA(client=pf.tilted.Laplace()), 30),
+    "FedSEP": (pf.FedSEP(), 30),
+    "FedLaplace": (pf.FedLaplace(), 30),
+    "BCM": (pf.BCM(), 30),
+    "ConsensusMC": (pf.ConsensusMC(num_samples=100, warmup_steps=50, num_chains=1, max_tree_depth=3), 1),
+    "FedAIS": (pf.FedAIS(), 30),
+    "DSVGD": (pf.DSVGD(start="gaussian", num_particles=50), 30),
+    "ParallelDSVGD": (pf.ParallelDSVGD(start="gaussian", num_particles=50), 20),
+    "FSGLD": (pf.FSGLD(target_ess=200, num_chains=10), 150),
+    "FALD": (pf.FALD(target_ess=200, num_chains=4, burn_in=50), 60),
+    "P2PVI, all hear all": (pf.P2PVI(start="local"), 30),
+    "P2PVI, ring": (pf.P2PVI(start="local"), 30),
+    "P2PVI, random": (pf.P2PVI(start="local"), 30),
+    "FedAvg": (pf.FedAvg(step_size=0.05), 30),
+}
+GRAPHS = {
+    "P2PVI, all hear all": pf.graph.complete(CLIENTS),
+    "P2PVI, ring": pf.graph.ring(CLIENTS),
+    "P2PVI, random": pf.graph.erdos_renyi(CLIENTS, 0.4, seed=0),
+}
+#: Rows of honest clients, by name.
+SIZES = {
+    "equal": [40] * CLIENTS,
+    "1 / k": [400 // k for k in range(1, CLIENTS + 1)],
+    "one has half": [180] + [20] * (CLIENTS - 1),
+    "one has twenty times as many": [400] + [20] * (CLIENTS - 1),
+    "half of them few": [5] * 5 + [200] * 5,
+    "1 to 361": [1, 3, 8, 15, 22, 40, 60, 90, 200, 361],
+    "2 to 1,024": [2**k for k in range(1, CLIENTS + 1)],
+}
+#: A lie of a message and its round.
+Lie = Callable[[State, int], State]
+
+
+class Remembering(Vectorised):
+    """The steps of an algorithm of one round, whose clients say the same before every lie: they are done once."""
+
+    steps_of: ClassVar[dict[tuple[Any, ...], Step]] = {}
+
+    def steps(self, work: Work, at: torch.Tensor, noise: Noise) -> Step:
+        """As they were done before, or now."""
+        key = (float(self.data.rows[1].sum()), work.seed, *work.clients)
+        if key not in self.steps_of:
+            self.steps_of[key] = super().steps(work, at, noise)
+        return self.steps_of[key]
+
+
+class TrueRows(Vectorised):
+    """Clients that know how many rows they have, whatever the server was told."""
+
+    def __init__(self, num_rows: torch.Tensor) -> None:
+        super().__init__()
+        self.true = num_rows
+
+    def start(self, algorithm: Any, problem: Any, data: ClientData, local: State, clients: Any = None) -> None:
+        """With their own numbers."""
+        super().start(algorithm, problem, data._replace(num_rows=self.true), local, clients)
+
+
+class Claiming(pf.Federation):
+    """A federation whose server is told something else of how many rows a client has."""
+
+    claim = 0
+
+    def client_data(self, clients: Any = None) -> ClientData:
+        """With the number that the liar claims."""
+        data = super().client_data(clients)
+        return data._replace(num_rows=data.num_rows.index_fill(0, torch.tensor(LIARS[0]), self.claim))
 
 
 class Liar(Faulty):
-    """One client whose messages are made by a function of them and of the round."""
+    """Clients whose messages are made by a function of them and of the round."""
 
-    def __init__(self, lie: Callable[[State, int], State], clients: tuple[int, ...] = (4,)) -> None:
-        super().__init__(probability=0.0)
+    def __init__(self, lie: Lie, clients: tuple[int, ...], inner: Executor) -> None:
+        super().__init__(inner, probability=0.0)
         self.lie, self.liars = lie, clients
 
     def execute(self, work: Work) -> Reply:
@@ -56,198 +140,221 @@ class Liar(Faulty):
         return replace(reply, messages=messages)
 
 
-def _some(message: State, factor: float, *parts: str) -> State:
-    """The message with some of its tensors times a factor, those that are called so; all where none is."""
+#: What says where the parameters are, and how much is known of them.
+WHERE = ("eta", "residual", "score", "position", "point", "delta", "draws", "particles", "white", "change")
+KNOWN = ("precision", "history")
+
+
+def times(message: State, factor: float, *parts: str) -> State:
+    """The message with the tensors that are called so times a factor; all where none is."""
     named = [name for name in message if any(part in name for part in parts)]
     chosen = named or [name for name, value in message.items() if value.is_floating_point()]
     return {name: value * factor if name in chosen else value for name, value in message.items()}
 
 
-def _same_way(message: State) -> State:
+def same_way(message: State) -> State:
     """Always a little more of what says where the parameters are."""
-    where = ("eta", "residual", "score", "position", "point", "delta", "draws", "particles")
-    named = {name for name in message if any(part in name for part in where)}
+    named = {name for name in message if any(part in name for part in WHERE)}
     return {name: value + 3 * value.abs().mean() if name in named else value for name, value in message.items()}
 
 
-#: The round from which a late lie is told.
-LATE = 10
-#: Other lies: of precisions or means alone, growing from round to round, infinite, and of two who agree.
-MORE = {
-    "mean alone": Liar(lambda message, round: _some(message, 10.0, "eta", "residual", "score", "position")),
-    "precision alone": Liar(lambda message, round: _some(message, 10.0, "precision", "history")),
-    "precision times 10,000": Liar(lambda message, round: _some(message, 1e4, "precision", "history")),
-    "precision negative": Liar(lambda message, round: _some(message, -3.0, "precision", "history")),
-    "the same way each round": Liar(lambda message, round: _same_way(message)),
-    "late, hundredfold": Liar(lambda message, round: _some(message, 100.0) if round >= LATE else message),
-    "late, the same way": Liar(lambda message, round: _same_way(message) if round >= LATE else message),
-    "log-likelihoods": Liar(lambda message, round: _some(message, -30.0, "value", "log_lik")),
-    "growing": Liar(lambda message, round: _some(message, 1.0 + 0.2 * round)),
-    "infinite": Liar(lambda message, round: _some(message, float("inf"))),
-    "two who agree": Liar(lambda message, round: _some(message, 10.0, "eta", "residual", "score", "position"), (4, 7)),
+#: Kinds of `Faulty`, and lies within the form of a message: two who agree are two of these.
+KINDS = ("negated", "tenfold", "hundredfold", "noise", "stale", "nan")
+LIES: dict[str, Lie] = {
+    "mean times 10": lambda message, round: times(message, 10.0, *WHERE),
+    "precision times 10": lambda message, round: times(message, 10.0, *KNOWN),
+    "precision times 10,000": lambda message, round: times(message, 1e4, *KNOWN),
+    "precision negative": lambda message, round: times(message, -3.0, *KNOWN),
+    "growing": lambda message, round: times(message, 1.0 + 0.2 * round),
+    "the same way": lambda message, round: same_way(message),
+    "late, hundredfold": lambda message, round: times(message, 100.0) if round >= LATE else message,
+    "late, the same way": lambda message, round: same_way(message) if round >= LATE else message,
+    "log-likelihoods": lambda message, round: times(message, -30.0, "value", "log_lik"),
 }
-#: Means and SDs.
-Moments = tuple[np.ndarray, np.ndarray]
-#: Each client's.
-Rows = list[tuple[torch.Tensor, torch.Tensor]]
-
-LIARS = (4, 7)
-KINDS = ("negated", "tenfold", "hundredfold", "noise", "stale")
-OTHER = "another population"
-CLIENTS, DIM = 10, 3
-QUIET: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 2000}
-FAMILIES = {
-    "FedEP": pf.FedEP(),
-    "PVI": pf.PVI(),
-    "FedPA": pf.FedPA(client=pf.tilted.Laplace()),
-    "FedSEP": pf.FedSEP(),
-    "FedLaplace": pf.FedLaplace(),
-    "BCM": pf.BCM(),
-    "ConsensusMC": pf.ConsensusMC(num_samples=200, warmup_steps=100, num_chains=1),
-    "FedAIS": pf.FedAIS(),
-    "DSVGD": pf.DSVGD(start="gaussian"),
-    "ParallelDSVGD": pf.ParallelDSVGD(start="gaussian"),
-    "FSGLD": pf.FSGLD(target_ess=200),
-    "FALD": pf.FALD(target_ess=200),
-    "P2PVI, all hear all": pf.P2PVI(start="local"),
-    "P2PVI, ring": pf.P2PVI(start="local"),
-    "P2PVI, random": pf.P2PVI(start="local"),
-    "FedAvg": pf.FedAvg(step_size=0.05),
+OTHER, HONEST = "another population", "honest"
+#: Rows that a client with 40 claims, and what it sends besides; lies of a client with as many rows as twenty others.
+CLAIMS = {
+    "claims 400 rows": (400, ""),
+    "claims 1e12 rows": (10**12, ""),
+    "claims 1e12, hundredfold": (10**12, "hundredfold"),
+    "claims 1e12, noise": (10**12, "noise"),
 }
-GRAPHS = {
-    "P2PVI, all hear all": pf.graph.complete(CLIENTS),
-    "P2PVI, ring": pf.graph.ring(CLIENTS),
-    "P2PVI, random": pf.graph.erdos_renyi(CLIENTS, 0.4, seed=0),
-}
-#: Rows of honest clients, by name.
-SIZES = {
-    "equal": [40] * CLIENTS,
-    "1 / k": [400 // k for k in range(1, CLIENTS + 1)],
-    "one has half": [180] + [20] * (CLIENTS - 1),
-    "one has twenty times as many": [400] + [20] * (CLIENTS - 1),
-    "half of them few": [5] * 5 + [200] * 5,
-    "1 to 361": [1, 3, 8, 15, 22, 40, 60, 90, 200, 361],
-}
-#: Rounds at most, and of chains: a run that is lied to need not converge.
-ROUNDS, VISITS = 30, 150
+MOST = {f"most rows, {lie}": lie for lie in ("negated", "hundredfold", "noise", "the same way")}
+COLUMNS = (*KINDS, OTHER, *LIES)
+ABOUT_ROWS = (*CLAIMS, *MOST)
+Cell = tuple[str, str, int, bool]
 
 
-def model(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Logistic regression."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
-
-def rows(others: tuple[int, ...] = (), sizes: list[int] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each client's rows, 40 or of the `sizes`; those of `others` are of another population."""
-    sizes = SIZES["equal"] if sizes is None else sizes
-    generator, total = torch.Generator().manual_seed(1), sum(sizes)
-    x = torch.randn(total, DIM, generator=generator, dtype=torch.float64)
-    truth = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    chance = torch.rand(total, generator=generator, dtype=torch.float64)
-    parts = []
-    for k, size in enumerate(sizes):
-        at = slice(sum(sizes[:k]), sum(sizes[:k]) + size)
-        weights = -2 * truth if k in others else truth
-        parts.append((x[at], (chance[at] < torch.sigmoid(x[at] @ weights)).double()))
-    return parts
+def executor(family: str, lie: str, liars: tuple[int, ...], inner: Executor | None = None) -> Executor:
+    """Where these clients tell this lie."""
+    inner = inner or (Remembering() if family == "ConsensusMC" else Vectorised())
+    if lie in KINDS:
+        return Faulty(inner, probability=1.0, kinds=(lie,), clients=liars)
+    return Liar(LIES[lie], liars, inner) if lie in LIES else inner
 
 
 def moments(idata: Any) -> Moments:
     """Means and SDs."""
-    draws = idata["posterior"]["w"].values.reshape(-1, DIM)
-    return draws.mean(0), draws.std(0)
+    draws = idata["posterior"]["w"].values
+    flat = draws.reshape(-1, draws.shape[-1])
+    return flat.mean(0), flat.std(0)
 
 
-def reference(
-    parts: list[tuple[torch.Tensor, torch.Tensor]], left_out: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of the clients that are left, by long NUTS."""
-    kept = [part for k, part in enumerate(parts) if k not in left_out]
-    fed = pf.Federation.from_clients(model, kept, plate="data")
-    return moments(pf.run(pf.NUTS(num_samples=2000), fed, progress=False, audit=False, log_likelihood=False))
-
-
-def attacked(name: str, fed: pf.Federation, kind: str, liars: tuple[int, ...], bounded: bool) -> Moments | None:
-    """Means and SDs of a run; None where it stopped."""
-    liar = {**MORE, **{kind: Faulty(probability=1.0, kinds=(kind,), clients=liars) for kind in KINDS}}
-    executor = liar.get(kind, "vectorised")
+def run(family: str, parts: Rows, bounded: bool, at: Executor, claim: int = 0) -> Moments | None:
+    """Means and SDs of a run, with a liar's claim of its rows if there is one; None where it stopped."""
+    algorithm, rounds = FAMILIES[family]
+    fed = (Claiming if claim else pf.Federation).from_clients(model, parts, plate="data")
+    if isinstance(fed, Claiming):
+        fed.claim = claim
     combination = pf.combination.Bounded() if bounded else None
-    algorithm = FAMILIES[name]
-    rounds = VISITS if isinstance(algorithm, pf.FSGLD | pf.FALD) else ROUNDS
-    graph = GRAPHS.get(name)
     try:
         found = pf.run(
-            algorithm, fed, num_rounds=rounds, executor=executor, graph=graph, combination=combination, **QUIET
+            algorithm,
+            fed,
+            num_rounds=rounds,
+            executor=at,
+            graph=GRAPHS.get(family),
+            combination=combination,
+            **QUIET,
         )
     except PyroFedError:
         return None
     return moments(found)
 
 
-def off(found: Moments | None, exact: Moments) -> str:
+def error(found: Moments | None, exact: Moments) -> str:
     """The largest error of a mean in SDs."""
     return "stops" if found is None else f"{np.abs((found[0] - exact[0]) / exact[1]).max():.2g}"
 
 
-def table(names: list[str], liars: tuple[int, ...]) -> None:
-    """Print one."""
-    honest, another = rows(), rows(liars)
-    fed, fed_another = (pf.Federation.from_clients(model, parts, plate="data") for parts in (honest, another))
-    nine, ten = reference(honest, liars), reference(honest, ())
-    columns = [*KINDS, OTHER, "honest", "SD ratio"]
-    print(
-        f"\n{len(liars)} liar(s) of {CLIENTS}\n\n| family | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}"
-    )
-    for name in names:
-        cells = []
-        for kind in (*KINDS, OTHER):
-            runs = [
-                attacked(name, fed_another if kind == OTHER else fed, kind, liars, bounded) for bounded in (False, True)
+def cells(families: list[str], lies: list[str], ways: tuple[bool, ...]) -> list[Cell]:
+    """All that is measured of them, the cheap questions first."""
+    number = {HONEST: (0,), **dict.fromkeys(ABOUT_ROWS, (1,))}
+    return [
+        (family, lie, liars, bounded)
+        for family in families
+        for lie in lies
+        for liars in number.get(lie, (1, 2))
+        for bounded in ways
+    ]
+
+
+def measured(cell: Cell) -> tuple[str, str]:
+    """A cell, and its widest SD."""
+    family, lie, count, bounded = cell
+    liars = (0,) if lie in MOST else LIARS[:count]
+    parts = rows(liars if lie == OTHER else (), SIZES["one has twenty times as many"] if lie in MOST else None)
+    claim, told = CLAIMS.get(lie, (0, MOST.get(lie, lie)))
+    inner = TrueRows(torch.tensor([len(y) for _, y in parts])) if claim else None
+    found = run(family, parts, bounded, executor(family, told, liars, inner), claim)
+    liars = liars if told else ()  # whoever sends what is true is one of the honest
+    kept = [part for k, part in enumerate(parts) if k not in liars]
+    exact = exact_moments(kept)
+    width = "" if found is None else f"{(found[1] / exact[1]).max():.4g}"
+    return error(found, exact), width
+
+
+def read(path: Path) -> dict[Cell, tuple[str, str]]:
+    """The cells of a file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {(f, lie, int(n), b == "1"): (found, width) for f, lie, n, b, found, width, _ in csv.reader(file)}
+
+
+def show(found: dict[Cell, tuple[str, str]], families: list[str]) -> None:
+    """Print the tables of what is there."""
+    for count in (1, 2):
+        print(f"\n{count} liar(s) of {CLIENTS}, without / with\n\n| family | {' | '.join(COLUMNS)} |")
+        print("|" + " --- |" * (len(COLUMNS) + 1))
+        for family in families:
+            row = [
+                " / ".join(found.get((family, lie, count, bounded), ("", ""))[0] for bounded in (False, True))
+                for lie in COLUMNS
             ]
-            cells.append(" / ".join(off(one, nine) for one in runs))
-        price, free = (attacked(name, fed, "", (), bounded) for bounded in (True, False))
-        ratio = (
-            "stops" if price is None or free is None else f"{(price[1] / free[1]).max():.3f}" if free[1].all() else ""
-        )
-        print(f"| `{name}` | {' | '.join([*cells, off(price, ten), ratio])} |", flush=True)
+            print(f"| `{family}` | {' | '.join(row)} |")
+    print(f"\n| family | {' | '.join(ABOUT_ROWS)} |\n|" + " --- |" * (len(ABOUT_ROWS) + 1))
+    for family in families:
+        row = [" / ".join(found.get((family, lie, 1, b), ("", ""))[0] for b in (False, True)) for lie in ABOUT_ROWS]
+        print(f"| `{family}` | {' | '.join(row)} |")
+    print("\n| family | nobody lies, without | with | SDs wider |\n| --- | --- | --- | --- |")
+    for family in families:
+        free, held = (found.get((family, HONEST, 0, bounded)) for bounded in (False, True))
+        if free and held:
+            known = free[1] and held[1] and float(free[1]) > 0
+            wider = f"{float(held[1]) / float(free[1]):.3f}" if known else ""
+            print(f"| `{family}` | {free[0]} | {held[0]} | {wider} |")
 
 
-def prices() -> None:
-    """Print what `Bounded` costs FedEP where honest clients have unequal numbers of rows."""
-    print("\n| rows | a mean moves by, SDs | SDs wider |\n| --- | --- | --- |")
-    for name, sizes in SIZES.items():
-        fed = pf.Federation.from_clients(model, rows(sizes=sizes), plate="data")
-        free, price = (attacked("FedEP", fed, "", (), bounded) for bounded in (False, True))
-        ratio = "stops" if price is None or free is None else f"{(price[1] / free[1]).max():.3f}"
-        print(f"| {name} | {off(price, free) if free else 'stops'} | {ratio} |", flush=True)
+def prices(families: list[str]) -> None:
+    """Print what `Bounded` costs where honest clients have unequal numbers of rows."""
+    print("\n| family | rows | a mean moves by, SDs | SDs wider |\n| --- | --- | --- | --- |")
+    for family in families:
+        for name, sizes in SIZES.items():
+            parts = rows(sizes=sizes)
+            free, held = (run(family, parts, bounded, Vectorised()) for bounded in (False, True))
+            ratio = "" if free is None or held is None or not free[1].all() else f"{(held[1] / free[1]).max():.3f}"
+            print(f"| `{family}` | {name} | {'stops' if free is None else error(held, free)} | {ratio} |", flush=True)
 
 
-def more(names: list[str]) -> None:
-    """Print what other kinds of lies do under `Bounded`."""
-    honest = rows()
-    fed = pf.Federation.from_clients(model, honest, plate="data")
-    nine = reference(honest, LIARS[:1])
-    print(f"\n| family | {' | '.join(MORE)} |\n|{' --- |' * (len(MORE) + 1)}")
-    for name in names:
-        cells = [off(attacked(name, fed, kind, (), bounded=True), nine) for kind in MORE]
-        print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
+def dirichlet(families: list[str]) -> None:
+    """Print what it costs in the first program of README: labels by Dirichlet(0.3), eight weights."""
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.preprocessing import scale
+
+    x, y = load_breast_cancer(return_X_y=True)
+    x, y = torch.tensor(scale(x)[:, :8]), torch.tensor(y).double()
+    partition = pf.partition.Dirichlet(0.3, by=y)
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS, partition=partition, seed=0)
+    print("\n| family | converged, without / with | a mean moves by, SDs | SDs, over those without |")
+    print("| --- | --- | --- | --- |")
+    for family in families:
+        algorithm, _ = FAMILIES[family]
+        options = QUIET | {"graph": GRAPHS.get(family), "num_draws": 8000}
+        try:
+            free = pf.run(algorithm, fed, **options)
+            held = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **options)
+        except PyroFedError as stop:
+            print(f"| `{family}` | {type(stop).__name__} | | |", flush=True)
+            continue
+        before, after = (moments(idata) for idata in (free, held))
+        ratio = after[1] / before[1]
+        ends = " / ".join(str(idata.attrs.get("converged", "")) for idata in (free, held))
+        moved = np.abs((after[0] - before[0]) / before[1]).max()
+        print(f"| `{family}` | {ends} | {moved:.2g} | {ratio.min():.3f} to {ratio.max():.3f} |", flush=True)
 
 
 def main() -> None:
-    """The tables that are asked for."""
+    """What is asked for."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    names = [name for name in sys.argv[1:] if not name.startswith("--")]
-    if "--prices" in sys.argv:
-        prices()
-    elif "--more" in sys.argv:
-        more(names or list(FAMILIES))
-    elif "--two" in sys.argv:
-        table(names or ["FedEP", "PVI", "FedLaplace"], LIARS)
-    else:
-        table(names or list(FAMILIES), LIARS[:1])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", metavar="FAMILY")
+    parser.add_argument("--only", default="", metavar="LIE;...")
+    parser.add_argument("--out", type=Path, default=Path("out/faults/liars.csv"))
+    for flag in ("--show", "--again", "--held", "--prices", "--dirichlet"):
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    families = options.families or list(FAMILIES)
+    lies = [lie.strip() for lie in options.only.split(";") if lie] or [HONEST, *COLUMNS, *ABOUT_ROWS]
+    if unknown := {*families} - {*FAMILIES} | {*lies} - {HONEST, *COLUMNS, *ABOUT_ROWS}:
+        parser.error(f"unknown: {sorted(unknown)}; families {list(FAMILIES)}, lies {[HONEST, *COLUMNS, *ABOUT_ROWS]}")
+    if options.prices or options.dirichlet:
+        (prices if options.prices else dirichlet)(families)
+        return
+    found = read(options.out)
+    if not options.show:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        for cell in cells(families, lies, (True,) if options.held else (False, True)):
+            if cell in found and not options.again:
+                continue
+            began = time.process_time()
+            found[cell] = measured(cell)
+            with options.out.open("a", newline="") as file:
+                family, lie, count, bounded = cell
+                took = f"{time.process_time() - began:.2f}"
+                csv.writer(file).writerow([family, lie, count, int(bounded), *found[cell], took])
+    show(found, families)
 
 
 if __name__ == "__main__":

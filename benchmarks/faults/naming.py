@@ -2,10 +2,13 @@
 
 Logistic regression with three weights, ten clients, sites by Laplace's method at the joint mode: no runs, so that
 hundreds of trials take seconds. A cell is the share of trials in which the corrupted client is named first
-(`audit.clients.influence.apart`); "false" that in which an honest one is named, of ten honest clients where nobody is
-corrupted. "attainable" is the power of the most powerful test (Neyman and Pearson) of one who knows the true weights
-and what the corruption is: the largest of ten likelihood ratios, its threshold the 99 % quantile of that of honest
-cohorts, so that false alarms are 1 %.
+(`audit.clients.influence.apart_by_sites`); "false" that in which an honest one is named, of ten honest clients where
+nobody is corrupted. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 %
+quantile in honest cohorts, so that false alarms are 1 %:
+
+    of sites     `opposed`, what sites say of labels that are flipped
+    of rows      the likelihood ratio of the client's rows at the other nine's mode: it knows what the corruption is
+    attainable   the same at the true weights, which nobody knows: no test has more power (Neyman and Pearson)
 
     python -m benchmarks.faults.naming [TRIALS]
 """
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from pyro_fed.audit.clients.influence import apart, by_sites
+from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 CLIENTS, DIM, PRIOR_SD, ITERATIONS = 10, 3, 2.0, 30
@@ -66,8 +69,16 @@ def trial(seed: int, rows: int, sizes: str, design: str, kind: str | None) -> Tr
     return Trial(x, y, client, bad)
 
 
-def named(data: Trial) -> list[str]:
-    """The clients that are named, the first one first."""
+class Judged(NamedTuple):
+    """The clients that are named, the first one first; `opposed` (K,); and the others' means (K, D)."""
+
+    named: list[str]
+    opposed: np.ndarray
+    others: Tensor
+
+
+def judged(data: Trial) -> Judged:
+    """By sites at the joint mode."""
     mode, prior = torch.zeros(DIM, dtype=torch.float64), torch.eye(DIM, dtype=torch.float64) / PRIOR_SD**2
     for _ in range(ITERATIONS):
         chance = (data.x @ mode).sigmoid()
@@ -80,36 +91,55 @@ def named(data: Trial) -> list[str]:
     precision.index_add_(0, data.client, (chance * (1 - chance))[:, None, None] * outer)
     eta = torch.zeros(CLIENTS, DIM, dtype=torch.float64).index_add_(0, data.client, score) + precision @ mode
     q = FullGaussian(precision.sum(0) + prior, eta.sum(0))
-    said = apart(by_sites(q, FullGaussian(precision, eta)), [f"<{k}>" for k in range(CLIENTS)], ["a", "b", "c"])
-    return [part.split(">")[0] for part in said.split("client <")[1:]]
+    sites = FullGaussian(precision, eta)
+    found = by_sites(q, sites)
+    said = apart_by_sites(q, sites, [f"<{k}>" for k in range(CLIENTS)], ["a", "b", "c"])
+    names = [part.split(">")[0] for part in said.split("client <")[1:]]
+    return Judged(names, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
 
 
-def ratios(data: Trial, design: str, kind: str) -> np.ndarray:
-    """Each client's log-likelihood ratio of the corruption against none, of the true weights."""
-    weights, factor = (torch.tensor(part, dtype=torch.float64) for part in (DESIGNS[design][0], KINDS[kind]))
-    sign = 2 * data.y - 1
-    each = logsigmoid(sign * (data.x @ (weights * factor))) - logsigmoid(sign * (data.x @ weights))
+def ratios(data: Trial, weights: Tensor, kind: str) -> np.ndarray:
+    """Each client's log-likelihood ratio of the corruption against none, of weights (K, D)."""
+    factor, sign = torch.tensor(KINDS[kind], dtype=torch.float64), 2 * data.y - 1
+    corrupt, true = ((data.x * each[data.client]).sum(1) for each in (weights * factor, weights))
+    each = logsigmoid(sign * corrupt) - logsigmoid(sign * true)
     found: np.ndarray = torch.zeros(CLIENTS, dtype=torch.float64).index_add_(0, data.client, each).numpy()
     return found
 
 
+def power(honest: list[np.ndarray], corrupted: list[np.ndarray], bad: list[int]) -> str:
+    """Share of trials whose corrupted client is beyond what the largest of honest cohorts is in all but 1 %."""
+    limit = np.quantile([values.max() for values in honest], 1 - ALARMS)
+    return f"{100 * np.mean([values[k] > limit for values, k in zip(corrupted, bad, strict=True)]):.0f} %"
+
+
 def main(trials: int) -> None:
     """Print the table."""
-    print("| sizes | covariates | rows | false | " + " | ".join(f"{kind} | attainable" for kind in KINDS) + " |")
-    print("| " + " | ".join(["---"] * (4 + 2 * len(KINDS))) + " |")
+    columns = [f"{kind} | of sites | of rows | attainable" for kind in KINDS]
+    print("| sizes | covariates | rows | false | " + " | ".join(columns) + " |")
+    print("|" + " --- |" * (4 + 4 * len(KINDS)))
     for sizes, design, rows in [
         *(("equal", "normal", rows) for rows in (8, 20, 40)),
         *(("1 to 8", "normal", rows) for rows in (8, 20, 40)),
         *(("equal", "sparse binary", rows) for rows in (8, 20, 40)),
     ]:
+        true = torch.tensor(DESIGNS[design][0], dtype=torch.float64).expand(CLIENTS, DIM)
         honest = [trial(seed, rows, sizes, design, None) for seed in range(trials)]
-        cells = [f"{100 * np.mean([bool(named(data)) for data in honest]):.1f} %"]
+        calm = [judged(data) for data in honest]
+        cells = [f"{100 * np.mean([bool(one.named) for one in calm]):.1f} %"]
         for kind in KINDS:
             corrupted = [trial(seed, rows, sizes, design, kind) for seed in range(trials)]
-            found = [(named(data) or ["nobody"])[0] == str(data.bad) for data in corrupted]
-            limit = np.quantile([ratios(data, design, kind).max() for data in honest], 1 - ALARMS)
-            told = [ratios(data, design, kind)[data.bad] > limit for data in corrupted]
-            cells += [f"{100 * np.mean(found):.0f} %", f"{100 * np.mean(told):.0f} %"]
+            seen, bad = [judged(data) for data in corrupted], [data.bad for data in corrupted]
+            found = [(one.named or ["nobody"])[0] == str(k) for one, k in zip(seen, bad, strict=True)]
+            cells.append(f"{100 * np.mean(found):.0f} %")
+            cells.append(power([one.opposed for one in calm], [one.opposed for one in seen], bad))
+            by_rows = [
+                [ratios(data, one.others, kind) for data, one in zip(data_of, judged_of, strict=True)]
+                for data_of, judged_of in ((honest, calm), (corrupted, seen))
+            ]
+            cells.append(power(*by_rows, bad))
+            known = [[ratios(data, true, kind) for data in data_of] for data_of in (honest, corrupted)]
+            cells.append(power(*known, bad))
         print(f"| {sizes} | {design} | {rows} | " + " | ".join(cells) + " |", flush=True)
 
 

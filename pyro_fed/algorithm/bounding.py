@@ -177,8 +177,8 @@ def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
     usual = (values - middle).abs().quantile(0.5, 0) / HALF
     reach = pull * usual
     held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
-    beyond = ((values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)).flatten(1)
-    worst = torch.where(values == held, 0.0, beyond.reshape(values.shape)).flatten(1).amax(1)
+    beyond = (values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)
+    worst = torch.where(values == held, 0.0, beyond).reshape(len(values), -1).amax(1)
     return held, worst.double().nan_to_num(posinf=LARGEST).clamp_max(LARGEST)
 
 

@@ -307,12 +307,9 @@ class Bounding(ABC):
 
     Class attributes:
         alike: whether like clients send like numbers; one unlikely row makes all of a client's log-likelihoods small.
-        zeros_say_nothing: whether a message of zeros is that of a client without rows, so that one who sends what
-            cannot be used does not stop a run whose rounds need everybody.
     """
 
     alike: ClassVar[bool] = True
-    zeros_say_nothing: ClassVar[bool] = False
 
     @abstractmethod
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
@@ -324,6 +321,22 @@ class Bounding(ABC):
             kept: what the server knows of all clients' sites, (K, ...); empty where it knows nothing.
             sent: the messages.
         """
+
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """Messages for clients whose own cannot be used, (C', ...), so that no liar stops a round.
+
+        Asked for those that are missing in a round that needs everybody, else for those whose reply is not finite.
+
+        Args:
+            shared: the server's state.
+            kept: what the server knows of all clients' sites, (K, ...).
+            messages: of the other clients of the round, (C, ...).
+            clients: that have none, (C',).
+
+        Returns:
+            an empty dictionary where the others' messages are enough; None, the default, where nothing can stand there.
+        """
+        return None
 
     def known(self, shared: State, local: State) -> State:
         """What the server may keep account of, of all clients, from a phase's beginning, (K, ...); none by default.

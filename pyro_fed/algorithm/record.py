@@ -239,6 +239,10 @@ class Record:
             "others say. Leave combination= out, raise its pull, or pool like clients"
         )
 
+    def restless(self) -> bool:
+        """Whether the run has not come to rest in as many rounds as are looked at: sites of one that has tell more."""
+        return self.converged is False and len(self.figures) >= LAST_ROUNDS
+
     def movers(self) -> list[str]:
         """The clients that move the answer more than others do in most of their rounds, one sentence; none if none."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
@@ -254,6 +258,34 @@ class Record:
             f"do: {named} (`moved` in the group `federation`). A liar, wrong units or labels, another population, or "
             "one that puts right what another of them has done?"
         ]
+
+    def moved_first(self) -> str:
+        """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
+
+        The first of those that moved it about as far as anybody, and much further than all before: who comes next puts
+        that right, and moves it as far. Where all go further and further, steps are too long, and nobody is named.
+        """
+        moves = [
+            (float(value), number, client)
+            for number, one in enumerate(self.rounds)
+            for client, value in zip(one.clients, one.info.get("moved", ()), strict=False)
+        ]
+        if len({client for _, _, client in moves}) < FEWEST_MOVERS:
+            return ""
+        furthest = max(value for value, _, _ in moves)
+        for value, number, client in moves:
+            usual = float(np.median([other for other, _, who in moves if who != client]))
+            before = [other for other, when, who in moves if when < number and who != client]
+            least = MOVED_TIMES * max([usual, *before])
+            if value > max(MOVED, least) and value * MOVED_TIMES >= furthest:
+                name = self.client_names[client]
+                return (
+                    f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "
+                    f"message of the others moves it by {usual:.2g}: look at that client first (a liar, wrong units or "
+                    f"labels?), leave it out (fed.without('{name}')), or hold all to the cohort "
+                    "(combination=pf.combination.Bounded())"
+                )
+        return ""
 
     def apart_from_cohort(self) -> list[str]:
         """The clients most of whose messages were far from the others', one sentence; none where there are none."""

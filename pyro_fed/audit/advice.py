@@ -35,6 +35,8 @@ def cure(evidence: Evidence) -> str:
     """
     if "epsilon" in evidence.record.latest:
         return "Privacy's noise is part of that: a larger epsilon, more rows a client or more clients lessen it"
+    if evidence.record.failed():
+        return "Clients failed, and rounds went on without them: run it again, with all of them at work"
     if evidence.record.converged is False:
         return "It has not converged: run more rounds"
     if _diagonal(evidence):

@@ -22,7 +22,8 @@ It needs no density of q, works in any dimension, and takes tails, bananas, wron
 counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
 
-What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
+What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`; one that is nearer to that than to right,
+plainly not right, and could be beyond it by chance, counts as beyond. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
 no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
 tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
@@ -58,8 +59,10 @@ NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
 #: between two, at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
-#: Transitions at most where a result is undecided still, and some number farther off than this part of what matters.
-LONGEST, SUSPECT = 48, 0.8
+#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit.
+MIDDLE = 0.7
+#: Transitions at most where a result is undecided still, and some number farther off than `MIDDLE`.
+LONGEST = 48
 #: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look, and
 #: before `MOST`.
 CLEAR, NEARLY_CLEAR = 0.5, 0.8
@@ -142,12 +145,12 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 def wrong(found: Moments) -> Tensor:
     """Which means and SDs (2, F) are wrong, once there are no more transitions.
 
-    Those beyond the limit by more than chance; and those beyond it that are away from right by `PLAIN` standard
-    errors.
+    Those beyond the limit by more than chance; and those that chance could put beyond it, where they are nearer to it
+    than to right, and away from right by `PLAIN` standard errors.
     """
-    beyond = margin(len(found.mean))
-    plain = (found.excess > 1) & (found.excess > PLAIN * found.noise)
-    return (found.excess - beyond * found.noise > 1) | plain
+    chance = margin(len(found.mean)) * found.noise
+    plain = (found.excess > MIDDLE) & (found.excess > PLAIN * found.noise) & (found.excess + chance > 1)
+    return (found.excess - chance > 1) | plain
 
 
 def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments:
@@ -249,7 +252,7 @@ class Looks:
             self._next(self.until + AGAIN)
         elif verdict is not None:
             self.over = True
-        elif self.until < MOST or bool((found.excess > SUSPECT).any()):
+        elif self.until < MOST or bool((found.excess > MIDDLE).any()):
             self._next(FIRST if self.until < FIRST else self.until + MORE)
         else:
             self.over = True

@@ -60,7 +60,7 @@ def agent(
     peers = load_peers(peers_path)
     peers.number(name)
     chosen = recipe.load(recipe_name)
-    module = library.load_model(model)
+    module = library.load_model(model, with_data=False)
     own = chosen.run.get("num_rounds")
     settings = LinkSettings()
     if patience is not None:

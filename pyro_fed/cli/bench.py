@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
 
 from pyro_fed.cli import options
+from pyro_fed.cli.output import typed_command
 from pyro_fed.conventions.output import check_writable
 
 
@@ -88,8 +87,9 @@ def bench(
     )
     text = plain.as_json(as_values(results))
     table.write_text(text + "\n", encoding="utf-8")
-    write_page(out / "benchmark.html", results, command=shlex.join(["pyro-fed", *sys.argv[1:]]))
-    click.echo(text if as_json else _block(heading(), summary(results)))
+    write_page(out / "benchmark.html", results, command=typed_command())
+    if as_json or results.outcomes:
+        click.echo(text if as_json else _block(heading(), summary(results)))
     waiting = f"; {results.waiting} cells are left: the same command goes on" if results.waiting else ""
     click.echo(f"\nWritten to {out / 'benchmark.html'}: open it in a browser{waiting}.", err=as_json)
 

@@ -132,7 +132,9 @@ def comparison_block(table: pd.DataFrame) -> str:
 
     lines = []
     for part in TABLES:
-        block = pd.DataFrame(part.written(table), index=table.index)
+        if not (written := part.written(table)):
+            continue
+        block = pd.DataFrame(written, index=table.index)
         block.index.name = None
         lines += [terminal.heading(part.title), *(f"  {line}" for line in block.to_string().splitlines())]
     lines.append(terminal.heading("What speaks against them"))

@@ -34,9 +34,10 @@ def doctor(as_json: bool) -> None:
 
     Exit code 1 where something that every run needs is missing.
     """
+    machine = _machine()  # before what imports torch too
     from pyro_fed.analysis.report import plain, terminal
 
-    found = {"versions": _versions(), "machine": _machine(), "extras": _extras()}
+    found = {"versions": _versions(), "machine": machine, "extras": _extras()}
     missing = [name for name, text in found["versions"].items() if text == MISSING]
     if as_json:
         click.echo(plain.as_json(found))
@@ -76,7 +77,7 @@ def _machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "threads of torch": f"{torch.get_num_threads()}; small problems are fastest with num_threads=1",
         "C++ compiler": compiler or "none: compile='inductor' is not to be had, compile='trace' is what auto takes",
-        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); runs compute on the CPU",
+        "GPU": f"{gpu} (torch for {'CUDA ' + cuda if cuda else 'the CPU'}); the CPU computes without device='cuda'",
         "import of torch": f"{spent:.1f} s",
     }
 

@@ -28,4 +28,8 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
         raise SettingError("this needs the extra: pip install 'pyro_fed[flower]'") from error
 
     written = write_app(folder, model, recipe_name, clients)
-    click.echo(f"Written to {written}. Try a simulation: flwr run {written} --stream")
+    click.echo(
+        f"Written to {written}. load_rows in its client_app.py deals out what the model's load_data() reads: replace "
+        f"it by what reads a client's own rows. Try a simulation: flwr run {written} --stream --federation-config "
+        f"'num-supernodes={clients}'"
+    )

@@ -187,9 +187,9 @@ def run(
     click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
     click.echo(terminal.cost_block(idata))
     if out is not None:
-        click.echo(f"\nWritten to {out}; read it by arviz.from_netcdf({str(out)!r}).")
+        click.echo(f"\nWritten to {click.format_filename(out)}; read it by arviz.from_netcdf({str(out)!r}).")
     if report is not None:
-        click.echo(f"\nWritten to {report}: open it in a browser.")
+        click.echo(f"\nWritten to {click.format_filename(report)}: open it in a browser.")
 
 
 def _run_block(
@@ -255,6 +255,6 @@ def show(recipe_name: str) -> None:
 
     chosen = recipe.load(recipe_name)
     defaults = chosen.left_out()
-    click.echo(f"# {chosen.path}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")
+    click.echo(f"# {click.format_filename(chosen.path)}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")
     click.echo(f"\n# Settings of {chosen.algorithm.__name__} that this recipe leaves at their defaults:")
     click.echo("\n".join(f"# {name} = {value}" for name, value in defaults.items()) or "# (none)")

@@ -1,18 +1,32 @@
-"""What a client may be called: a plain name that can stand in a message, a file and a table; and how many there are."""
+"""What a client may be called, in tables and figures and in messages; and how many there are."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-from pyro_fed.errors import ProtocolError
+from pyro_fed.errors import ProtocolError, shown
 
 #: Longest client id.
 MAX_CLIENT_ID = 64
 #: Clients of the command line, where neither the user nor the partition says how many.
 DEFAULT_CLIENTS = 10
 
+_PATH = {"/", "\\"}
 _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
+
+
+def check_shown_name(name: str) -> None:
+    """Refuse what cannot stand in a table: where clients are simulated, letters of any alphabet may.
+
+    Raises:
+        ProtocolError: nothing, too long, what is not printed, or a path.
+    """
+    if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
+        raise ProtocolError(
+            f"a client id has 1 to {MAX_CLIENT_ID} characters that can be printed, no slash among them, and begins "
+            f"with no dot; received {shown(name)}"
+        )
 
 
 def check_client_id(client: str) -> None:

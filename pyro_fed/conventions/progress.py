@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from pyro_fed.conventions import calls
 from pyro_fed.errors import SettingError
 
 #: Seconds from one line of a log to the next: at first, and after it has doubled some times. An hour has 60 lines.
@@ -65,6 +66,7 @@ _everywhere: Show = True
 _here: ContextVar[Show | None] = ContextVar("progress", default=None)
 
 
+@calls.checked_but("show")
 def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 
@@ -196,6 +198,7 @@ class _Log(Bar):
     def __init__(self, start: Progress, inner: bool) -> None:
         super().__init__(start)
         self._inner, self._said, self._pause = inner, self._began, LOG_SECONDS
+        self._done: int | None = None
 
     def _show(self) -> None:
         if time.monotonic() - self._said >= self._pause:
@@ -203,11 +206,11 @@ class _Log(Bar):
             self._say()
 
     def _end(self) -> None:
-        if not self._inner:
+        if not self._inner and self._done != self.now.done:  # else the last line says all
             self._say()
 
     def _say(self) -> None:
-        self._said = time.monotonic()
+        self._said, self._done = time.monotonic(), self.now.done
         print(self.now, file=sys.stderr, flush=True)
 
 

@@ -57,6 +57,30 @@ def hashed(tensors: Sequence[Tensor], text: str = "") -> str:
     return state.hexdigest()[:32]
 
 
+def label_digests(problem: Problem) -> dict[str, str]:
+    """What the codes of each argument of text or categories stand for, in order, as name → hash.
+
+    Without those that say to which group a row belongs: a client numbers its own groups.
+
+    Args:
+        problem: the model's densities.
+    """
+    arguments = problem.arguments
+    owners = {owner for owner, *_ in arguments.nested_by_name.values()}
+    return {
+        name: hashed([], repr(list(map(str, labels))))
+        for name, labels in sorted(arguments.labels.items())
+        if name not in owners
+    }
+
+
+#: What to do where clients whose rows lie apart have other labels.
+LABELS_CURE = (
+    "text is numbered by the labels that a client has, so that the same code stands for something else at another: "
+    "give the same categories in the same order at each, as in pandas.Categorical(column, categories=[...])"
+)
+
+
 def shared_arguments(problem: Problem) -> dict[str, str]:
     """The arguments that all clients share, and the model's `pyro.param` constants, name → value or hash.
 

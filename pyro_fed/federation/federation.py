@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.joint import JointProblem
@@ -33,6 +33,7 @@ from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
 from pyro_fed.federation.given import taken_apart
 from pyro_fed.federation.groups.naming import (
+    by_element,
     grouped_table,
     groups_alone,
     named_labels,
@@ -130,6 +131,7 @@ class Federation:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
         self.partition = partition or partitions.IID()
         num_rows = sizes[plate] if arguments.num_rows is None else arguments.num_rows
+        self.partition = by_element(self.partition, arguments, num_rows)
         each = rows and isinstance(self.partition, partitions.ByGroup)  # of a plate of groups
         labels = np.arange(num_rows) if each else row_labels(arguments)
         split = self.partition.split(num_rows, num_clients, np.random.default_rng(seed), labels)
@@ -194,7 +196,7 @@ class Federation:
         values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
         for name in names:
-            check_client_id(name)
+            check_shown_name(name)
         if len(set(names)) < len(names):
             raise DataError(f"client names must differ as text, received {names}")
         plate = joined(plate, rows)
@@ -310,7 +312,12 @@ class Federation:
 
         Returns:
             ClientData with index (C, n) and num_rows (C,).
+
+        Raises:
+            SettingError: one of them is not there.
         """
+        if clients is not None:
+            self._check_numbers(clients)
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         index, num_rows = padded_index(self.client_rows, chosen)
         device = self.problem.rows[0].device
@@ -365,8 +372,17 @@ class Federation:
         Example:
             >>> args, kwargs = fed.client_args(0)
             >>> model(*args, **kwargs)            # an ordinary run of the model on this client's rows
+
+        Raises:
+            SettingError: there is no such client.
         """
+        self._check_numbers([client])
         return self.problem.arguments.of_client(self.client_rows[client])
+
+    def _check_numbers(self, clients: Sequence[int]) -> None:
+        """Refuse numbers of clients that are not there."""
+        if bad := [client for client in clients if not 0 <= client < self.num_clients]:
+            raise SettingError(f"there is no client {bad[0]}: clients are numbered from 0 to {self.num_clients - 1}")
 
     @checked
     @explained(ModelError, "the model cannot be run on these arguments")
@@ -486,8 +502,14 @@ class Federation:
         return client_table(self.client_rows, self.client_names, discrete_labels(arguments))
 
     def __repr__(self) -> str:
+        arguments = self.problem.arguments
+        nested = ", ".join(
+            f"{len(arguments.leaves[arguments.names.index(owner)])} rows of '{part}'"
+            for part, (owner, *_) in arguments.nested_by_name.items()
+        )
+        rows = f"{self.num_rows} groups with {nested}" if nested else f"{self.num_rows} rows"
         return (
-            f"Federation({self.num_clients} clients, {self.num_rows} rows, plate='{self.problem.plate}', "
+            f"Federation({self.num_clients} clients, {rows}, plate='{self.problem.plate}', "
             f"{self.problem.dim} parameters, {type(self.partition).__name__})"
         )
 

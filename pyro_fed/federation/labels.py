@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from pyro_fed.density.checks.lookups import Lookups
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 
@@ -44,21 +45,29 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
 
 
 def label_coords(problem: Problem, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Labels of text and categories as coordinates of the plates that they number, where one plate alone has as many.
+    """Labels of text and categories as coordinates of the dimensions that are looked up by their codes.
+
+    A dimension that merely has as many elements is not named by them.
 
     Args:
         problem: the model's densities.
         coords: those given.
     """
-    sites = [*problem.layout.latents.values(), *problem.layout.local.values()]
-    sizes = {dim: size for site in sites for dim, size in zip(site.dims, site.shape, strict=True)}
+    sites = {**problem.layout.latents, **problem.layout.local}
+    free = {dim for site in sites.values() for dim in site.dims} - {*coords, problem.plate}
+    sizes = {size for site in sites.values() for dim, size in zip(site.dims, site.shape, strict=True) if dim in free}
+    arguments = problem.arguments
     found: dict[str, list[Any]] = {}
-    for labels in problem.arguments.labels.values():
-        dims = [
-            dim for dim, size in sizes.items() if size == len(labels) and dim not in coords and dim != problem.plate
-        ]
-        if len(dims) == 1:
-            found[dims[0]] = list(labels)
+    lookups: Lookups | None = None
+    for name, labels in arguments.labels.items():
+        codes = arguments.leaves[arguments.names.index(name)]
+        if len(labels) not in sizes or codes.dim() != 1:
+            continue
+        lookups = lookups or Lookups(problem.bound)
+        for site, axis in lookups.axes(codes, len(labels)):
+            dim = sites[site].dims[axis] if site in sites else None
+            if dim in free:
+                found.setdefault(dim, list(labels))
     return found
 
 

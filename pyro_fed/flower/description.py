@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.fingerprint import label_digests
 from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
@@ -35,6 +36,7 @@ class Description:
             says to which group a row belongs first.
         order: all of the model's arguments, where those above and the number of groups are all; else empty.
         sites: latent sites: name → shape.
+        labels: arguments of text or categories: name → hash of what its codes stand for.
         version: of pyro_fed.
     """
 
@@ -44,6 +46,7 @@ class Description:
     nested: dict[str, dict[str, tuple[list[int], str]]]
     order: list[str]
     sites: dict[str, list[int]]
+    labels: dict[str, str]
     version: str
 
     @classmethod
@@ -63,7 +66,7 @@ class Description:
         told = known == set(arguments.names) and all(label.isidentifier() for label in known)
         order = list(arguments.names) if told else []
         sites = {label: list(site.shape) for label, site in problem.sites.items()}
-        return cls(name, federation.num_rows, rows, nested, order, sites, VERSION)
+        return cls(name, federation.num_rows, rows, nested, order, sites, label_digests(problem), VERSION)
 
     def to_record(self) -> ConfigRecord:
         """As Flower sends it."""
@@ -99,6 +102,8 @@ class Description:
             numbers += math.prod(shape)
         if not all(isinstance(label, str) for label in self.order):
             raise ProtocolError(f"client {self.name}: not the names of arguments: {self.order!r:.80}")
+        if not all(isinstance(part, str) for each in self.labels.items() for part in each):
+            raise ProtocolError(f"client {self.name}: not hashes of labels: {self.labels!r:.80}")
         if numbers > MAX_ROW_NUMBERS:
             raise ProtocolError(
                 f"client {self.name}: a row of {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"

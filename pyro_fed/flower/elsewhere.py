@@ -10,9 +10,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.density.fingerprint import LABELS_CURE
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import DataError, ModelError
+from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit
@@ -109,3 +110,6 @@ def _check_like(first: Description, other: Description) -> None:
         mine, theirs = getattr(first, what), getattr(other, what)
         if mine != theirs:
             raise DataError(f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}")
+    if first.labels != other.labels:
+        odd = [name for name in {**first.labels, **other.labels} if first.labels.get(name) != other.labels.get(name)]
+        raise DataError(f"clients {first.name} and {other.name} have other labels of {listed(odd)}: {LABELS_CURE}")

@@ -116,7 +116,7 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
         ModelError: there is no such model.
     """
     model_file, checked = library.find_model(model), recipe.load(chosen)
-    library.load_model(model_file)
+    library.load_model(model_file, with_data=False)
     package = _package(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already: choose another folder")

@@ -97,7 +97,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         QuorumError: too few clients have joined in time, or replied to a round.
         SettingError: a setting out of its range.
     """
-    module, chosen = load_model(model), recipes.load(recipe)
+    module, chosen = load_model(model, with_data=False), recipes.load(recipe)
     settings.run_options(chosen, settings.num_clients)  # what is wrong there is said before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     _check_before_the_wait(settings)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.recipes.experiment import build_federation
 
 
@@ -24,7 +24,13 @@ def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition:
 
     Raises:
         SettingError: the node's configuration does not say which part is its own.
+        ModelError: the model has no data to deal out.
     """
+    if not hasattr(model, "load_data"):
+        raise ModelError(
+            "the model's file has no load_data() whose rows could be dealt out: read this client's own in load_rows, "
+            "in client_app.py"
+        )
     missing = [name for name in ("partition-id", "num-partitions") if name not in node_config]
     if missing:
         raise SettingError(

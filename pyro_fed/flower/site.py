@@ -118,7 +118,7 @@ class Site:
 
     def _federation(self, name: str, context: Context) -> Federation:
         if name not in self.federations:
-            module = load_model(self.model)
+            module = load_model(self.model, with_data=False)
             rows = self.load_rows(module, context.node_config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)

@@ -21,6 +21,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph.checks import components
 
@@ -32,6 +33,7 @@ ARPACK_VALUES = 6
 BALANCE_TOLERANCE = 1e-9
 
 
+@checked
 def stationary_distribution(matrix: sparse.csr_array) -> np.ndarray:
     """Eigenvector centrality v of each agent, v W = v, summing to one over each connected component.
 
@@ -172,6 +174,7 @@ def _start(size: int) -> np.ndarray:
     return start
 
 
+@checked
 def spectral_gap(matrix: sparse.csr_array) -> float:
     """How fast beliefs approach each other, 1 - |λ_2(W)|.
 
@@ -188,6 +191,7 @@ def spectral_gap(matrix: sparse.csr_array) -> float:
     return min(1.0, max(0.0, 1.0 - second_eigenvalue(matrix)))
 
 
+@checked
 def consensus_rounds(gap: float, tolerance: float) -> float:
     """Rounds after which disagreement has shrunk, log(tolerance) / log(1 - gap).
 
@@ -212,6 +216,7 @@ def consensus_rounds(gap: float, tolerance: float) -> float:
     return 1.0 if gap >= 1 - tolerance else math.ceil(math.log(tolerance) / math.log1p(-gap))
 
 
+@checked
 def mixing_bound(num_agents: int, gap: float) -> float:
     """Lemma 2's bound on Σ_t Σ_j |[W^t]_ij - v_j|, 4 log N / gap.
 
@@ -226,4 +231,6 @@ def mixing_bound(num_agents: int, gap: float) -> float:
         >>> pf.graph.mixing_bound(1, gap=0.5)
         0.0
     """
+    if num_agents < 1:
+        raise GraphError(f"mixing_bound: num_agents must be at least 1, received {num_agents}")
     return math.inf if gap <= 0 else 4 * math.log(num_agents) / gap

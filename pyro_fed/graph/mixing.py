@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import sparse
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.checks import as_matrix
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
+@checked
 def uniform(graph: nx.Graph, self_weight: float | None = None) -> sparse.csr_array:
     """Row-stochastic: equal weights over the neighbours and itself.
 
@@ -56,6 +58,7 @@ def uniform(graph: nx.Graph, self_weight: float | None = None) -> sparse.csr_arr
     return as_matrix(sparse.diags_array(share) @ received + sparse.diags_array(own))
 
 
+@checked
 def metropolis(graph: nx.Graph) -> sparse.csr_array:
     """Metropolis-Hastings weights: symmetric, so doubly stochastic, from the degrees of both ends alone.
 
@@ -78,6 +81,7 @@ def metropolis(graph: nx.Graph) -> sparse.csr_array:
     return _with_self_weights(links.tocsr())
 
 
+@checked
 def max_degree(graph: nx.Graph) -> sparse.csr_array:
     """Equal weights on all links, 1 / (1 + the largest degree): symmetric, so doubly stochastic.
 
@@ -98,6 +102,7 @@ def max_degree(graph: nx.Graph) -> sparse.csr_array:
     return _with_self_weights(links / (1.0 + np.diff(links.indptr).max()))
 
 
+@checked
 def lazy(weights: Any, holding: float = 0.5) -> sparse.csr_array:
     """h I + (1 - h) W: every agent keeps part of its own belief, so that W is aperiodic.
 
@@ -151,6 +156,8 @@ def _adjacency(graph: nx.Graph, directed: bool) -> sparse.csr_array:
     """Ones where the row's agent receives from the column's."""
     import networkx as nx
 
+    if not isinstance(graph, nx.Graph):
+        raise GraphError(f"expected a graph of networkx, received {graph!r:.80}")
     if graph.is_directed() and not directed:
         raise GraphError("these weights need an undirected graph; use mixing='uniform' for a directed one")
     if graph.number_of_nodes() == 0:

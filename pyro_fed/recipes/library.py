@@ -70,7 +70,10 @@ def find_model(name_or_path: str | Path) -> Path:
     found = _find(name_or_path, list_models(), ".py")
     if isinstance(found, Path):
         return found
-    raise ModelError(f"no model {str(name_or_path)!r}: {found} Give a name, or the path of a .py file.")
+    raise ModelError(
+        f"no model {str(name_or_path)!r}: {found} Give a name, or the path of a .py file, in which load_data() reads "
+        "the rows, from a CSV file for instance."
+    )
 
 
 def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Path | str:
@@ -81,7 +84,8 @@ def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Pat
     path = Path(name).expanduser()
     if path.suffix == suffix:
         return path if _is_file(path) else "that file does not exist."
-    return closest(name, list(listed))
+    said = closest(name, list(listed))
+    return said if said.endswith("?") else f"{said}."
 
 
 def _is_file(path: Path) -> bool:
@@ -91,19 +95,20 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def load_model(name_or_path: str | Path) -> ModuleType:
+def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleType:
     """Import a model file as a module of its own.
 
     The file is executed: it is code, load only what you trust.
 
     Args:
         name_or_path: a name in the library (``"logistic_regression"``), or the path of a ``.py`` file.
+        with_data: whether the rows are to come from its ``load_data``; where clients have their own it needs none.
 
     Returns:
-        A module with ``model``, ``PLATE`` and ``load_data``.
+        A module with ``model``, ``PLATE`` and, where asked for, ``load_data``.
 
     Raises:
-        ModelError: no such file, an error while it was executed, or one of the three names is missing.
+        ModelError: no such file, an error while it was executed, or one of the names is missing.
     """
     path = find_model(name_or_path).resolve()
     # Two files of one name in two folders are two modules, and neither shadows an installed package.
@@ -118,7 +123,7 @@ def load_model(name_or_path: str | Path) -> ModuleType:
     except Exception as error:  # the file is the user's code, which may raise anything
         del sys.modules[name]
         raise ModelError(f"model file {path} cannot be imported: {type(error).__name__}: {error}") from error
-    missing = [part for part in MODEL_PARTS if not hasattr(module, part)]
+    missing = [part for part in MODEL_PARTS if (with_data or part != "load_data") and not hasattr(module, part)]
     if missing:
         raise ModelError(
             f"model file {path} does not define {', '.join(missing)}; a model file defines "

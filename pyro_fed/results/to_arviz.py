@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
-from pyro_fed.ops.arviz_versions import make_result
+from pyro_fed.ops.arviz_versions import group_of, make_result
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
@@ -225,8 +226,15 @@ def observed_data(federation: Federation) -> xr.Dataset:
     return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
 
 
+#: The attribute of `constant_data` that says what codes stand for.
+LABELS = "labels"
+
+
 def constant_data(federation: Federation) -> xr.Dataset:
-    """The arguments split by rows that are not observations."""
+    """The arguments split by rows that are not observations.
+
+    What the codes of text and categories stand for is in the attribute `labels`, as JSON by the argument's name.
+    """
     arguments = federation.problem.arguments
     observed = list(observed_values(federation.problem).values())
     data = {}
@@ -237,7 +245,21 @@ def constant_data(federation: Federation) -> xr.Dataset:
             # xarray takes a variable that is named like a dimension for the dimension's labels.
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
     owners, labels = _owners(federation)
-    return xr.Dataset({**owners, **data}, coords=labels)
+    coded = {name: list(values) for name, values in arguments.labels.items()}
+    attrs = {LABELS: json.dumps(coded, ensure_ascii=False, default=str)} if coded else {}
+    return xr.Dataset({**owners, **data}, coords=labels, attrs=attrs)
+
+
+def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
+    """What codes stand for, by the argument's name, as `constant_data` has it; None where it does not say so.
+
+    Args:
+        idata: a result.
+    """
+    if "constant_data" not in idata:
+        return None
+    text = group_of(idata, "constant_data").attrs.get(LABELS)
+    return None if text is None else {name: tuple(values) for name, values in json.loads(text).items()}
 
 
 def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:

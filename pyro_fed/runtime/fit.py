@@ -54,7 +54,9 @@ def fit(
         >>> idata = pf.fit(fed)
         >>> pf.steps(idata)
     """
-    known = [*inspect.signature(fit).parameters, *inspect.signature(run).parameters]
+    if "algorithm" in options:
+        raise SettingError("fit chooses the algorithm: to run one that you name, pf.run(pf.FedEP(), federation)")
+    known = {*inspect.signature(fit).parameters, *inspect.signature(run).parameters} - {"algorithm", "options"}
     if unknown := [name for name in options if name not in known]:
         raise SettingError(f"fit has no argument {unknown[0]!r}; {closest(unknown[0], known)}")
     auto = Auto(max_rounds=max_rounds, max_bytes=max_bytes, max_seconds=max_seconds)

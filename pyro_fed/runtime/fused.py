@@ -95,7 +95,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
         executor.undo()
         return None
     states = algorithm.combine_rounds(phase.shared, messages)
-    refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1)
+    refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1, context.record)
     info = {name: figure_array(torch.stack([part[2][name] for part in found])) for name in found[0][2]}
     known = (context.seed, data.num_rows, context.problem, context.graph)
     sent = [

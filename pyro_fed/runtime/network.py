@@ -42,6 +42,13 @@ class Traffic:
     down: int | np.ndarray
     up: int | np.ndarray
 
+    def of(self, chosen: np.ndarray) -> Traffic:
+        """That of some of them, which a mask (C,) names."""
+        down, up = (
+            part[chosen] if isinstance(part, np.ndarray) and part.ndim else part for part in (self.down, self.up)
+        )
+        return Traffic(down, up)
+
 
 class PhaseEnded(Exception):
     """The others have ended a phase that this process is in, since all had converged.

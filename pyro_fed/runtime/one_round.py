@@ -12,7 +12,7 @@ from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, Serv
 from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
@@ -40,7 +40,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     received = network.download(algorithm, shared, asked, number)
     context.budget.check(record, name, network.announced(len(clients)))
     began = time.perf_counter()
-    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared)
+    found = gather(algorithm, context, Work(number, context.seed, clients, received), shared, phase.ledger)
     seconds = (time.perf_counter() - began) / len(clients)
     at = asked[found.slots]
     if not len(at):
@@ -76,11 +76,16 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
     after = server.refine(context.problem, after)
-    refuse_divergence(algorithm, phase.shared, after, number, record.unlike())
+    refuse_divergence(algorithm, phase.shared, after, number, record)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
-    context.executor.settle(found.slots, told | corrections)
-    info = {} if hidden(context) else as_figures(found.info | figures)
+    told |= corrections
+    known = found.info | figures
+    if len(found.stood_for):  # clients for whom the server has spoken did not work, and have nothing to settle
+        told, known = select(told, found.own), select(known, found.own)
+        at, traffic = at[found.own], traffic.of(found.own.numpy())
+    context.executor.settle(found.slots[found.own], told)
+    info = {} if hidden(context) else as_figures(known)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
 

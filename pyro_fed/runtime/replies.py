@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Advice, Bounding
 from pyro_fed.algorithm.combination import FEWEST, Bounded
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.record import Failure
+from pyro_fed.algorithm.record import Failure, Record
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError
@@ -40,15 +40,24 @@ class Gathered:
         slots: places of the clients that replied, among those that were asked, (A,).
         messages: theirs, (A, ...), likewise their figures.
         failures: clients and reasons.
+        unfit: places of the clients whose reply is not finite, (B,).
+        stood_for: places of the clients in whose place the server has put a message, (B,).
     """
 
     slots: Tensor
     messages: State = field(default_factory=dict)
     info: State = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    unfit: Tensor = field(default_factory=lambda: torch.arange(0))
+    stood_for: Tensor = field(default_factory=lambda: torch.arange(0))
+
+    @property
+    def own(self) -> Tensor:
+        """Whether a message is the client's own, not one that stands for it, (A,)."""
+        return ~torch.isin(self.slots, self.stood_for)
 
 
-def gather(algorithm: Algorithm, context: Context, work: Work, before: State) -> Gathered:
+def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
     """Have a round's work done.
 
     Args:
@@ -56,53 +65,67 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State) ->
         context: of the run.
         work: the round's.
         before: the server's state, to be kept should the run stop here.
+        kept: what the server knows of all clients' sites, (K, ...).
 
     Raises:
         DivergenceError: no reply is finite, and the run has not been told to expect that (`min_clients=0`).
         QuorumError: too few usable replies.
     """
     parts: list[Gathered] = []
-    missing, failures = torch.arange(len(work.clients)), []
+    asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
-        part = _usable(algorithm, context, work.part(missing), before, again=bool(parts))
+        part = _usable(algorithm, context, work.part(asked), before, again=bool(parts))
         failures += part.failures
-        parts.append(Gathered(missing[part.slots], part.messages, part.info))
-        missing = missing[~torch.isin(torch.arange(len(missing)), part.slots)]
-        if not len(missing):
+        parts.append(Gathered(asked[part.slots], part.messages, part.info))
+        unfit = torch.cat([unfit, asked[part.unfit]])
+        left = ~torch.isin(torch.arange(len(asked)), part.slots)
+        if isinstance(context.combination, Bounded):  # others' word stands there: the same randomness, the same numbers
+            left[part.unfit] = False
+        asked = asked[left]
+        if not len(asked):
             break
     whole = _joined(parts)
     whole.failures = failures
-    if len(missing) and _may_be_silent(algorithm, context, len(whole.slots)):
-        whole = _with_zeros(whole, missing)
-    _check_quorum(algorithm, context, work, whole, before)
+    need = _needed(algorithm, context, len(work.clients))
+    missing = unfit  # others are gone
+    if algorithm.needs_all:
+        everybody = torch.arange(len(work.clients))
+        missing = everybody[~torch.isin(everybody, whole.slots)]
+    if len(missing) and isinstance(algorithm, Bounding) and _outvoted(context, whole):
+        stands = algorithm.silent(before, kept, whole.messages, torch.tensor(work.clients)[missing])
+        if stands is not None:
+            whole, need = _with(whole, missing, stands), 0 if algorithm.needs_all else need
+    _check_quorum(algorithm, context, work, whole, before, need)
     return whole
 
 
-def _may_be_silent(algorithm: Algorithm, context: Context, replied: int) -> bool:
-    """Whether zeros may stand for the clients whose replies cannot be used: no liar is to stop a bounded run."""
-    if not (algorithm.needs_all and isinstance(algorithm, Bounding) and algorithm.zeros_say_nothing):
-        return False
-    return isinstance(context.combination, Bounded) and replied >= max(FEWEST, context.min_clients or 0)
+def _needed(algorithm: Algorithm, context: Context, asked: int) -> int:
+    """How many of so many clients have to reply."""
+    return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
 
 
-def _with_zeros(found: Gathered, missing: Tensor) -> Gathered:
-    """The same with the message of a client without rows for each that is missing; its figures are not known."""
+def _excused(context: Context, asked: int) -> bool:
+    """Whether a bounded run goes on after a round without a finite reply: a liar may be asked alone, in its turn."""
+    bounded = isinstance(context.combination, Bounded)
+    return bounded and _requests_in_vain(context) + asked < len(context.record.client_names)
 
-    def silent(state: State, value: float) -> State:
-        return {
-            name: torch.cat([part, torch.full_like(part[:1], value).expand(len(missing), *part.shape[1:])])
-            if part.is_floating_point()
-            else torch.cat([part, torch.ones_like(part[:1]).expand(len(missing), *part.shape[1:])])
-            for name, part in state.items()
-        }
 
+def _outvoted(context: Context, found: Gathered) -> bool:
+    """Whether a bounded round may go on without those that are missing."""
+    return isinstance(context.combination, Bounded) and len(found.slots) >= max(FEWEST, context.min_clients or 0)
+
+
+def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
+    """The same with messages for those that are missing, where there are any; their figures are not known."""
+    if not messages:
+        return found
     slots = torch.cat([found.slots, missing])
     order = slots.argsort()
-    messages, info = (
-        {name: part[order] for name, part in state.items()}
-        for state in (silent(found.messages, 0.0), silent(found.info, torch.nan))
-    )
-    return Gathered(slots[order], messages, info, found.failures)
+    unknown = {name: torch.full_like(part[:1], torch.nan) for name, part in found.info.items()}
+    info = {name: part.expand(len(missing), *part.shape[1:]) for name, part in unknown.items()}
+    both = [(found.messages, messages), (found.info, info)]
+    joined = [{name: torch.cat([part, more[name].to(part)])[order] for name, part in own.items()} for own, more in both]
+    return Gathered(slots[order], joined[0], joined[1], found.failures, stood_for=missing)
 
 
 def _joined(parts: list[Gathered]) -> Gathered:
@@ -125,13 +148,14 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
     reasons = dict(reply.failures)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
     replied[list(reasons)] = False
-    slots = replied.nonzero().flatten()
+    slots, unfit = replied.nonzero().flatten(), torch.arange(0)
     if len(slots):
         finite, why = _finite(reply.messages)
-        if not bool(finite.any()) and context.min_clients != 0 and not again:
+        if not (bool(finite.any()) or again or context.min_clients == 0 or _excused(context, len(work.clients))):
             raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
         advice = "" if bool(finite.all()) else _advice(algorithm, context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
+        unfit = slots[~finite]
         slots, reply = slots[finite], _rows(reply, finite)
     if len(slots) and not hidden(context) and not isinstance(context.combination, Bounded):
         honest = torch.ones(len(slots), dtype=torch.bool)
@@ -140,7 +164,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
             honest &= ~holds
         slots, reply = slots[honest], _rows(reply, honest)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
-    return Gathered(slots, reply.messages, reply.info, failures)
+    return Gathered(slots, reply.messages, reply.info, failures, unfit)
 
 
 def hidden(context: Context) -> bool:
@@ -180,9 +204,10 @@ def _diverged(
     client = work.clients[slot]
     floating = [part for part in work.shared.values() if part.is_floating_point()]
     largest = max((float(part.abs().max()) for part in floating), default=0.0)
+    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
     error = DivergenceError(
         f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g}); {_advice(algorithm, context.problem, before)}. "
+        f"(largest magnitude before: {largest:.3g}); {cure}. "
         f"{_said(context.record.unlike())}{KEPT}",
         client=client,
         round=work.round,
@@ -191,7 +216,7 @@ def _diverged(
     return error
 
 
-def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int, unlike: str = "") -> None:
+def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int, record: Record) -> None:
     """Refuse a server's state with an entry that was finite and is so no more.
 
     Entries that begin as infinities, and those that the algorithm names as `may_be_infinite`, hold what is not known
@@ -202,7 +227,7 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
         before: the server's state before the round, which the error keeps.
         after: its state now.
         round: the round's number.
-        unlike: that the clients are no cohort, where a combination holds them to one.
+        record: of the run so far.
 
     Raises:
         DivergenceError: names the entry.
@@ -214,20 +239,23 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
             continue
         if name in before and not bool(torch.isfinite(before[name]).all()):
             continue
+        cure = record.moved_first() or (
+            "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different "
+            "scales a common one, or use dtype=torch.float64"
+        )
         error = DivergenceError(
             f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
-            "client's reply was finite: the step was too long, or a density overflowed. Take a smaller step, give "
-            "parameters of very different scales a common one, or use dtype=torch.float64. "
-            f"{_said(unlike)}{KEPT}",
+            f"client's reply was finite: {cure}. {_said(record.unlike())}{KEPT}",
             round=round,
         )
         error.algorithm, error.state = algorithm, before
         raise error
 
 
-def _check_quorum(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> None:
+def _check_quorum(
+    algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State, need: int
+) -> None:
     replied, asked = len(found.slots), len(work.clients)
-    need = asked if algorithm.needs_all else min(context.min_clients or 0, asked)
     if replied == 0 and _requests_in_vain(context) + asked >= PATIENCE:
         need = max(need, 1)
     if replied >= need:

@@ -35,6 +35,8 @@ from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
 from pyro_fed.runtime.replies import hidden
 
+#: What clients keep and what the server was told differ by no more than this where nobody lies.
+ROUNDING = 1e-6
 #: Algorithms that have been run to their end, each with its final states.
 Finished = list[tuple[Algorithm, Start]]
 
@@ -77,6 +79,7 @@ def run_phases(
         if device_of(part, context.problem) != device
     ]
     first, start = _taken_over(chain, finished)
+    told: Start | None = None  # `start` as the server was told of it
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
             continue
@@ -88,7 +91,7 @@ def run_phases(
             context.record.restore(saved.record)
         else:
             settled = number > first and context.record.converged is True
-            phase = _begin(part, number, context, length, given if last else None, start)
+            phase = _begin(part, number, context, length, given if last else None, start, told)
             phase.settled = settled
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
@@ -97,8 +100,9 @@ def run_phases(
         _loop(phase, context, networks[number])
         if not last or finished is not None:
             start = Start(phase.shared, context.executor.collect())
+            told = Start(phase.shared, {**start.local, **phase.ledger})
             if isinstance(context.combination, Bounded) and phase.ledger:
-                start = Start(phase.shared, {**start.local, **phase.ledger})
+                start = told
             if not context.executor.sums_alone:
                 phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
@@ -141,18 +145,36 @@ def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int,
 
 
 def _begin(
-    algorithm: Algorithm, number: int, context: Context, rounds: int, given: Schedule | None, start: Start | None
+    algorithm: Algorithm,
+    number: int,
+    context: Context,
+    rounds: int,
+    given: Schedule | None,
+    start: Start | None,
+    told: Start | None,
 ) -> Phase:
     record = context.record
     record.figures.clear()
     record.converged = None
-    generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
-    if context.start is not None:
-        shared, local = context.start
-    else:
-        shared, local = algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
+
+    def first_states(start: Start | None) -> tuple[State, State]:
+        generator = seeding.torch_generator(context.seed, seeding.SERVER, len(record.rounds))
+        return algorithm.init(context.problem, _num_clients(algorithm, context), generator, start)
+
+    shared, local = first_states(start) if context.start is None else context.start
     ledger = _ledger(algorithm, context, shared, local) if rounds else {}
+    if ledger and start is not None and told is not None and not _alike(start.local, told.local):
+        ledger = _ledger(algorithm, context, *first_states(told))
     return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+
+
+def _alike(kept: State, told: State) -> bool:
+    """Whether what clients keep is what the server was told, but for rounding."""
+    return all(
+        value.shape == kept[name].shape and torch.allclose(value.double(), kept[name].double(), ROUNDING, ROUNDING)
+        for name, value in told.items()
+        if name in kept and value.is_floating_point()
+    )
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
@@ -197,7 +219,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                     singly = max(singly, index + ahead_of)
                     _round(phase, context, network, data, index)
                 for _ in range(len(record.rounds) - before_these):
-                    bar.advance(_postfix(context))
+                    bar.advance(_postfix(phase, context))
                 if not record.converged:
                     context.interruption.check()
     except KeyboardInterrupt as stop:
@@ -338,8 +360,10 @@ def _ask(
     return schedule.choose(importance, rng), asked
 
 
-def _postfix(context: Context) -> str:
+def _postfix(phase: Phase, context: Context) -> str:
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
+    if isinstance(phase.algorithm, Pooled):
+        who = "all rows"
     return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

@@ -4,6 +4,8 @@ import functools
 import warnings
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
@@ -137,6 +139,8 @@ def test_numbers_within_the_cohorts_range():
     assert held.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0, 3.0 + 2 / 0.6745])
     assert (beyond > 0).tolist() == [False] * 4 + [True]
     assert float(apart(values)[-1]) > 1e8
+    flat, also = within_cohort(values[:, 0], 2.0)  # one number a client
+    assert (flat.tolist(), also.tolist()) == (held.flatten().tolist(), beyond.tolist())
     assert float(apart(values.expand(5, 3) * 0 + 1).max()) == 0.0
 
 
@@ -152,6 +156,32 @@ def test_values_of_a_line_are_those_of_quadratics_and_no_liar_counts():
     held, total = held_values(honest, point, torch.cat([line_, line_[-1:]]), lie, 2.0)
     gains = held.sum(0) - total
     torch.testing.assert_close(gains, values.sum(0) - values.sum(0)[-1], rtol=1e-9, atol=1e-6)
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_a_liar_with_more_rows_than_all_others_leads_no_line_search():
+    """Its values would outweigh all others' where what they may depart by grew with its rows: 22 SDs."""
+    generator = torch.Generator().manual_seed(1)
+    parts = []
+    for rows in [400] + [20] * 9:
+        x = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+        y = (
+            torch.rand(rows, generator=generator, dtype=torch.float64)
+            < (x @ torch.tensor([1.5, -0.5]).double()).sigmoid()
+        )
+        parts.append((x, y.double()))
+    fed = pf.Federation.from_clients(logistic, parts, plate="data")
+    liar = Faulty(probability=1.0, kinds=("negated",), clients=(0,))
+    found = run(pf.FedLaplace(), fed, executor=liar, num_rounds=30)
+    nine = run(pf.FedLaplace(), fed.without("0"), combination=None)
+    mean, sd = (getattr(nine.posterior["w"], what)(("chain", "draw")).values for what in ("mean", "std"))
+    assert found.attrs["converged"]
+    assert np.abs((found.posterior["w"].mean(("chain", "draw")).values - mean) / sd).max() < 2
 
 
 @functools.cache
@@ -318,6 +348,55 @@ def test_how_far_each_message_moves_the_answer_is_recorded():
     assert any(f"5 times as far as others do: client {LIAR} by" in sentence for sentence in said), said
 
 
+def moving(record, moves):
+    """A round for each of the (client, SDs)."""
+    for client, size in moves:
+        record.rounds.append(Round("DSVGD", [client], 0, 0, 0.0, {"moved": np.array([size])}))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("moves", "named"),
+    [
+        (
+            [(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 900.0), (5, 880.0)],
+            "client 4 had moved the answer by 9e+02 SDs in",
+        ),
+        (
+            [(4, 50.0), (5, 49.0), (0, 0.3), (1, 0.2), (2, 0.4), (3, 0.1)],
+            "client 4 had moved the answer by 50 SDs in round 0",
+        ),
+        ([(k, 2.0**k) for k in range(6)], ""),  # all of them, further and further: a step that is too long
+        ([(0, 0.3), (1, 0.2), (2, 0.4), (3, 0.2), (4, 0.4)], ""),
+        ([(0, 0.1), (1, 90.0)], ""),
+    ],
+)
+def test_who_moved_what_was_lost_is_named(moves, named):
+    """The first of those that moved it furthest: the next one in turn puts that right."""
+    said = moving(Record([str(k) for k in range(CLIENTS)]), moves).moved_first()
+    assert said.startswith(f"before that, {named}") if named else said == ""
+
+
+def test_an_optimisers_state_that_no_turn_leaves_is_not_taken():
+    """A negative mean of squares would be NaN at the next client, which is honest and would be named."""
+    liar = Faulty(probability=1.0, kinds=("negated",), clients=(LIAR,))
+    found = run(pf.DSVGD(num_particles=10, start="gaussian"), executor=liar, num_rounds=6, combination=None)
+    reasons = found.federation["failure_reason"].values.astype(str).tolist()
+    assert reasons == ["its running mean of squares is negative"]
+    assert found.federation["failure_client"].values.astype(str).tolist() == [str(LIAR)]
+
+
+@pytest.mark.parametrize("liars", [(LIAR,), (LIAR, 7)], ids=["one", "two"])
+@pytest.mark.parametrize("kind", ["tenfold", "hundredfold"])
+def test_lies_of_the_phase_before_count_in_the_sites(kind, liars):
+    """Newton's method at the start is lied to as well: the sites are those that the server was told."""
+    liar = Faulty(probability=1.0, kinds=(kind,), clients=liars)
+    found = pf.influence(run(pf.FedEP(), executor=liar, combination=None, num_rounds=8))
+    said = found.attrs["stands_apart"]
+    assert all(f"client {k} moves" in said for k in liars), said
+    assert said.count("client ") == len(liars)
+
+
 def test_clients_that_are_no_cohort_are_said_to_be_none():
     """Half of them with the opposite truth: most messages are cut."""
     record = Record([str(k) for k in range(4)])
@@ -400,12 +479,64 @@ def test_few_clients_are_said_to_be_no_cohort(clients, said):
     assert any(words in str(one.message) for one in caught) == said
 
 
-def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run():
-    """Its site is that of a client without rows: the answer of the other nine."""
+@pytest.mark.parametrize(
+    ("algorithm", "graph", "rounds"),
+    [
+        (pf.FedEP(), None, 6),
+        (pf.PVI(), None, 30),
+        (pf.FedAIS(num_proposals=2000), None, 3),
+        (pf.DSVGD(num_particles=20), None, 12),
+        (pf.ParallelDSVGD(num_particles=50), None, 10),
+        (pf.P2PVI(start="prior"), pf.graph.complete(CLIENTS), 10),
+        (pf.P2PVI(), pf.graph.ring(CLIENTS), 10),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.P2PVI | pf.DSVGD) else "",
+)
+def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run(algorithm, graph, rounds):
+    """It is a client without rows: the answer is that of the other nine, within what limits cost honest ones.
+
+    4,000 draws, or 2,000 weighed ones: five standard errors of an SD are 5.6 % and 8 %; on a ring the prior lacks a
+    tenth, 0.3 % of what is known.
+    """
     liar = Faulty(probability=1.0, kinds=("nan",), clients=(LIAR,))
-    off, ratio = error(run(pf.FedEP(), executor=liar, num_rounds=6), [k for k in range(CLIENTS) if k != LIAR])
+    found = run(algorithm, executor=liar, num_rounds=rounds, graph=graph)
+    off, ratio = error(found, [k for k in range(CLIENTS) if k != LIAR])
     assert off < 0.5
-    np.testing.assert_allclose(ratio, 1.0, atol=0.056)
+    np.testing.assert_allclose(ratio, 1.0, atol=0.08)
+    assert set(found.federation["failure_client"].values.astype(str)) == {str(LIAR)}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [(pf.FSGLD(num_chains=4, burn_in=5), "nan"), (pf.FSGLD(num_chains=4, burn_in=5), "hundredfold"),
+     (pf.FALD(num_chains=2, burn_in=5), "nan")],
+    ids=["FSGLD-nan", "FSGLD-hundredfold", "FALD-nan"],
+)  # fmt: skip
+def test_nor_any_visit_of_a_chain(algorithm, kind):
+    """Chains stay where they were. A few rounds: one that has left is told at once."""
+    liar = Faulty(probability=1.0, kinds=(kind,), clients=(LIAR,))
+    found = run(algorithm, executor=liar, num_rounds=6)
+    assert error(found, [k for k in range(CLIENTS) if k != LIAR])[0] < 2
+
+
+class AtFirst(Faulty):
+    """Faults in the first round alone."""
+
+    def _fault(self, round, client):
+        return super()._fault(round, client) if round == 0 else ""
+
+
+def test_an_agent_that_recovers_has_lost_nothing():
+    """What it did not say while its numbers were NaN it says later: the answer is that of a run without faults.
+
+    Limits depend a little on who has spoken.
+    """
+    liar = AtFirst(probability=1.0, kinds=("nan",), clients=(LIAR,))
+    honest, found = (run(pf.P2PVI(start="prior"), num_rounds=30, **given) for given in ({}, {"executor": liar}))
+    assert liar.injected == [(0, LIAR, "nan")]
+    means, sds = zip(*[(one.posterior["w"].mean(), one.posterior["w"].std()) for one in (found, honest)], strict=True)
+    assert abs(float(means[0] - means[1])) < 0.1 * float(sds[1])
+    assert float(sds[0] / sds[1]) == pytest.approx(1.0, abs=0.01)  # 1.05 without what it has said
 
 
 def test_what_a_cut_has_widened_is_said():

@@ -131,6 +131,19 @@ def test_the_others_predict_a_client_as_the_closed_form_says():
         assert row["elpd_rows"] == pytest.approx(rows, abs=0.1)
 
 
+def test_a_client_whose_others_cannot_be_run_afresh_is_unreliable(monkeypatch):
+    def stops(*args, **options):
+        raise pf.DivergenceError("a log-likelihood is not a number")
+
+    monkeypatch.setattr("pyro_fed.analysis.criticism.leave_out.LARGEST_PARETO_K", -1.0)
+    fed = conjugate.federation()
+    idata = pf.run(pf.FedEP(), fed, **QUIET)
+    monkeypatch.setattr("pyro_fed.analysis.criticism.leave_out.run", stops)
+    with pytest.warns(UserWarning, match=r"(all clients|the others of client .*) could not be run afresh"):
+        table = pf.leave_one_client_out(idata, fed)
+    assert (table["by"] == "unreliable").all() and table["elpd"].notna().all()
+
+
 def logistic(x, y):
     w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 2.0).to_event(1))
     with pyro.plate("data", len(x)):

@@ -76,6 +76,17 @@ def test_partition_bars_are_the_rows():
     assert "23 rows over 2 clients" in ax.get_title()
 
 
+def test_partition_bars_lie_where_names_are_long_and_counts_are_no_classes():
+    x, y = line_data()
+    fed = pf.Federation.from_clients(
+        line, {"Universitätsklinik Köln": (x[:5], y[:5]), "Charité Berlin": (x[5:], y[5:])}, plate="data"
+    )
+    ax = pf.plot_partition(fed)
+    assert [bar.get_width() for bar in ax.patches] == [5, 18]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["Universitätsklinik Köln", "Charité Berlin"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]
+
+
 def test_partition_bars_by_label():
     import pyro
     import pyro.distributions as dist

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.motion import FARTHEST, moments, moved, wrong
+from pyro_fed.audit.motion import FARTHEST, Moments, moments, moved, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
+from pyro_fed.conventions.limits import MATTERS
 
 
 def positive(y):
@@ -45,6 +46,17 @@ def test_draws_that_are_all_the_same(at):
     result = found(torch.full((200, 1), at, dtype=torch.float64))
     assert bool(result.excess.isfinite().all())
     assert wrong(result).any()
+
+
+@pytest.mark.parametrize(
+    ("excess", "noise", "said"),
+    [(1.3, 0.1, True), (1.05, 0.3, True), (0.9, 0.1, True), (0.9, 0.02, False), (0.9, 0.4, False), (0.6, 0.2, False)],
+)
+def test_what_chance_could_put_beyond_the_limit_is_wrong_where_it_is_plainly_not_right(excess, noise, said):
+    """One number, in units of what matters: a mean."""
+    one = torch.ones(1, dtype=torch.float64)
+    result = Moments(MATTERS * excess * one, MATTERS * noise * one, 0 * one, 0.01 * one)
+    assert wrong(result).flatten().tolist() == [said, False]
 
 
 def test_places_beyond_the_range():

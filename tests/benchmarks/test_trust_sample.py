@@ -30,6 +30,8 @@ SAMPLE = [
     ("linear_sorted", "P2PVI"),
     ("collinear", "FedEP, diagonal"),
     ("linear_sorted", "PVI, 2 rounds from the prior"),
+    ("walk", "FedEP"),
+    ("survival", "FedAIS"),
     ("centred_inside", "FedEP"),
     ("prior_of_data", "FedAIS"),
     ("trend_inside", "FedLaplace"),

@@ -40,7 +40,7 @@ def test_the_table_is_printed(compared):
     for part in ("mean error", "sliced Wasserstein", "ELPD (LOO)", "RMSE", "sent by clients", str(page)):
         assert part in output
     rows = [line.split()[0] for line in output.splitlines() if line.strip().startswith(("svgd", "nuts"))]
-    assert rows == ["svgd", "nuts"] * 4
+    assert rows == ["svgd", "nuts"] * 5
 
 
 def test_a_reference_in_a_process_of_its_own_is_the_same(compared, tmp_path):
@@ -48,10 +48,10 @@ def test_a_reference_in_a_process_of_its_own_is_the_same(compared, tmp_path):
     result = call(tmp_path / "my_mean.py", "svgd", "--reference", "nuts", "--clients", 2, "--quiet", "--apart")
     assert result.exit_code == 0, result.output
     rows = [
-        [line.split() for line in output.splitlines() if line.strip().startswith(("svgd", "nuts"))][:4]
+        [line.split() for line in output.splitlines() if line.strip().startswith(("svgd", "nuts"))][:6]
         for output in (compared[0], result.output)
     ]
-    assert len(rows[0]) == 4 and rows[0] == rows[1]  # closeness and predictions; the rest has times
+    assert len(rows[0]) == 6 and rows[0] == rows[1]  # closeness, density and predictions; the rest has times
 
 
 def test_a_process_that_fails_is_said():

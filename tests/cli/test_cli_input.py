@@ -93,6 +93,12 @@ def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, command):
 
 
 @pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # after one round
+def test_a_name_that_no_terminal_can_show(files):
+    result = shell("run", "model.py", "recipe.toml", "--quiet", "--out", "\udcff.nc")
+    assert result.exception is None and "Written to" in result.output
+
+
+@pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # after one round
 def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypatch):
     import shutil
     from pathlib import Path

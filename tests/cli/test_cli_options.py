@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyro_fed.cli.main import main
+from pyro_fed.cli.output import typed_command
 
 RUN = ("run", "gaussian_mean", "fedep", "--clients", "3", "--rounds", "2")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -138,3 +139,18 @@ def test_clients_are_the_values_of_a_named_column(tmp_path):
     assert found["attributes"]["num_clients"] == 2
     result = call(*run, "--partition", "group:ward")
     assert result.exit_code == 2 and "there is no column 'ward'; there are ['hospital', 'age'" in result.stderr
+
+
+def test_a_page_names_no_folder_of_the_machine(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "run",
+        f"{tmp_path}/models/mine.py",
+        f"--out={tmp_path}/a.nc",
+        "--report",
+        "/elsewhere/b.html",
+        "--rows",
+        "3",
+    ]
+    monkeypatch.setattr("sys.argv", ["pyro-fed", *words])
+    assert typed_command() == "pyro-fed run models/mine.py --out=a.nc --report b.html --rows 3"

@@ -215,3 +215,68 @@ def test_a_network_in_float32_splits(data):
 def test_summaries_of_the_data_as_an_argument():
     x, y, g = arguments(*DATA["offset float64"])
     pf.Federation(shared_summary, (x, y, g, x.mean(0)), plate="data", num_clients=2)
+
+
+def column(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, None], 1.0), obs=y[:, None])
+
+
+def one_event(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0).to_event(1), obs=y)
+
+
+def averaged(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=1 / len(x)):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "cure"),
+    [
+        (averaged, r"divided by the number of rows, .*pf\.shared\('n', len\(x\)\)"),
+        (column, r"has the shape \(20, 20\), each row beside each, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
+        (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): leave that out"),
+    ],
+)
+def test_what_is_wrong_with_all_rows_is_named(model, cure):
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.raises(pf.ModelError, match=cure):
+        pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
+
+
+def detached(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + level.detach(), 1.0), obs=y)
+
+
+def as_number(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x + level.item(), 1.0), obs=y)
+
+
+def kinked(x, y):
+    """Its gradient is right wherever it is taken."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal((w * x).relu() + (3 * w).round() + w.clamp(-0.1, 0.1), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [detached, as_number])
+def test_a_gradient_that_is_not_the_densitys(model):
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.raises(pf.ModelError, match=r"gradient of .* in 'level' is not that of its values: .*\.detach\(\)"):
+        pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
+
+
+def test_kinks_are_no_wrong_gradients():
+    x = torch.linspace(-1.0, 1.0, 20)
+    assert pf.Federation(kinked, (x, x.cos()), plate="data", num_clients=2).num_clients == 2

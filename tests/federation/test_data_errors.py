@@ -10,6 +10,7 @@ from zoo_data import BINARY, N, X, Y, normal
 from zoo_sites import linear
 
 import pyro_fed as pf
+from pyro_fed.density.rows import leaves
 
 HALVES = pf.partition.Explicit([list(range(6)), list(range(6, N))])
 
@@ -140,6 +141,15 @@ def test_text_is_no_measurement():
 def test_numbers_in_text_are_not_taken_for_labels():
     with pytest.raises(pf.DataError, match=r"argument 'y' is text that reads as numbers.*pandas.to_numeric"):
         build(logistic, X, pd.Series(["1", "0"] * 6 + ["10"]))
+
+
+@pytest.mark.parametrize(
+    "dates", [["2024-03-01", "2023-11-30 12:00"], ["1.3.2024", "30.11.2023"], ["03/01/24", "11/30/23"]]
+)
+def test_dates_as_text_have_no_codes(dates):
+    with pytest.raises(pf.DataError, match=r"'y' is text that reads as dates .*pandas\.to_datetime\(y\)"):
+        leaves.read_leaf(np.array(dates, dtype=object), "y", {})
+    assert leaves.read_leaf(np.array(["2024-Q1", "1.3"], dtype=object), "y", {}).labels == ("1.3", "2024-Q1")
 
 
 def logistic(x, y):

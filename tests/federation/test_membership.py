@@ -114,7 +114,7 @@ def test_the_federation_of_the_others():
 
 @pytest.mark.parametrize("name", ["../", "a/b", "x" * 10**7, ""])
 def test_client_names_are_plain(name):
-    """Row 48."""
+    """Row 48; letters of any alphabet do."""
     x, y = line_data(rows=6)
     with pytest.raises(pf.ProtocolError, match="a client id"):
         pf.Federation.from_clients(line, {name: (x, y)}, plate="data")

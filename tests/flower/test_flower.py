@@ -6,7 +6,11 @@ import warnings
 from importlib.util import find_spec
 
 import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 from algorithms import line, line_data, unequal_lines
 from arviz_results import groups_of
 from click.testing import CliRunner
@@ -240,6 +244,26 @@ def test_descriptions_travel_whole_and_must_agree(flower):
         flower.Elsewhere(line, "data", [computed])
     template = tuple(leaf[:1] for leaf in line_data())
     assert flower.Elsewhere(line, "data", [computed], template).num_rows == 3
+
+
+def test_text_must_stand_for_the_same_at_every_client(flower):
+    """A hospital without the third stage would number the fourth as others number the third."""
+
+    def staged(stage, y):
+        level = pyro.sample("level", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(level[stage], 1.0), obs=y)
+
+    def said(name, stage):
+        own = pf.Federation.from_clients(staged, {name: (stage, torch.zeros(3))}, plate="data")
+        return flower.Description.from_record(flower.Description.of(name, own).to_record())
+
+    categories = ["I", "II", "III"]
+    whole, part = said("north", np.array(categories)), said("south", np.array(["I", "III", "III"]))
+    with pytest.raises(DataError, match=r"north and south have other labels of stage: .*pandas\.Categorical"):
+        flower.Elsewhere(staged, "data", [whole, part])
+    same = said("south", pd.Categorical(["I", "III", "III"], categories=categories))
+    assert flower.Elsewhere(staged, "data", [whole, same]).num_rows == 6
 
 
 def test_an_order_with_other_settings_is_refused(flower):

@@ -22,12 +22,20 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
+import networkx as nx
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
+import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.conventions.calls import checked
+
+matplotlib.use("Agg")
 
 #: Seconds that a call may take.
 LONGEST = 20
@@ -62,7 +70,7 @@ def result():
         return pf.run(pf.FedEP(start="prior"), federation(), num_rounds=1, **FAST)
 
 
-FAST = {"progress": False, "compile": "off", "audit": False, "num_draws": 20}
+FAST = {"progress": False, "compile": "off", "audit": False, "num_draws": 30}
 
 
 def junk(rng):
@@ -80,6 +88,13 @@ def junk(rng):
         ),
         lambda: rng.choice(
             [torch.tensor(2.0), torch.zeros(12), torch.zeros(12, 0), torch.zeros(0, 2), torch.ones(5, 2), torch.float32]
+        ),
+        lambda: (number for number in range(3)),
+        lambda: rng.choice(
+            [pd.DataFrame({"x": [1.0, 2.0], "y": ["a", None]}), pd.Series([1, 2], name="x"), pd.NA, xr.Dataset()]
+        ),
+        lambda: rng.choice(
+            [torch.tensor(3), torch.tensor(True), torch.tensor([2 + 1j]), torch.eye(2).to_sparse(), np.float64("nan")]
         ),
         lambda: rng.choice([pf.FedAvg(), pf.schedule.All(), pf.partition.IID(), pf.graph.ring(3), data(), object()]),
         lambda: Path(rng.choice(["/dev/null", "/dev/null/x", "/proc/none", "/"])),
@@ -162,10 +177,133 @@ def targets():
     }  # fmt: skip
     for module, by_name in components.items():
         for name, valid in by_name.items():
-            found[name] = (getattr(module, name), valid, 3)
-    for kind in algorithms():
-        found[kind.__name__] = (kind, {field.name: field.default for field in dataclasses.fields(kind)}, 3)
-    return found
+            found[f"{module.__name__.rpartition('.')[2]}.{name}"] = (getattr(module, name), valid, 3)
+    for kind in [*algorithms(), pf.Auto, pf.Averaging, pf.StepControl]:
+        found[kind.__name__] = (kind, defaults(kind), 3)
+    for module in (pf.tilted, pf.update, pf.optim):
+        for name, kind in vars(module).items():
+            if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
+                found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
+    return found | of_results() | of_federations()
+
+
+def defaults(kind):
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def given_by_name(kind):
+    """Whether a class is one of settings, each of which has a default."""
+    fields = dataclasses.fields(kind)
+    return (
+        bool(fields)
+        and not getattr(kind, "__abstractmethods__", None)
+        and not any(field.default is dataclasses.MISSING for field in fields)
+    )
+
+
+def of_results():
+    """What takes a result of a run, and figures; likewise."""
+    idata, fed, one = result(), federation(), {"a": result()}
+    known, agents = {"idata": idata, "federation": fed}, pf.graph.ring(3)
+    found = {
+        "influence": ({**known}, 4),
+        "contributions": ({**known}, 3),
+        "leave_one_client_out": ({**known, "num_draws": 100, "refit": False, "seed": 0}, 3),
+        "loo": ({**known, "var_name": None, "pointwise": False, "executor": "sequential"}, 3),
+        "waic": ({**known, "var_name": None, "pointwise": False, "executor": "sequential"}, 3),
+        "check_clients": ({**known, "statistics": statistic, "var_name": None, "seed": 0}, 4),
+        "steps": ({"idata": of_result("steps")}, 2),
+        "Overview": ({"idata": idata}, 2),
+        "Given": ({"precision": torch.ones(3, 2).double(), "eta": torch.zeros(3, 2).double()}, 3),
+        "plot_chains": ({"idata": of_result("chains"), "labels": None, "most": 2, "figsize": None}, 2),
+        "plot_forest": (
+            {"results": one, "reference": None, "labels": None, "most": 6, "standardise": None},
+            2,
+        ),
+        "plot_comparison": (
+            {"results": one, "reference": None, "labels": None, "most": 2, "figsize": None},
+            2,
+        ),
+        "plot_pair": ({"results": one, "reference": None, "labels": None, "figsize": None}, 2),
+        "plot_convergence": ({"results": one, "metric": "change", "log": True, "figsize": None}, 2),
+        "plot_particles": ({"idata": idata, "log_density": None, "labels": None, "limits": None}, 2),
+        "plot_partition": ({"federation": fed, "ax": None, "figsize": None}, 2),
+        "plot_graph": ({"graph": agents, "round": 0, "names": None, "figsize": (2.0, 2.0), "seed": 0}, 2),
+        "plot_influence": ({"found": of_result("influence"), "ax": None, "figsize": None}, 2),
+        "plot_client_forest": ({"found": of_result("contributions"), "labels": None, "most": 2, "figsize": None}, 2),
+        "plot_contributions": ({"found": of_result("contributions"), "ax": None, "figsize": None}, 2),
+        "plot_checks": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
+        "plot_check_intervals": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
+    }
+    return {name: (getattr(pf, name), *rest) for name, rest in found.items()}
+
+
+def of_federations():
+    """Methods of federations, graphs beside the simple ones, other partitions and schedules, executors; likewise."""
+    fed, ring, (x, y) = federation(), pf.graph.ring(4), data()
+    probs = torch.full((5, 4, 3), 1 / 3)
+    return {
+        "Federation.without": (without, {"names": ["1"]}, 3),
+        "Federation.with_args": (fed.with_args, {"args": (x, y), "kwargs": None}, 3),
+        "Federation.client_args": (fed.client_args, {"client": 0}, 2),
+        "Federation.client_data": (fed.client_data, {"clients": [0, 1]}, 2),
+        "graph.Clocks": (pf.graph.Clocks, {"graph": ring, "rates": 1.0}, 2),
+        "graph.GossipPairs": (pf.graph.GossipPairs, {"graph": ring, "num_pairs": 1}, 2),
+        "graph.LinkFailures": (pf.graph.LinkFailures, {"graph": ring, "probability": 0.1}, 2),
+        "graph.Partitioned": (
+            pf.graph.Partitioned, {"graph": ring, "parts": [[0, 1], [2, 3]], "start": 0, "stop": 2}, 2),
+        "graph.Periodic": (pf.graph.Periodic, {"graphs": [ring, ring], "groups": None}, 2),
+        "graph.rotating_stars": (pf.graph.rotating_stars, {"num_around": 4, "group_size": 2, "confidence": 0.5}, 2),
+        "graph.mixing_bound": (pf.graph.mixing_bound, {"num_agents": 3, "gap": 0.5}, 1),
+        "graph.consensus_rounds": (pf.graph.consensus_rounds, {"gap": 0.5, "tolerance": 0.1}, 1),
+        "graph.from_networkx": (
+            pf.graph.from_networkx, {"graph": nx.path_graph(3), "mixing": "metropolis", "holding": 0.0}, 2),
+        "graph.FixedGraph": (pf.graph.FixedGraph, {"matrix": [[0.5, 0.5], [0.5, 0.5]], "name": "a"}, 2),
+        "partition.Explicit": (pf.partition.Explicit, {"indices": [[0, 1], [2]]}, 2),
+        "partition.FeatureSkew": (pf.partition.FeatureSkew, {"feature": x[:, 0], "by": None}, 2),
+        "partition.LabelShards": (pf.partition.LabelShards, {"classes_per_client": 1, "by": y > 0}, 2),
+        "partition.MajorityShare": (pf.partition.MajorityShare, {"share": 0.8, "by": y > 0}, 2),
+        "partition.QuantitySkew": (pf.partition.QuantitySkew, {"alpha": 1.0, "min_rows": 1}, 2),
+        "partition.SortedBy": (pf.partition.SortedBy, {"by": y}, 2),
+        "partition.parse": (pf.partition.parse, {"text": "dirichlet:0.3", "columns": y > 0, "named": None}, 3),
+        "partition split": (split, {"partition": pf.partition.SortedBy(y), "num_clients": 2}, 3),
+        "schedule.Availability": (
+            pf.schedule.Availability, {"probabilities": (0.5, 0.9), "clients_per_round": 1}, 2),
+        "schedule.KSD": (pf.schedule.KSD, {"clients_per_round": 1}, 1),
+        "executors.resolve": (pf.executors.resolve, {"executor": "sequential"}, 2),
+        "metrics.accuracy": (pf.metrics.accuracy, {"probs": probs[0], "value": torch.zeros(4)}, 2),
+        "metrics.rmse": (pf.metrics.rmse, {"mean": torch.zeros(4), "value": torch.zeros(4)}, 2),
+        "metrics.log_predictive_density": (pf.metrics.log_predictive_density, {"log_prob": torch.zeros(5, 4)}, 2),
+    }  # fmt: skip
+
+
+@checked
+def without(names):
+    return federation().without(*names) if isinstance(names, list | tuple) else federation().without(names)
+
+
+def statistic(y):
+    return y.mean()
+
+
+@checked
+def split(partition, num_clients):
+    """A federation of the partition, whose arguments are looked at where the rows are."""
+    return pf.Federation(model, data(), plate="data", num_clients=num_clients, partition=partition)
+
+
+@functools.cache
+def of_result(what):
+    """A table of each client, or a result of another kind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if what == "steps":
+            return pf.fit(federation(), max_rounds=20, **FAST)
+        if what == "chains":
+            return pf.run(pf.NUTS(num_samples=30, warmup_steps=10, num_chains=1), federation(), **FAST)
+    if what == "checks":
+        return pf.check_clients(result(), federation(), statistic)
+    return getattr(pf, what)(result(), federation())
 
 
 def random_call(rng, found):
@@ -208,6 +346,8 @@ def outcome(function, given):
         return "refused" if str(error).strip() else "refused without a word"
     except (Exception, TooLong):
         return traceback.format_exc()
+    finally:
+        plt.close("all")
     return "success"
 
 

@@ -70,3 +70,12 @@ def test_mistakes_in_a_model_file(tmp_path, text, part):
     with pytest.raises(ModelError, match=part) as caught:
         library.load_model(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_model_whose_clients_have_their_rows_needs_no_data(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("PLATE = 'data'\ndef model(x): pass\n")
+    assert library.load_model(path, with_data=False).PLATE == "data"
+    path.write_text("def model(x): pass\n")
+    with pytest.raises(ModelError, match="does not define PLATE;"):
+        library.load_model(path, with_data=False)

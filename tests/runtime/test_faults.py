@@ -64,6 +64,16 @@ def test_the_answer_is_that_of_the_clients_that_work(kind, executor):
     assert not found.federation["participated"].values[:, 1].any()
 
 
+@pytest.mark.parametrize(("probability", "clients", "doubted"), [(1.0, (1,), True), (0.3, None, False)])
+def test_a_result_with_failures_is_judged_as_any_other(probability, clients, doubted):
+    """One client that never works is missed by the posterior of all rows; failures now and then leave it as it is."""
+    faulty = Faulty(probability=probability, clients=clients, seed=1)
+    found = run(PRIOR, unequal_lines(), executor=faulty, audit=True)
+    assert failures(found)
+    assert ("not the posterior's" in found.attrs["doubts"]) == doubted, found.attrs["doubts"]
+    assert ("Clients failed, and rounds went on without them" in found.attrs["doubts"]) == doubted
+
+
 def test_a_failed_visit_leaves_the_particles_where_they_were():
     algorithm = pf.PaperSVGD(num_particles=5, local_steps=4), pf.PaperDSVGD(num_particles=5, local_steps=4)
     faulty = Faulty(probability=1.0, clients=(1,))

@@ -16,8 +16,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_fed.analysis.criticism.influence import require_result
 from pyro_fed.analysis.predicting.predict import own_rows
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 Statistic = Callable[[np.ndarray], float]
 
 
+@checked
 def check_clients(
     idata: InferenceData,
     federation: Federation,
@@ -59,8 +62,9 @@ def check_clients(
     Example:
         >>> pf.check_clients(idata, fed, {"mean": np.mean, "largest": np.max})["p_value"].to_pandas()
     """
-    named = {_name(statistics): statistics} if callable(statistics) else dict(statistics)
-    if not named or not all(callable(one) for one in named.values()):
+    require_result("check_clients", idata, federation)
+    named = {_name(statistics): statistics} if callable(statistics) else statistics
+    if not isinstance(named, Mapping) or not named or not all(callable(one) for one in named.values()):
         raise SettingError(
             "check_clients takes a function of the rows, or functions by name, such as {'mean': np.mean}, received "
             f"{statistics!r}"
@@ -109,7 +113,11 @@ def _site(given: Mapping[str, Any], var_name: str | None) -> str:
 
 
 def _number(function: Statistic, rows: Tensor, name: str, client: str) -> float:
-    value = np.asarray(function(rows.detach().cpu().numpy()))
+    try:
+        value = np.asarray(function(rows.detach().cpu().numpy()))
+    except Exception as error:  # of any kind, as it is the user's code that raised it
+        said = f"{type(error).__name__}: {error!s:.200}"
+        raise DataError(f"statistic '{name}' at client {client} raised {said}") from error
     if value.size != 1 or value.dtype.kind not in "biuf" or not np.isfinite(value).all():
         raise DataError(
             f"statistic '{name}' at client {client}: expected a finite number, received {value!r:.200} from rows of "

@@ -19,8 +19,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
+from pyro_fed.analysis.criticism.influence import NOT_NEEDED, checked_draws, kept_sites, require_result
 from pyro_fed.audit.clients.say import around, sites_at
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import SettingError
 from pyro_fed.infer import FedEP
@@ -42,6 +43,7 @@ class _Sites(NamedTuple):
     labels: list[str]
 
 
+@checked
 def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """How much of what is known of each parameter a client has brought, and what it would say alone.
 
@@ -52,7 +54,8 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
     Returns:
         Over (client, parameter): `share` of the information, `mean` and `sd` of the client alone, its data and the
         prior (NaN where these leave it improper); over (parameter): `prior_share`, `all_mean` and `all_sd` of all
-        together; over (client): `contribution`, the mean share; `prior_contribution`; and with a federation `rows`.
+        together, all on the unconstrained scale, on which a positive parameter is its logarithm; over (client):
+        `contribution`, the mean share; `prior_contribution`; and with a federation `rows`.
         Shares sum to one with the prior's. `pf.plot_contributions(found)` and `pf.plot_client_forest(found)` are the
         figures.
 
@@ -64,6 +67,7 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
         >>> found = pf.contributions(pf.run(pf.FedEP(), fed), fed)
         >>> found["contribution"].to_series()
     """
+    require_result("contributions", idata, NOT_NEEDED if federation is None else federation)
     q, sites, clients, labels = _sites(idata, federation)
     share = _shares(q, sites)
     whole_precision, whole_eta = sites.precision.sum(0), sites.eta.sum(0)

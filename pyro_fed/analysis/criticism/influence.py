@@ -16,8 +16,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import Without, apart, by_sites
+from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_sites
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
+from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
 
+#: In the place of a federation that is not needed.
+NOT_NEEDED: Any = object()
 #: Draws that weights need: fewer have no tail to be judged by.
 FEWEST_DRAWS = 100
 
 
+@checked_but("idata", "federation")
 def influence(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
     """How many SDs each client moves each parameter, and whether one of them stands apart.
 
@@ -64,34 +68,35 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     if kept is not None and (own or federation is None):
         q, sites = kept_sites(kept)
         names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
-        found = by_sites(q, sites)
+        found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels)
     elif federation is not None and federation.holds_data:
         problem = federation.problem
         names, labels = federation.client_names, [problem.name_of(number) for number in range(problem.dim)]
         with threads(1), torch.no_grad():
             found = _by_draws(federation, checked_draws(idata, federation))
+        said = apart(found, names, labels)
     else:
         raise SettingError(
             f"influence: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of "
             "its clients; pass the federation, influence(idata, fed), whose clients are then asked"
         )
-    return _dataset(found, names, labels, {"stands_apart": apart(found, names, labels)})
+    return _dataset(found, names, labels, {"stands_apart": said})
 
 
-def require_result(what: str, idata: Any, federation: Any = True) -> None:
+def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
     """Refuse what is no result of a run, and no federation where one is needed.
 
     Args:
         what: the function that was called.
         idata: its result.
-        federation: its federation; True where none is needed.
+        federation: its federation, where one is needed.
 
     Raises:
         DataError: names what was received.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run, received {str(idata)[:60]} ({type(idata).__name__})")
-    if federation is not True and not hasattr(federation, "problem"):
+    if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
         raise DataError(f"{what} takes the federation that the result is of, received {str(federation)[:60]}")
 
 

@@ -22,6 +22,7 @@ Sources: Vehtari et al. (2024), Pareto smoothed importance sampling; Veach & Gui
 from __future__ import annotations
 
 import math
+import warnings
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +31,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites
+from pyro_fed.analysis.criticism.influence import checked_draws, kept_sites, require_result
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import DataError, SettingError, StoppedError
 from pyro_fed.infer import FedAIS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, joined
 from pyro_fed.ops.arviz_versions import group_of
@@ -81,6 +83,7 @@ class Proposals(NamedTuple):
     log_density: Tensor
 
 
+@checked
 def leave_one_client_out(
     idata: InferenceData, federation: Federation, *, num_draws: int = 8000, refit: bool = True, seed: int = 0
 ) -> pd.DataFrame:
@@ -107,6 +110,7 @@ def leave_one_client_out(
     """
     import pandas as pd  # takes half a second
 
+    require_result("leave_one_client_out", idata, federation)
     if not federation.holds_data:
         raise SettingError("leave_one_client_out asks the clients for their log-likelihoods: it needs their rows here")
     if num_draws < 100:
@@ -214,10 +218,18 @@ class _Study:
         return {"elpd": total[0] - value, "se": math.hypot(total[1], error), "elpd_rows": by_rows, "by": "refit"}
 
     def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
-        """log Z with its error, NaN under an improper prior, and draws (S, D), of all clients or of those but one."""
+        """log Z with its error, and draws (S, D), of all clients or of those but one.
+
+        NaN under an improper prior, and where the run stopped, which a warning says.
+        """
         fed = self.federation if without is None else others_of(self.federation, without)
         options = {"progress": False, "audit": False, "log_likelihood": False, "collect_local": False}
-        found = run(FedAIS(), fed, seed=self.seed, **options)  # type: ignore[arg-type]
+        try:
+            found = run(FedAIS(), fed, seed=self.seed, **options)  # type: ignore[arg-type]
+        except StoppedError as stopped:
+            who = "all clients" if without is None else f"the others of client {self.federation.client_names[without]}"
+            warnings.warn(f"leave_one_client_out: {who} could not be run afresh: {stopped}", UserWarning, stacklevel=5)
+            return math.nan, math.nan, self.proposals.points[:0]
         record = found["federation"]
         value, error = (
             float(record[name].values[-1]) if name in record else math.nan

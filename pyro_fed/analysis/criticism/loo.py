@@ -14,6 +14,7 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.analysis.criticism.influence import checked_draws, require_result
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import QuorumError, SettingError
 from pyro_fed.ops.arviz_versions import elpd_data, ess, group_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 FEWEST_DRAWS = 25
 
 
+@checked_but("idata", "federation", "executor")
 def loo(
     idata: InferenceData,
     federation: Federation,
@@ -68,6 +70,7 @@ def loo(
     return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("loo")
 
 
+@checked_but("idata", "federation", "executor")
 def waic(
     idata: InferenceData,
     federation: Federation,

@@ -38,10 +38,12 @@ Found = tuple[dict[str, Any], list[str]]
 CLOSENESS = """
 Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below 0.25.
 SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 0.8 the result is too sure of
-itself, above 1.25 not sure enough. Sliced Wasserstein distance and MMD² are zero for equal distributions. KSD measures
-the distance to the model's own density, without the reference; it speaks against a result above its limit, which is
-what chance and small errors explain. It may be slightly negative. Prior count: how often the result has counted
-the prior (± one standard error); 1 is right, and a large ± means that the draws do not tell.
+itself, above 1.25 not sure enough. Sliced Wasserstein distance and MMD² are zero for equal distributions.
+"""
+OWN_DENSITY = """
+KSD measures the distance to the model's own density, without a reference; it speaks against a result above its limit,
+which is what chance and small errors explain. It may be slightly negative. Prior count: how often the result has
+counted the prior (± one standard error); 1 is right, and a large ± means that the draws do not tell.
 """
 PREDICTIONS = """
 ELPD: expected log density of a new row for each training row, summed, by PSIS-LOO, with its standard error;
@@ -65,6 +67,12 @@ TABLES = (
             "sd_ratio_max": Column("SD ratio, largest", digits(2)),
             "sliced_wasserstein": Column("sliced Wasserstein", digits(2)),
             "mmd2": Column("MMD²", digits(3)),
+        },
+    ),
+    Table(
+        "How close to the model's density",
+        OWN_DENSITY,
+        {
             "ksd": Column("KSD", digits(3)),
             "ksd_limit": Column("its limit", digits(3)),
             "prior_count": Column("prior count", digits(2)),

@@ -141,6 +141,8 @@ def log_predictive_density(log_prob: Tensor) -> float:
         >>> log_predictive_density(torch.zeros(100, 5))
         0.0
     """
+    if log_prob.dim() != 2 or not log_prob.numel():
+        raise DataError(f"log_predictive_density takes (draws, rows), of one or more, received {tuple(log_prob.shape)}")
     return (torch.logsumexp(log_prob, 0) - math.log(log_prob.shape[0])).mean().item()
 
 
@@ -155,10 +157,18 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
     Returns:
         The share, in [0, 1].
 
+    Raises:
+        DataError: the shapes do not fit.
+
     Example:
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         0.5
     """
+    if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
+        raise DataError(
+            f"accuracy takes probabilities (n, C) and classes (n,), received {tuple(probs.shape)} and "
+            f"{tuple(value.shape)}"
+        )
     return (probs.argmax(-1) == value.long()).double().mean().item()
 
 

@@ -51,7 +51,7 @@ def plot_chains(
     draws = Draws.of(idata, sorted(map(str, idata["posterior"].data_vars)))
     if draws.kind not in ("chains", ""):
         raise SettingError(f"plot_chains shows Markov chains; the draws of this result are {draws.kind}, without order")
-    unknown = [label for label in labels or () if label not in draws.labels]
+    unknown = [label for label in (() if labels is None else labels) if label not in draws.labels]
     if unknown:
         raise SettingError(f"no parameters {unknown}; the result has {draws.labels[:20]}")
     if labels is None:

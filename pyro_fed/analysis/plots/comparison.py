@@ -96,7 +96,7 @@ def most_different(
     Raises:
         SettingError: an unknown one is asked for.
     """
-    unknown = [label for label in labels or () if label not in known]
+    unknown = [label for label in (() if labels is None else labels) if label not in known]
     if unknown:
         raise SettingError(f"no parameters {unknown}; the results have {known[:20]}")
     if labels is not None:

@@ -7,9 +7,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 
 
+@checked
 def plot_contributions(
     found: xr.Dataset, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
 ) -> Axes:

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from pyro_fed.analysis.numbers import readable_bytes
 from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, new_axes, plain_ticks, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 def plot_cost(
     table: pd.DataFrame,
     error: str = "mean_error",

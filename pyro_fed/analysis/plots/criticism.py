@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE, GivenAxes, new_axes, panels, tidy
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 
 #: Parameters that the figure of influence shows, those that are moved most.
@@ -17,6 +18,7 @@ STRONGEST = 3.0
 REPLICATED = (0.05, 0.95)
 
 
+@checked
 def plot_influence(
     found: xr.Dataset, *, ax: GivenAxes = None, figsize: tuple[float, float] | None = None
 ) -> np.ndarray:
@@ -73,6 +75,7 @@ def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
     tidy(ax, grid="x")
 
 
+@checked
 def plot_checks(
     found: xr.Dataset,
     *,
@@ -106,6 +109,7 @@ def plot_checks(
     return axes
 
 
+@checked
 def plot_check_intervals(
     found: xr.Dataset,
     *,

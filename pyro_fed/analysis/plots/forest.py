@@ -118,6 +118,7 @@ def _intervals(ax: Axes, values: np.ndarray, place: np.ndarray, color: str, name
             ax.scatter(np.full(far.sum(), side * 0.98 * widest), place[far], s=22, marker=marker, color=color, zorder=3)
 
 
+@checked
 def plot_client_forest(
     found: xr.Dataset,
     *,
@@ -148,7 +149,7 @@ def plot_client_forest(
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
         raise SettingError("plot_client_forest takes what pf.contributions returns")
     known = [str(name) for name in found["parameter"].values]
-    unknown = [label for label in labels or () if label not in known]
+    unknown = [label for label in (() if labels is None else labels) if label not in known]
     if unknown:
         raise SettingError(f"no parameters {unknown}; the result has {known[:20]}")
     if labels is None:
@@ -162,6 +163,7 @@ def plot_client_forest(
     for panel, label in zip(axes, labels, strict=True):
         _one_parameter(panel, found.isel(parameter=known.index(label)), clients)
         panel.set_title(label, fontsize=10)
+        panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
 
 

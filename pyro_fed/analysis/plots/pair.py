@@ -51,8 +51,9 @@ def plot_pair(
     draws = {name: stacked(idata)[0] for name, idata in results.items()}
     known = stacked(results[reference])[1]
     chosen = most_different(draws, reference, known, labels, 2)
-    if len(chosen) != 2 or len(labels or chosen) != 2:
-        raise SettingError(f"expected two parameters of {known[:20]}, received {list(labels or chosen)}")
+    asked = chosen if labels is None else list(labels)
+    if len(chosen) != 2 or len(asked) != 2:
+        raise SettingError(f"expected two parameters of {known[:20]}, received {asked}")
     columns = [known.index(label) for label in chosen]
     others = [name for name in results if name != reference] or [reference]
     wide = min(3, len(others))

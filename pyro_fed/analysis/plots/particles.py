@@ -74,7 +74,10 @@ def _limits(xy: np.ndarray) -> tuple[float, float, float, float]:
 def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, y: np.ndarray) -> None:
     grid = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
     with torch.no_grad():
-        log_p = log_density(grid).double().numpy().reshape(len(y), len(x))
+        found = log_density(grid)
+    if not isinstance(found, torch.Tensor) or found.numel() != len(grid):
+        raise SettingError(f"log_density must return a tensor of {len(grid)} numbers, received {found!r:.80}")
+    log_p = found.double().numpy().reshape(len(y), len(x))
     p = np.exp(log_p - log_p.max())
     falling = np.sort(p.ravel())[::-1]
     enclosed = np.cumsum(falling) / falling.sum()

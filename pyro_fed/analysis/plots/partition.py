@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -11,13 +13,17 @@ from pyro_fed.federation.federation import Federation
 
 #: Clients up to which each has its name below its bar.
 MAX_NAMED = 30
+#: Letters of a name up to which it fits below a bar.
+LONGEST_BESIDE = 4
 
 
 @checked
 def plot_partition(
     federation: Federation, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
 ) -> Axes:
-    """A bar a client, as high as it has rows, split by label where the observations are classes.
+    """A bar a client, as long as it has rows, split by label where the observations are a few classes.
+
+    Bars lie where clients have names that would not fit beside each other.
 
     Args:
         federation: the clients.
@@ -34,20 +40,33 @@ def plot_partition(
     ax = new_axes(ax, figsize or (width, 3.0))
     table = federation.summary()
     labels = [name for name in table.columns if str(name).startswith("label ")]
+    labels = labels if len(labels) <= len(COLORS) else []  # of counts, say: colours would repeat
+    names = [str(name) for name in table.index]
+    named = len(names) <= MAX_NAMED
+    lying = named and max(map(len, names)) > LONGEST_BESIDE
     place, floor = np.arange(len(table)), np.zeros(len(table))
     for i, name in enumerate(labels or ["rows"]):
-        height = table[name].to_numpy(dtype=float)
-        ax.bar(place, height, bottom=floor, width=0.85, color=COLORS[i % len(COLORS)], label=str(name))
-        floor += height
-    if len(table) <= MAX_NAMED:
-        ax.set_xticks(place, [str(name) for name in table.index])
-    ax.set_xlabel("client")
-    ax.set_ylabel("rows")
+        size = table[name].to_numpy(dtype=float)
+        look: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "label": str(name)}
+        if lying:
+            ax.barh(place, size, left=floor, height=0.85, **look)
+        else:
+            ax.bar(place, size, bottom=floor, width=0.85, **look)
+        floor += size
+    if lying:
+        ax.set_yticks(place, names, fontsize=8)
+        ax.invert_yaxis()
+        ax.set_xlabel("rows")
+    else:
+        if named:
+            ax.set_xticks(place, names)
+        ax.set_xlabel("client")
+        ax.set_ylabel("rows")
     ax.set_title(
         f"{int(table['rows'].sum()):,} rows over {len(table)} clients: {type(federation.partition).__name__}",
         fontsize=10,
     )
     if labels:
         ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    tidy(ax)
+    tidy(ax, grid="x" if lying else "y")
     return ax

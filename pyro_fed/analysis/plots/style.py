@@ -83,10 +83,14 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
         **options: of `matplotlib.pyplot.subplots`.
 
     Raises:
-        SettingError: fewer are given.
+        SettingError: fewer are given, or something else; or nothing is to be drawn.
     """
+    if count < 1:
+        raise SettingError("there is nothing to draw: name parameters, or take most of at least 1")
     if ax is not None:
         given = np.array([ax] if isinstance(ax, Axes) else list(np.asarray(ax, dtype=object).flat), dtype=object)
+        if not all(isinstance(one, Axes) for one in given):
+            raise SettingError(f"ax: expected axes of matplotlib, received {ax!r:.80}")
         if len(given) < count:
             raise SettingError(f"ax: the figure has {count} panels, and {len(given)} axes were given: pass {count}")
         return given[:count]

@@ -24,19 +24,21 @@ from torch import Tensor
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
+from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
-from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names
+from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import DataError, SettingError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
+from pyro_fed.results.to_arviz import labels_in, make_inference_data, posterior_group, unconstrained_draws
 from pyro_fed.runtime.ending.collecting import collected
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
@@ -100,14 +102,13 @@ def predict(
     args, kwargs = _arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
     kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
-    labels = model.problem.arguments.labels if isinstance(model, Federation) else None
-    arguments = flatten(function, args, kwargs, labels)
+    arguments = _flattened(model, function, args, kwargs, idata)
     dtype = arguments.floating_dtype()
     args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: _flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     run = _Run(function, args, kwargs, dtype, hidden, kept)
-    first = run.first({name: value[0] for name, value in values.items()})
+    first = _first(run, {name: value[0] for name, value in values.items()}, arguments)
     found = None
     if new_rows:
         plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
@@ -264,6 +265,76 @@ def _matched(
     return match(groups, Plate(plate, size, looked_up), posterior)
 
 
+def _flattened(
+    model: Federation | Callable[..., Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    idata: InferenceData,
+) -> Arguments:
+    """The new arguments, text and categories coded as they were when the model was fitted.
+
+    Raises:
+        DataError: labels that were not fitted, or text where it is not known which codes it had.
+    """
+    fitted = model.problem.arguments if isinstance(model, Federation) else None
+    known = labels_in(idata) or {} if fitted is None else fitted.labels
+    owners: set[str] = set()
+    if fitted is not None:
+        owners = {owner for owner, *_ in fitted.nested_by_name.values()}
+        split = owners | {name for name, _, _ in fitted.columns}
+        named = zip(parameter_names(function, len(args)), args, strict=True)
+        # A list of one is a column too, where rows are known to be.
+        args = tuple(np.asarray(arg, object) if isinstance(arg, list) and name in split else arg for name, arg in named)
+    try:
+        arguments = flatten(function, args, kwargs, known)
+    except UnknownLabelError as error:
+        if error.argument not in owners:
+            raise
+        raise DataError(
+            f"{error}. For groups that were not fitted pass numbers from 0 in place of the labels, as many groups as "
+            f"there are, and say which they are: groups='new', or a label for each, such as "
+            f"groups=[{listed(map(repr, known[error.argument][:1]))}, None], None for a new one"
+        ) from error
+    unknown = sorted(set(arguments.labels) - set(known))
+    if fitted is None and unknown:
+        raise DataError(
+            f"argument '{unknown[0]}' is text or a category, and this result does not say which codes it had when the "
+            "model was fitted: pass the federation in place of the model, predict(idata, fed, ...), or the codes"
+        )
+    return arguments
+
+
+def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:
+    """The first run, whose failures are said with what is likely to cause them.
+
+    Raises:
+        DataError: the model cannot be run on these arguments.
+    """
+    try:
+        return run.first(values)
+    except (TypeError, AttributeError) as error:
+        nothing = [name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if leaf is None]
+        if not nothing or "NoneType" not in str(error):
+            raise
+        rows = next((name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if np.ndim(leaf)), "x")
+        raise DataError(
+            f"predict: the model cannot do without {listed(nothing)}, which is None{line_of(error)}: {error}. A "
+            f"plate's size may be taken from an argument that is given, such as len({rows}); or pass any values of the "
+            "right shape in place of None: what is observed is drawn anew"
+        ) from error
+    except IndexError as error:
+        coded = {name: len(labels) for name, labels in arguments.labels.items()}
+        if not coded:
+            raise
+        sizes = listed(f"'{name}' by 0 to {size - 1}" for name, size in coded.items())
+        raise DataError(
+            f"predict: a code is beyond the sizes of the new data{line_of(error)}: {error}. Text and categories are "
+            f"coded as they were when the model was fitted, {sizes}: give the model as many elements as were fitted, "
+            "or pass numbers from 0 in place of the labels, and say by groups= whose they are"
+        ) from error
+
+
 def _row_dims(first: dict[str, Any]) -> frozenset[str]:
     """Plates of the predicted sites: the new data's rows are no training rows, whatever those were called."""
     return frozenset(frame.name for site in first.values() if site["redrawn"] for frame in site["cond_indep_stack"])
@@ -314,7 +385,16 @@ class _Run:
         with torch.random.fork_rng(devices=[]):
             trace, handler = self.trace(values)
         if not handler.drawn:
-            raise DataError("the model has no observed site on these arguments: there is nothing to predict")
+            factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]
+            raise DataError(
+                "the model has no observed site on these arguments: there is nothing to predict"
+                + (
+                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number that nothing can be drawn from: "
+                    "write it as a distribution, pyro.sample(..., obs=y)"
+                    if factors
+                    else ""
+                )
+            )
         outside = [name for name in handler.drawn if not trace.nodes[name]["cond_indep_stack"]]
         unknown = [name for name in outside if name not in handler.given]
         if unknown:

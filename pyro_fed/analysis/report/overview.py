@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyro_fed.analysis.numbers import readable_bytes, readable_seconds
 from pyro_fed.analysis.report import terminal
 from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData, flag
 
@@ -15,7 +16,7 @@ ROWS = 10
 
 
 @dataclass(frozen=True)
-class Overview:
+class Overview(metaclass=Checked):
     """What a notebook or a terminal shows of a run: its verdict first, then the posterior and the cost.
 
     Args:

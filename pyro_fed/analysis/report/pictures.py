@@ -50,10 +50,12 @@ itself. An arrow at the edge is a mean that lies outside.
 """
 FOREST_OF_ONE = "Means and 94 % intervals; thick lines hold the middle half of the draws."
 POSTERIORS = """
-Posterior densities of the parameters on which the results differ most; grey is the reference. An arrow names a result
+Posterior densities of the parameters on which the results differ most; grey is {centre}. An arrow names a result
 that lies outside the panel.
 """
-PAIRS = "Draws of the two parameters on which the results differ most, over those of the reference in grey."
+POSTERIORS_OF_ONE = "Posterior densities."
+PAIRS = "Draws of the two parameters on which the results differ most, over those of {centre} in grey."
+PAIRS_OF_ONE = "Draws of two parameters. A heap that is bent, or several of them, are not a Gaussian's."
 CHAINS = """
 The parameter whose chains differ most (R-hat). Above, their paths: they should look alike, without drifts. Below, how
 often each chain has draws of each rank: flat, near the dashed line, where all chains visit the same posterior.
@@ -184,6 +186,11 @@ class Compared:
             if one.values.shape[1] >= FEWEST_OF_A_CHAIN
         }
 
+    def over_centre(self, note: str, of_one: str) -> str:
+        """How to read a figure over the centre, or of one result alone, and what it leaves out."""
+        centre = "the reference" if self.centre == self.reference else str(self.centre)
+        return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
+
     def different(self, most: int) -> list[str]:
         """The parameters on which results differ most."""
         assert self.centre is not None
@@ -278,7 +285,8 @@ def _posteriors(about: Compared) -> Picture | None:
 
         return Panel(draw, NARROW, about.moments(label))
 
-    return Picture("", [panel(one) for one in about.different(MOST_PANELS)], POSTERIORS + about.left_out, about.legend)
+    note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
+    return Picture("", [panel(one) for one in about.different(MOST_PANELS)], note, about.legend)
 
 
 def _pair(about: Compared) -> Picture | None:
@@ -300,7 +308,8 @@ def _pair(about: Compared) -> Picture | None:
         alt = f"{labels[0]} against {labels[1]}: correlation {own:.2f} for {name}, {truth:.2f} for {centre}"
         return Panel(draw, (3.6, 3.2), alt)
 
-    return Picture("", [panel(name) for name in others or [centre]], PAIRS + about.left_out, about.legend)
+    note = about.over_centre(PAIRS, PAIRS_OF_ONE)
+    return Picture("", [panel(name) for name in others or [centre]], note, about.legend)
 
 
 def _correlation(draws: Draws, labels: list[str]) -> float:

@@ -11,7 +11,7 @@ import click
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.numbers import percent, readable_bytes, readable_seconds
 from pyro_fed.ops.arviz_versions import summary
-from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.inference_data import InferenceData, flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,8 @@ def doubts_block(idata: InferenceData) -> str:
         idata: result of `pyro_fed.run`.
     """
     doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
-    return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubts or ["none"])])
+    none = "none" if flag(idata.attrs, "audited") else "none by the run itself; its draws were not audited"
+    return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubts or [none])])
 
 
 def posterior_table(idata: InferenceData, max_rows: int) -> str:

@@ -1,7 +1,8 @@
-"""Which latents a quantity of the model depends on: one run with all of them at zero, and derivatives there."""
+"""Which latents a quantity of the model depends on: one run at a point, and derivatives there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,15 +22,31 @@ def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
     Returns:
         the run, and each latent's unconstrained value, a zero tensor that derivatives can be taken in.
     """
+    return _run(bound, lambda shape: torch.zeros(shape, dtype=bound.dtype))
+
+
+def run_at_random(bound: BoundModel, generator: torch.Generator) -> tuple[Execution, dict[str, Tensor]]:
+    """The same at a standard normal point, where no derivative is zero by chance, with the sites' log densities.
+
+    Args:
+        bound: the model and its arguments.
+        generator: of the point.
+    """
+    return _run(bound, lambda shape: torch.randn(shape, dtype=bound.dtype, generator=generator), densities=True)
+
+
+def _run(
+    bound: BoundModel, point: Callable[[Any], Tensor], densities: bool = False
+) -> tuple[Execution, dict[str, Tensor]]:
     places: dict[str, Tensor] = {}
 
     def source(msg: Message, transform: Any) -> Tensor:
         shape = transform.inverse_shape(msg["fn"].shape())
-        places[msg["name"]] = torch.zeros(shape, dtype=bound.dtype, requires_grad=True)
+        places[msg["name"]] = point(shape).requires_grad_()
         return places[msg["name"]]
 
     with torch.enable_grad():
-        return bound.execute(source, bound.all_rows), places
+        return bound.execute(source, bound.all_rows, densities=densities), places
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ that the message has a line and a cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ from pyro_fed.density.checks.blame import blame, line_of
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
+from pyro_fed.density.checks.shapes import rows_as_values
+from pyro_fed.density.checks.slopes import check_slope
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
@@ -55,8 +58,8 @@ Terms = dict[str, Tensor]
 #: What every row that does not factorise is told.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
-    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), or partition over an outer "
-    "plate"
+    "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), make what is taken from "
+    "other rows (a lag, a rank) a column before the model, or partition over an outer plate"
 )
 
 
@@ -109,6 +112,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             whole, apart = _together(judged, sample), _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
+            check_slope(partial(_total, judged, sample), whole.slope[0], sample.z[0], judged.sites)
             _check_imputed(judged, seen, sample, whole)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
@@ -176,10 +180,28 @@ def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor,
     return grad(total, has_aux=True)(z)
 
 
+def _weight_of_each(sample: _Sample) -> Tensor:
+    """(n,) weights of the rows, as the pairs have them."""
+    return sample.weight.new_zeros(len(sample.at)).index_add(0, sample.pairs.flatten(), sample.weight.flatten())
+
+
+def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
+    """What `_together` takes the gradient of, at points (M, D) and the first point's latents of rows: (M,)."""
+    each = _weight_of_each(sample)
+
+    def at_point(z: Tensor) -> Tensor:
+        outside, inside = problem.log_terms(z, sample.all_together, sample.local[0])
+        terms = sum(((each * terms).sum() for terms in inside.values()), z.new_zeros(()))
+        return sum(outside.values(), terms)
+
+    with torch.no_grad():
+        found: Tensor = problem.vmap(at_point)(points)
+    return found
+
+
 def _together(problem: RowDensities, sample: _Sample) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
-    pairs, weight = sample.pairs, sample.weight
-    each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())
+    pairs, each = sample.pairs, _weight_of_each(sample)
 
     def at_point(z: Tensor, local: Tensor) -> Any:
         return _run(problem, z, sample.all_together, local, each, 1.0)
@@ -432,9 +454,24 @@ def _refusal(
         )
     row = int(sample.at[sample.pairs[pair, place]])
     beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
+    cure = _divided_by_rows(expected, found, off, together / sample.pairs.shape[1])
+    cure = cure or rows_as_values(problem.bound, name) or _CURE
     return ModelError(
         f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
-        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{_CURE}"
+        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{cure}"
+    )
+
+
+def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor | None, fewer: float) -> str:
+    """What to say of densities that are as many times larger beside fewer rows; empty where they are not."""
+    if expected is None or found is None or off is None:
+        return ""
+    times = found[off] / expected[off]
+    if not bool(((times / fewer - 1).abs() < TOLERANCE).all()):
+        return ""
+    return (
+        "Each row's density is divided by the number of rows, as by a scale of 1 / len(x), which is another one at "
+        "each client: take the number of all rows, as an argument or by pf.shared('n', len(x))"
     )
 
 

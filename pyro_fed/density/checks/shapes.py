@@ -1,8 +1,15 @@
-"""A latent whose size depends on the rows at hand: `int(group.max()) + 1` is another number at every client."""
+"""Shapes that a plate over rows does not go with.
+
+A latent whose size depends on the rows at hand: `int(group.max()) + 1` is another number at every client. And rows that
+stand in a site twice: in its plate, and as values of each row.
+"""
 
 from __future__ import annotations
 
+from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.blame import current_line, quoted
+from pyro_fed.density.checks.dependence import run_at_zero
+from pyro_fed.density.running.trace_sites import frame_of
 from pyro_fed.errors import ModelError
 
 
@@ -23,3 +30,30 @@ def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> M
         "Compute the number of groups once: before the model, and pass it as an argument, or in the model by "
         "pf.shared('groups', lambda: int(group.max()) + 1); what has one value a row belongs into the plate"
     )
+
+
+def rows_as_values(bound: BoundModel, name: str) -> str:
+    """What to say of a site each of whose rows holds all rows' values; empty where that is not so.
+
+    Args:
+        bound: the model and its arguments.
+        name: of a site inside the plate.
+    """
+    site = run_at_zero(bound)[0].trace.nodes.get(name)
+    frame = None if site is None else frame_of(site, bound.plate)
+    if site is None or frame is None or frame.dim is None:
+        return ""
+    fn, count = site["fn"], bound.num_rows
+    batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
+    if count in event:
+        return (
+            f"Each of the {count} rows has all {count} as one value, by .to_event({len(event)}): leave that out, since "
+            "the plate makes them rows already"
+        )
+    taken = {each.dim for each in site["cond_indep_stack"]}
+    if any(size == count and at - len(batch) not in taken for at, size in enumerate(batch)):
+        return (
+            f"The site has the shape {batch}, each row beside each, in place of {(count,)}: its values, or its "
+            f"distribution's parameters, are a column {(count, 1)}. Leave their last dimension out, as in y.squeeze(-1)"
+        )
+    return ""

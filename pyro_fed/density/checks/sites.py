@@ -178,7 +178,10 @@ def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dic
         )
     if not latents:
         where = f" outside plate '{plate}', where clients have something in common" if local else ""
-        raise ModelError(f"the model has no latent site{where}: there is nothing to infer")
+        raise ModelError(
+            f"the model has no latent site{where}: there is nothing to infer. What is to be learnt is a pyro.sample "
+            "with a prior; a pyro.param stays as it begins"
+        )
 
 
 def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole: Mapping[str, int]) -> None:

@@ -295,7 +295,7 @@ def flatten(
     """
     args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
     _check_call(model, args, kwargs)
-    heads = _parameter_names(model, len(args))
+    heads = parameter_names(model, len(args))
     keyed, spec = pytree.tree_flatten_with_path(as_tree((args, kwargs)))
     names = tuple(_leaf_name(path, heads) for path, _ in keyed)
     read = [read_leaf(leaf, name, labels or {}) for name, (_, leaf) in zip(names, keyed, strict=True)]
@@ -435,7 +435,13 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
 
 
-def _parameter_names(model: Callable[..., Any], count: int) -> list[str]:
+def parameter_names(model: Callable[..., Any], count: int) -> list[str]:
+    """What a model calls so many positional arguments.
+
+    Args:
+        model: the Pyro model.
+        count: of them.
+    """
     names = [
         p.name for p in _signature(model).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]

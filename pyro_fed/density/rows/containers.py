@@ -45,6 +45,8 @@ class Table:
         """All columns as a matrix, (rows, columns)."""
         if len(self._blocks) == 1 and self._blocks[0].dim() == 2:
             return self._blocks[0]
+        if any(block is None for block in self._blocks):
+            raise ValueError(f"the columns {self._columns} are no matrix: one of them is None")
         dtypes = [block.dtype for block in self._blocks]
         widest = dtypes[0]
         for dtype in dtypes[1:]:
@@ -91,7 +93,7 @@ class Table:
         return self._columns
 
     def __len__(self) -> int:
-        return len(self._blocks[0])
+        return len(next(block for block in self._blocks if block is not None))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._columns)
@@ -104,7 +106,15 @@ class Table:
             key = key[1]
         if isinstance(key, list) and all(self._has(name) for name in key):
             return Table(key, [self._column(name) for name in key])
+        if isinstance(key, str) and not self._has(key):
+            raise KeyError(self._absent(key))
         return self._column(key) if self._has(key) else self.values[key]
+
+    def _absent(self, name: str) -> str:
+        return (
+            f"the data frame has no column '{name}': while the model runs it holds the columns {self._columns} as "
+            f"tensors. What is to be predicted may be a column of None, frame.assign({name}=None)"
+        )
 
     def _has(self, name: Any) -> bool:
         return isinstance(name, str | int) and name in self._columns
@@ -116,7 +126,11 @@ class Table:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_columns", "_blocks"):
             raise AttributeError(name)
-        return self._column(name) if name in self._columns else getattr(self.values, name)
+        if name in self._columns:
+            return self._column(name)
+        if not hasattr(Tensor, name):
+            raise AttributeError(self._absent(name))
+        return getattr(self.values, name)
 
     @classmethod
     def __torch_function__(

@@ -1,11 +1,12 @@
 """One array of an argument as a tensor: masked and nullable arrays, categories, text.
 
 What is masked or missing becomes NaN, so that it is refused like NaN, or handled by the model like NaN. Text and
-categories become codes 0, 1, ..., with their labels kept.
+categories become codes 0, 1, ..., with their labels kept. A column of None throughout is None.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from pyro_fed.errors import DataError, listed
 
 Labels = Mapping[str, tuple[Any, ...]]
+#: How a date begins as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
+DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(?!\d)")
 
 
 class Leaf(NamedTuple):
@@ -31,6 +34,18 @@ class Leaf(NamedTuple):
     value: Any
     labels: tuple[Any, ...] | None = None
     masked: bool = False
+
+
+class UnknownLabelError(DataError):
+    """A label that the codes known do not have.
+
+    Attributes:
+        argument: its name.
+    """
+
+    def __init__(self, argument: str, unknown: list[str], known: tuple[Any, ...]) -> None:
+        super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are none of {listed(known)}")
+        self.argument = argument
 
 
 def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
@@ -70,7 +85,8 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
     if leaf.dtype.kind in "mM":
         raise DataError(
             f"argument '{name}' is an array of times ({leaf.dtype}): pass numbers, such as the days since a date "
-            f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D')"
+            f"that is the same for all clients, ({name} - numpy.datetime64('2020-01-01')) / numpy.timedelta64(1, 'D'), "
+            "or leave the column out where the model does not read it"
         )
     return Leaf(_tensor(leaf, name))
 
@@ -126,6 +142,8 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
     if leaf.dtype.kind == "O":
         missing = pd.isna(flat)
         kept = flat[~missing]
+        if len(flat) and not len(kept):
+            return Leaf(None)
         if len(kept) and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept):
             numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
             whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
@@ -146,6 +164,13 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
             f"pandas.to_numeric({name}), or make it a category, pandas.Categorical({name}), if they are labels"
         )
+    if all(DATE.match(label) for label in labels):
+        raise DataError(
+            f"argument '{name}' is text that reads as dates ({listed(labels[:3])}, ...), whose codes would be no "
+            f"times: pass numbers, such as (pandas.to_datetime({name}) - pandas.Timestamp('2020-01-01')).dt.days, with "
+            f"a date that is the same for all clients, make it a category, pandas.Categorical({name}), if they are "
+            "labels, or leave the column out where the model does not read it"
+        )
     return _coded(leaf, name, labels)
 
 
@@ -161,15 +186,15 @@ def _coded(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
     code = {label: number for number, label in enumerate(labels)}
     unknown = sorted({str(part) for part in leaf.ravel().tolist() if part not in code})
     if unknown:
-        raise DataError(f"argument '{name}' has the labels {listed(unknown)}, which are none of {listed(labels)}")
+        raise UnknownLabelError(name, unknown, labels)
     codes = [code[part] for part in leaf.ravel().tolist()]
     return Leaf(torch.tensor(codes, dtype=torch.int64).reshape(leaf.shape), tuple(labels))
 
 
 def _missing_label(name: str, row: int) -> str:
     return (
-        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, or give what is missing a label of "
-        "its own, such as 'unknown'"
+        f"argument '{name}'[{row}] has no label: it is missing. Drop these rows, give what is missing a label of its "
+        "own, such as 'unknown', or leave the column out where the model does not read it"
     )
 
 

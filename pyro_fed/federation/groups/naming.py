@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,35 @@ def named_labels(
             )
         found[name] = names.pop()
     return found
+
+
+def by_element(partition: Partition, arguments: Arguments, count: int) -> Partition:
+    """A partition by a column of the nested rows as one by the partitioned plate's elements, which these belong to.
+
+    Args:
+        partition: any.
+        arguments: the model's.
+        count: the partitioned plate's elements.
+
+    Raises:
+        SettingError: an element whose rows have several values.
+    """
+    if not isinstance(partition, ByGroup) or partition.by is None or len(partition.by) == count:
+        return partition
+    for owner, *_ in arguments.nested_by_name.values():
+        index = arguments.leaves[arguments.names.index(owner)].numpy()
+        if len(index) != len(partition.by) or len(np.unique(index)) != count:
+            continue
+        order = np.argsort(index, kind="stable")
+        first = partition.by[order[np.searchsorted(index[order], np.arange(count))]]
+        odd = np.flatnonzero(first[index] != partition.by)
+        if len(odd):
+            raise SettingError(
+                f"ByGroup: by has a value for each row that '{owner}' looks up, and rows of one element have several, "
+                f"{first[index[odd[0]]]} and {partition.by[odd[0]]} (row {odd[0]}): an element is one client's"
+            )
+        return replace(partition, by=first)
+    return partition
 
 
 def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) -> dict[str, list[Any]]:

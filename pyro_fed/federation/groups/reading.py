@@ -118,6 +118,15 @@ def _check_index(arguments: Arguments, at: int, name: str, plate: str, sizes: Ma
         cure = f": subtract {low}" if high - low < groups else ""
         if arguments.labels.get(arguments.names[at]) is not None:
             cure = f". Its text has the same codes at all clients: give the numbers 0 to {groups - 1} in its place"
+        between = next(
+            (other for other, size in sizes.items() if other not in (plate, name) and size == high + 1), None
+        )
+        if between is not None and not low:
+            cure = (
+                f". It numbers the elements of plate '{between}', in between: partition over that, plate='{between}' "
+                f"with rows={{'{name}': '{arguments.names[at]}'}}; what each element of '{plate}' has is then common "
+                f"to all, and partition=pf.partition.ByGroup(...) of the '{plate}' of each '{between}' keeps them whole"
+            )
         raise DataError(
             f"{argument} must number the elements of plate '{plate}', which has size {groups}: expected 0 "
             f"to {groups - 1}, received {low} to {high}{cure}"

@@ -226,8 +226,10 @@ def as_values(values: Any, name: str) -> np.ndarray:
         name: what they are called in messages.
 
     Raises:
-        ValueError: for another shape, missing values or values of mixed types.
+        SettingError: for a text, another shape, missing values or values of mixed types.
     """
+    if isinstance(values, str):
+        raise SettingError(f"{name} is the text {values!r}; give the column itself, such as frame[{values!r}]")
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     if isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object":

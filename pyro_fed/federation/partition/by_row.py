@@ -65,7 +65,7 @@ class ByGroup(ByValue):
 
     Where the plate is one of groups, with rows of their own (`Federation(..., rows={"patients": "hospital"})`), and the
     values differ, they are the names of its elements in order: text or categories in `hospital` are coded by them,
-    whether all of them occur or not.
+    whether all of them occur or not. There the column of the rows, `ByGroup(frame["hospital"])`, does too.
 
     Args:
         by: group, one a row; None takes the labels handed to `split`, and of a plate of groups each by itself.

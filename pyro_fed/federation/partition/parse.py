@@ -71,7 +71,8 @@ def _column(text: str, value: str, columns: Any, named: Mapping[str, Any]) -> An
         return found[0]
     if named and not value.lstrip("-").isdigit():
         several = "several columns" if found else "no column"
-        raise SettingError(f"partition {text!r}: there is {several} {value!r}; there are {list(named)}")
+        written = text.partition(":")[2].strip()
+        raise SettingError(f"partition {text!r}: there is {several} {written!r}; there are {list(named)}")
     index = _number(text, value, int)
     shape = np.shape(columns)
     if len(shape) != 2:

@@ -149,6 +149,10 @@ class FALD(ReplayedVisits):
         held = super().hold(limits, shared, kept, sent)
         return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
 
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """Nothing: `stand_in` has their visits stay where they began, so that a round is shorter by their share."""
+        return {}
+
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among those of its chain."""
         f = shared["share"][clients].reshape(self.num_chains, -1)

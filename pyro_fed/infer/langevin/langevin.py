@@ -382,9 +382,12 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             for name, value in messages.items()
         }
         lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        start = shared["position"].repeat_interleave(
+            len(asked) // len(shared["position"]), 0
+        )  # several clients a chain
         filled["client"][lost] = asked[lost]
-        filled["position"][lost] = shared["position"][lost]
-        filled["draws"][lost] = shared["position"][lost].unsqueeze(1)
+        filled["position"][lost] = start[lost]
+        filled["draws"][lost] = start[lost].unsqueeze(1)
         filled["step_size"][lost] = shared["step_size"]
         return filled
 

@@ -94,9 +94,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-    zeros_say_nothing: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset(
-        {"value", "decrement", "length", "direction", "most_mass", "prior_value", "prior_precision", "prior_eta"}
+        {"value", "decrement", "length", "direction", "most_mass", "rough_mass"}
+        | {"prior_value", "prior_precision", "prior_eta"}
     )
 
     tolerance: float = 1e-4
@@ -138,6 +138,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "indefinite": point.new_zeros(()),
             "most_mass": point.new_tensor(-torch.inf),
             "best_point": point,
+            "rough_mass": point.new_tensor(-torch.inf),
+            "rough_point": point,
+            "fruitless": point.new_zeros(()),
             "back": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
             "num_clients": torch.tensor(num_clients),
@@ -209,7 +212,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         still = not bool(shared["direction"].any())
         next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
         good = still or aimed_gain >= max(self.aim_share * gain, 0.0) - slack
-        if good and bool(torch.isfinite(totals[aimed])) and bool(messages["usable"].all()):
+        prior = gaussian(shared, "prior_")
+        known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
+        if good and bool(torch.isfinite(totals[aimed])) and known:
             return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
@@ -273,6 +278,13 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             found.beyond,
             found.widened,
         )
+
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """Those of clients without rows: a flat line and no site."""
+        flat = {
+            name: torch.zeros_like(value[:1]).expand(len(clients), *value.shape[1:]) for name, value in messages.items()
+        }
+        return {**flat, "usable": torch.ones_like(flat["usable"])}
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the changes of the expansions."""

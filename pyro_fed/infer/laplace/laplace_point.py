@@ -23,6 +23,9 @@ SADDLE = 1.0
 #: is still on its way, has left the posterior for a spike: the density rises there for ever while its volume vanishes
 #: faster, as where a hierarchy's scale goes to zero. What it goes to holds less than a thousandth of the mass.
 LOST_MASS = 7.0
+#: The same where H was not positive definite: masses of |H| may be wrong by some nats. So many then, and so many points
+#: on the way without a larger one.
+LOST_ROUGHLY, POINTS = 20.0, 5
 #: What is said of such a mode.
 SPIKE = (
     "the density has no mode: it rises without end towards a place that holds none of the mass, as where a hierarchy's "
@@ -61,18 +64,21 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     mass = value - metric.log_det() / 2
     if bool(shared["back"]):  # to stay
         direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
-    elif bool((decrement > SADDLE) & (mass < shared["most_mass"] - LOST_MASS)):
+    elif bool(decrement > SADDLE) and (lost := _lost(shared, mass)):
         return {
             **shared,
-            "point": shared["best_point"],
+            "point": shared[lost],
             "direction": torch.zeros_like(point),
             "back": torch.ones_like(shared["back"]),
         }
-    best = ~indefinite & (mass > shared["most_mass"])
+    best, rough = ~indefinite & (mass > shared["most_mass"]), mass > shared["rough_mass"]
     return {
         **shared,
         "most_mass": torch.where(best, mass, shared["most_mass"]),
         "best_point": torch.where(best, point, shared["best_point"]),
+        "rough_mass": torch.where(rough, mass, shared["rough_mass"]),
+        "rough_point": torch.where(rough, point, shared["rough_point"]),
+        "fruitless": torch.where(rough, 0.0, shared["fruitless"] + 1),
         "point": point,
         "direction": direction,
         "value": value,
@@ -82,6 +88,13 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
         "indefinite": indefinite.double(),
         **as_state(q),
     }
+
+
+def _lost(shared: State, mass: Tensor) -> str:
+    """Under which name the point is to which a climb comes back that has so little mass; "" where it goes on."""
+    if bool((shared["fruitless"] >= POINTS) & (mass < shared["rough_mass"] - LOST_ROUGHLY)):
+        return "rough_point"
+    return "best_point" if bool(mass < shared["most_mass"] - LOST_MASS) else ""
 
 
 def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:

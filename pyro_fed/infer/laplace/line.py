@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import HALF, median_of, relative_rows
+from pyro_fed.algorithm.bounding import HALF, descending, median_of, relative_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, CHUNK, Batch, ClientData
 from pyro_fed.density.rows.nested import NestedRows
@@ -63,9 +63,11 @@ def held_values(
     level = values[:, here : here + 1]
     apart = values - level - expected
     share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    reach = pull * share.clamp_min(1.0).unsqueeze(-1) * median_of(apart.abs() / share.unsqueeze(-1), share) / HALF
+    known = median_of(apart.abs() / share.unsqueeze(-1), share) / HALF
+    reach = pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * known
     usual = level.median()
-    return usual + expected + torch.minimum(torch.maximum(apart, -reach), reach), len(values) * usual
+    fits = apart.abs() <= reach
+    return usual + expected + torch.where(fits, apart, descending(apart, reach)), len(values) * usual
 
 
 def _values(problem: Problem, line: Tensor, batch: Batch) -> Tensor:

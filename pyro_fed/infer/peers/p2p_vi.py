@@ -362,6 +362,10 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut, widened
         )
 
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """The agents' beliefs as they were: their sites do not change, and they hand on what they hear."""
+        return {name: shared[name][clients] for name in messages}
+
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
         q, count = gaussian(shared), len(shared["eta"])

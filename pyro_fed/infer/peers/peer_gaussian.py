@@ -44,6 +44,7 @@ from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
+    absolute,
     as_state,
     at_mean,
     flat_site,
@@ -169,7 +170,8 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if start is not None:
             point, found = start.local["point"], gaussian(start.local)
             local["start"] = point
-            anchor = where(start.local["back"].bool(), at_mean(found, point), found)  # of a point that is no mode
+            around = at_mean(absolute(found, FedLaplace.min_curvature)[0], point)
+            anchor = where(start.local["back"].bool(), around, found)  # of a point that is no mode
         local |= as_state(anchor, "anchor_")
         shared = as_state(flat)
         if self.starts_at_prior:

@@ -77,6 +77,7 @@ class Census(Algorithm, ServerWork):
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
     num_points: int = 1024
     num_starts: int = 48
@@ -160,23 +161,24 @@ class Census(Algorithm, ServerWork):
         prior = problem.log_prior(trial.to(problem.dtype)).double()
         new = prior + shared["census_new"]
         points = torch.cat([shared["census_points"], trial])
-        value = torch.cat([shared["census_value"], torch.where(new > IMPOSSIBLE / 2, new, -torch.inf)])
+        known = (new > IMPOSSIBLE / 2) & new.isfinite()
+        value = torch.cat([shared["census_value"], torch.where(known, new, -torch.inf)])
         if not bool(value.isfinite().any()):
             return shared
         mixture = census_mixture(shared)
         log_q = mixture.log_density(points, self.freedom)
         found = smoothed((value - log_q).clamp_min(IMPOSSIBLE))
         modes = modes_as_mixture(shared)
-        known = {"census_points": points, "census_value": value, "census_weights": found.weights}
+        weighed = {"census_points": points, "census_value": value, "census_weights": found.weights}
         figures = {
             "census_worth": log_q.new_tensor(found.effective),
             "census_k": log_q.new_tensor(found.pareto_k),
             "census_fits": log_q.new_tensor(0.0),
         }
-        if len(modes.counts):
-            expected = torch.softmax(modes.log_density(points, torch.inf) - log_q, 0)
-            figures["census_fits"] = torch.minimum(found.weights, expected).sum()
-        shared = {**shared, **known, **figures}
+        expected = modes.log_density(points, torch.inf) - log_q if len(modes.counts) else log_q.new_zeros(0)
+        if bool(expected.isfinite().any()):  # a climb into a funnel's neck ends so narrow that no point is near
+            figures["census_fits"] = torch.minimum(found.weights, torch.softmax(expected, 0)).sum()
+        shared = {**shared, **weighed, **figures}
         if self._enough(self._figures(shared)):
             return shared
         generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(points))
@@ -226,10 +228,11 @@ def census_mixture(shared: State) -> Mixture:
 
 
 def flattened(log_weights: Tensor, worth: float) -> Tensor:
-    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones."""
+    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones; zero stays."""
+    none = log_weights == -torch.inf
 
     def weights(beta: float) -> Tensor:
-        return torch.softmax(beta * log_weights, 0)
+        return torch.softmax(torch.where(none, -torch.inf, beta * log_weights), 0)
 
     def enough(beta: float) -> bool:
         return float(1 / weights(beta).square().sum()) >= worth

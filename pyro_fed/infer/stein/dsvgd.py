@@ -63,6 +63,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
@@ -351,6 +352,18 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         const, rows = inputs
         scores = self.target_scores(problem, white, const, batch_of(rows, picks))
         return self.stepped(white, scores, optimiser, const["pace"])
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Besides what has grown beyond measure, an optimiser's state that no turn leaves behind."""
+        found = super().objections(received, messages)
+        if "history" not in messages:  # where the server has it
+            return found
+        steps = received["steps"] + self.local_steps
+        return {
+            **found,
+            "its running mean of squares is negative": (messages["history"] < 0).flatten(1).any(1),
+            f"it has not taken {self.local_steps} steps": messages["steps"] != steps,
+        }
 
     # -- a turn that is not trusted ---------------------------------------------------------------------------
     def known(self, shared: State, local: State) -> State:

@@ -200,6 +200,10 @@ class Survey(Algorithm, Bounding, ServerWork):
         scores = expected.index_copy(0, sent.clients, expected[sent.clients] + found.residuals)
         return Held({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, found.cut)
 
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """The scores of the clients' sites."""
+        return {"scores": site_scores(kept["precision"], kept["eta"], shared["white"])[clients]}
+
     def cannot_bound(self) -> str:
         """Scores are compared with those of the clients' sites."""
         if self.begin == "gaussian":

@@ -148,6 +148,10 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
         return Held(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
 
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """Nothing: the product is the others', without these clients' shares of the prior."""
+        return {}
+
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the Gaussian product of the draws' moments with and without the client's."""
         p = products.moments(sent.messages["draws"].double().flatten(1, 2))

@@ -68,6 +68,9 @@ FEWEST_A_PART = 50
 MOST_POINTS = 400
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
+#: Share of the draws at which a client's log-likelihood may be no number, beyond the range of its precision in the
+#: proposals' tails: these are impossible. With more the client has failed.
+MOST_UNKNOWN = 0.1
 #: Under which names clients' states hold their sites.
 HELD = "held_"
 #: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
@@ -228,7 +231,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
-        values = clients_log_likelihoods(problem, shared["draws"], data).clamp_min(IMPOSSIBLE)
+        values = clients_log_likelihoods(problem, shared["draws"], data)
+        few = values.isnan().double().mean(1, keepdim=True) <= MOST_UNKNOWN
+        values = torch.where(values.isnan() & few, IMPOSSIBLE, values).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}
@@ -242,10 +247,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
 
         A client's level, the median difference over draws, moves the evidence alone; it is held to the cohort's too.
         """
-        sites = gaussian({name: value[sent.clients] for name, value in kept.items()}, HELD)
-        draws, values = shared["draws"].double(), sent.messages["log_lik"]
-        each = zip(sites.precision, sites.eta, strict=True)
-        expected = torch.stack([type(sites)(*one).log_factor(draws) for one in each])
+        values = sent.messages["log_lik"]
+        expected = _of_sites(shared, kept, sent.clients)
         rows = sent.own_rows
         share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
         level = (values - expected).quantile(0.5, 1, keepdim=True)
@@ -259,6 +262,11 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
         return Held(shared, message, {}, cut)
+
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """The clients' sites at the draws: what each has said in the phase before."""
+        values = _of_sites(shared, kept, clients)
+        return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By the weights with and without the client's log-likelihoods."""
@@ -327,6 +335,13 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
         weights = smoothed(shared["log_weights"]).weights
         return shared["draws"][systematic(weights, num_draws, generator)][None]
+
+
+def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:
+    """The logarithms of some clients' sites at the draws, (C, S)."""
+    sites = gaussian({name: value[clients] for name, value in kept.items()}, HELD)
+    draws, each = shared["draws"].double(), zip(sites.precision, sites.eta, strict=True)
+    return torch.stack([type(sites)(*one).log_factor(draws) for one in each])
 
 
 def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,6 +130,10 @@ class Mismatch(Algorithm, Bounding, Advice):
         held = {name: within_cohort(value, limits.pull)[0].clamp_min(0) for name, value in sent.messages.items()}
         return Held(shared, held, {}, held["curvature"].new_zeros(len(held["curvature"])))
 
+    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
+        """What the median client measures."""
+        return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
+
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of the squares, and the largest curvature."""
         return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from pyro_fed.algorithm.contract import Start
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -38,7 +39,7 @@ HALVINGS = 40
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Given(metaclass=Checked):
     """Surrogates in natural parameters.
 
     Args:

@@ -22,7 +22,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.fingerprint import shared_arguments, traced
+from pyro_fed.density.fingerprint import LABELS_CURE, label_digests, shared_arguments, traced
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
@@ -193,6 +193,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         "rows": json.dumps(rows),
+        f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
         "dtype": str(problem.dtype),
     }
 

@@ -186,11 +186,11 @@ class Finish:
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if self.audit:
             self._say_who_stands_apart(draws)
-        whole = context.federation.holds_data and context.combination is None and not record.failed()
+        whole = context.federation.holds_data and context.combination is None
         unaudited = not_audited(context.problem) if self.audit and whole else ""
         if unaudited:
             record.notes.append(unaudited)
-        elif self.audit and whole:  # else the result is not meant to be the posterior of all rows
+        elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows
             record.audited = True
             evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
@@ -217,10 +217,12 @@ class Finish:
         record, problem = self.context.record, self.context.problem
         record.notes += record.apart_from_cohort()
         labels = [problem.name_of(number) for number in range(problem.dim)]
-        if record.sites_of != type(self.algorithm).__name__ and self.context.combination is None:
-            record.notes += record.movers()
         sites = record.sites or self._asked_of_clients(draws)
         record.stands_apart = who_stands_apart(sites, record.client_names, labels)
+        own = record.sites_of == type(self.algorithm).__name__
+        silent = record.restless() and not record.stands_apart
+        if self.context.combination is None and (silent or not own):
+            record.notes += record.movers()
         note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
         if record.stands_apart and note not in record.notes:
             record.notes.append(note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
@@ -12,6 +13,7 @@ from pyro_fed.runtime.executors.local import Sequential, Vectorised
 NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Sequential}
 
 
+@checked
 def resolve(executor: Any) -> Executor:
     """An executor from its name or itself.
 
@@ -20,6 +22,6 @@ def resolve(executor: Any) -> Executor:
     """
     if isinstance(executor, Executor):
         return executor
-    if executor not in NAMED:
+    if not isinstance(executor, str) or executor not in NAMED:
         raise SettingError(f"executor must be one of {sorted(NAMED)} or an Executor, received {executor!r}")
     return NAMED[executor]()

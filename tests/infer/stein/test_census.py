@@ -109,3 +109,29 @@ def test_a_funnel_is_entered_from_its_mass():
     v = torch.as_tensor(idata.posterior["v"].values[0])
     assert float((v.mean() - mean).abs() / sd) < 0.25
     assert 0.8 < float(v.std(correction=0) / sd) < 1.25
+
+
+def test_points_that_the_data_rule_out_weigh_nothing():
+    """A Gumbel density overflows far out: the census goes on with the other points, and so does DSVGD."""
+
+    def extremes(y):
+        loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+        s = pyro.sample("s", dist.LogNormal(0.0, 2.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Gumbel(loc, s), obs=y)
+
+    weights = flattened(torch.tensor([0.0, -torch.inf, -900.0, -torch.inf], dtype=D64), 1.5)
+    assert weights.isfinite().all() and weights[1] == weights[3] == 0.0
+    assert flattened(torch.tensor([0.0, -torch.inf, -torch.inf], dtype=D64), 1.5).tolist() == [1.0, 0.0, 0.0]
+    y = torch.tensor([2.1, 3.0, 3.9, 4.4, 5.2, 2.7, 9.5, 4.8, 6.1])
+    idata = pf.run(pf.DSVGD(), pf.Federation(extremes, (y,), plate="data", num_clients=3), progress=False)
+    loc, s = (idata["posterior"][name].values for name in ("loc", "s"))
+    grid = torch.cartesian_prod(torch.linspace(-6, 16, 401, dtype=D64), torch.linspace(-2, 3.5, 401, dtype=D64))
+    value = dist.Gumbel(grid[:, :1], grid[:, 1:].exp()).log_prob(y.double()).sum(1)
+    value += dist.Normal(0.0, 10.0).log_prob(grid[:, 0]) + dist.Normal(0.0, 2.0).log_prob(grid[:, 1])
+    mass = torch.softmax(value, 0)
+    mean, second = mass @ grid, mass @ grid.square()
+    sd = (second - mean.square()).sqrt()
+    assert abs(loc.mean() - float(mean[0])) < 0.1 * float(sd[0])
+    assert abs(math.log(loc.std() / float(sd[0]))) < math.log(1.15)
+    assert abs(torch.as_tensor(s).log().mean() - mean[1]) < 0.1 * sd[1]

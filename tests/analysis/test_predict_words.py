@@ -1,0 +1,123 @@
+"""Predictions of new rows by their labels: the same codes as when the model was fitted, or a sentence with the cure."""
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from late import late
+
+import pyro_fed as pf
+
+LEVELS = {"Basel": -20.0, "Chur": 0.0, "Jena": 20.0}
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame({"hospital": RNG.permutation(list(LEVELS) * 8), "x": RNG.normal(size=24)})
+FRAME["y"] = FRAME["hospital"].map(LEVELS) + FRAME["x"]
+SHORT = {"num_rounds": 2, "audit": False, "progress": False, "compile": "off", "num_draws": 50}
+
+pytestmark = pytest.mark.filterwarnings("ignore:not converged")
+to_arviz = late("pyro_fed.results.to_arviz")
+
+
+def model(df):
+    level = pyro.sample("level", dist.Normal(torch.zeros(3), 30.0).to_event(1))
+    with pyro.plate("patients", len(df)):
+        pyro.sample("y", dist.Normal(level[df.hospital] + df.x, 1.0), obs=df.y)
+
+
+def columns(hospital, x, y, count):
+    with pyro.plate("hospitals", count):
+        level = pyro.sample("level", dist.Normal(0.0, 30.0))
+    with pyro.plate("patients", len(x)):
+        pyro.sample("y", dist.Normal(level[hospital] + x, 1.0), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    fed = pf.Federation(model, (FRAME,), plate="patients", num_clients=2)
+    return fed, pf.run(pf.FedEP(), fed, **SHORT)
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    args = (FRAME["hospital"], FRAME["x"], FRAME["y"], 3)
+
+    def with_mean(hospital, x, y, count):
+        pyro.sample("unused", dist.Normal(0.0, 1.0))
+        columns(hospital, x, y, count)
+
+    fed = pf.Federation(with_mean, args, plate="hospitals", rows={"patients": "hospital"}, num_clients=3)
+    return fed, pf.run(pf.FedEP(), fed, **SHORT)
+
+
+NEW = pd.DataFrame({"hospital": ["Jena", "Chur"], "x": [0.0, 0.0], "y": [0.0, 0.0]})
+
+
+def means(idata):
+    return idata["posterior_predictive"]["y"].mean(["chain", "draw"]).values
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["federation", "model"])
+def test_labels_have_the_codes_of_the_fit(fitted, whole, tmp_path):
+    """Alone, Chur and Jena would be 0 and 1: Basel and Chur."""
+    fed, idata = fitted
+    assert means(pf.predict(idata, fed if whole else model, (NEW,))) == pytest.approx([20.0, 0.0], abs=3)
+    assert to_arviz.labels_in(idata) == {"df['hospital']": tuple(LEVELS)}
+
+
+def test_a_result_that_does_not_say_its_codes_wants_the_federation(fitted):
+    _, idata = fitted
+    bare = to_arviz.make_inference_data({"posterior": idata["posterior"]}, {})
+    with pytest.raises(pf.DataError, match=r"does not say which codes .* predict\(idata, fed, \.\.\.\)"):
+        pf.predict(bare, model, (NEW,))
+
+
+def test_what_is_predicted_may_be_a_column_of_none(fitted):
+    fed, idata = fitted
+    drawn = pf.predict(idata, fed, (NEW.assign(y=None),))
+    assert means(drawn) == pytest.approx([20.0, 0.0], abs=3)
+    assert "observed_data" not in drawn
+    with pytest.raises(pf.DataError, match=r"no column 'y': .* frame\.assign\(y=None\)"):
+        pf.predict(idata, fed, (NEW.drop(columns="y"),))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((["Bern"], [0.0], None, 1), r"labels Bern, .* pass numbers from 0 .* groups=\['Basel', None\]"),
+        ((["Jena"], [0.0], None, 1), r"index 2 is out of bounds .* 'hospital' by 0 to 2: give the model as many"),
+    ],
+)
+def test_groups_by_their_labels(grouped, args, words):
+    fed, idata = grouped
+    with pytest.raises(pf.DataError, match=words):
+        pf.predict(idata, fed, args)
+
+
+def test_a_size_of_what_is_none():
+    def sized(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
+    with pytest.raises(pf.DataError, match=r"cannot do without y, which is None at .*len\(y\).* such as len\(x\)"):
+        pf.predict(posterior, sized, (torch.ones(3), None))
+
+
+def test_a_factor_cannot_be_drawn_from():
+    def weighted(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.factor("loss", -((y - w * x) ** 2))
+
+    posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
+    with pytest.raises(pf.DataError, match=r"likelihood is pyro\.factor\('loss', \.\.\.\)"):
+        pf.predict(posterior, weighted, (torch.ones(3), torch.ones(3)))
+
+
+def four_draws():
+    import xarray as xr
+
+    return xr.Dataset({"w": (["chain", "draw"], np.zeros((1, 4)))})

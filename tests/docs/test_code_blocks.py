@@ -1,0 +1,173 @@
+"""What the pages show as code runs, and what they show as commands the shell knows.
+
+A page's Python blocks run one after the other, in one namespace that begins with what its words suppose (`SUPPOSED`).
+Numbers of three digits and more become small ones and runs end after two rounds: it is names, arguments and forms that
+are looked at here, not answers.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import click
+import pytest
+
+import pyro_fed as pf
+from pyro_fed.cli.main import main
+from pyro_fed.recipes import recipe
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "benchmark").glob("*.md")]
+}
+
+REGRESSION = """
+import arviz as az, numpy as np, pyro, pyro.distributions as dist, torch, pyro_fed as pf
+from pyro import poutine
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+x = torch.randn(30, 2)
+y = x[:, 0] + torch.randn(30)
+x1, y1, x2, y2, x_new = x[:10], y[:10], x[10:], y[10:], x[:3]
+"""
+FEDERATION = REGRESSION + "fed = pf.Federation(model, (x, y), plate='data', num_clients=5)\n"
+FITTED = FEDERATION + "idata = pf.run(pf.FedEP(), fed)\nresults = {'one': idata, 'other': idata}\n"
+
+#: What a page's words suppose before its first block, or before each.
+SUPPOSED = {
+    "docs/index.md": REGRESSION,
+    "docs/from_pyro.md": REGRESSION,
+    "docs/devices.md": REGRESSION,
+    "docs/criticism.md": FITTED,
+    "docs/faults.md": FEDERATION,
+    "docs/peer_to_peer.md": FEDERATION,
+    "docs/distributed.md": FEDERATION,
+    "docs/networks.md": "",
+    "docs/data.md": """
+import pyro, pyro.distributions as dist, torch, pyro_fed as pf
+from pyro import poutine
+
+nan = float("nan")
+x, w = torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([1.0, 0.0])
+y, age, g = torch.tensor([1.0, nan]), torch.tensor([nan, 50.0]), torch.tensor([0, 1])
+m, s, b = torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)
+
+def model(t, c):
+    rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with pyro.plate("observed", len(t)):
+        pyro.sample("t", dist.Exponential(rate), obs=t)
+    with pyro.plate("censored", len(c)):
+        pyro.sample("c", dist.Bernoulli(torch.exp(-rate * c)), obs=torch.ones_like(c))
+
+t, c = torch.rand(20) + 0.1, torch.rand(15) + 0.1
+""",
+    "docs/hierarchical.md": (
+        """
+import pyro, pyro.distributions as dist, torch, pyro_fed as pf
+
+sigma, y = torch.full((8,), 10.0), 10.0 * torch.randn(8)
+""",
+        """
+def model(age, hospital_idx, num_hospitals, y):
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.HalfNormal(1.0))
+    with pyro.plate("hospital", num_hospitals):
+        level = pyro.sample("level", dist.Normal(mu, tau))
+    with pyro.plate("patient", len(age)):
+        pyro.sample("y", dist.Normal(level[hospital_idx] + age, 1.0), obs=y)
+
+hospital_idx = torch.arange(24) % 12
+args = (torch.randn(24), hospital_idx, 12, torch.randn(24))
+names = ["Dresden", *"ABCDEFGHIJK"]
+x_new, zeros, zeros_and_ones = torch.randn(24), torch.zeros(24).long(), torch.arange(24) % 2
+""",
+        "args = (torch.randn(24), hospital_idx, torch.randn(12), torch.randn(24))",
+    ),
+    "docs/benchmark/index.md": "import torch\n",
+}
+#: Blocks that are read and not run, by a piece of them, with what stands in the way.
+NOT_RUN = {
+    "README.md": "test_readme.py runs its program and compares what it prints",
+    "CONTRIBUTING.md": "a line of a stub file",
+}
+INSTEAD = {
+    "docs/devices.md": {'device="cuda"': 'device="cpu"'},
+    "docs/distributed.md": {"pf.executors.Ray(num_workers=4)": "contextlib.nullcontext('sequential')"},
+    "docs/benchmark/index.md": {"quick=True, jobs=2": "quick=True, minutes=0"},
+}
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Runs of two rounds with few draws, and nothing that looks at their answers."""
+    run = pf.run
+
+    def quickly(algorithm, federation, **options):
+        if isinstance(algorithm, pf.NUTS):
+            algorithm = dataclasses.replace(algorithm, num_samples=10, warmup_steps=5, num_chains=2)
+            return run(algorithm, federation, **{"audit": False, "progress": False} | options)
+        limits = {"num_rounds": 2, "num_draws": 50, "audit": False, "progress": False, "compile": "off"}
+        return run(algorithm, federation, **limits | options)
+
+    monkeypatch.setattr(pf, "run", quickly)
+    monkeypatch.setattr(pf, "fit", lambda federation, **options: quickly(pf.FedEP(), federation, **options))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "python") and page not in NOT_RUN])
+@pytest.mark.usefixtures("close_figures", "short")
+def test_a_pages_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page", "contextlib": contextlib}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        supposed = SUPPOSED[page]
+        before = supposed if isinstance(supposed, tuple) else (supposed,)
+        for block, supposed in itertools.zip_longest(blocks(PAGES[page], "python"), before, fillvalue=""):
+            exec(compile(supposed, f"what {page} supposes", "exec"), names)
+            for shown, taken in INSTEAD.get(page, {}).items():
+                block = block.replace(shown, taken)
+            block = re.sub(r"\b\d{4,}\b|\b500\b", "10", block)
+            exec(compile(block, page, "exec"), names)
+
+
+def commands():
+    """Every `pyro-fed` line of the pages' shell blocks, with the page."""
+    for page, text in PAGES.items():
+        for block in blocks(text, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = line.split(" # ")[0].removeprefix("$ ").strip()
+                if line.startswith("pyro-fed "):
+                    yield page, line
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_the_shell_knows_the_command(page, line):
+    words, command, context = shlex.split(line)[1:], main, click.Context(main, info_name="pyro-fed")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)
+        context = click.Context(command, parent=context, info_name=name)
+    given, left, _ = command.make_parser(context).parse_args(words)
+    assert not left
+    required = {one.name for one in command.params if one.required}
+    assert required <= {name for name, value in given.items() if value is not None}, line
+
+
+@pytest.mark.parametrize("text", blocks(PAGES["docs/recipes.md"], "toml"))
+def test_the_recipes_shown_are_read(text, tmp_path):
+    path = tmp_path / "shown.toml"
+    if "algorithm" not in text:  # a part of one
+        text = 'description = "a part"\nalgorithm = "pyro_fed.infer:FedEP"\n' + text
+    path.write_text(text)
+    recipe.load(str(path)).build()
