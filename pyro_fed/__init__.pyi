@@ -18,6 +18,7 @@ from .errors import ProtocolError as ProtocolError
 from .errors import PyroFedError as PyroFedError
 from .errors import QuorumError as QuorumError
 from .errors import SettingError as SettingError
+from .errors import TimeLimitError as TimeLimitError
 from .federation import partition as partition
 from .federation.federation import Federation as Federation
 from .federation.standardise import column_sums as column_sums

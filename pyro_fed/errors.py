@@ -72,6 +72,10 @@ class QuorumError(StoppedError, RuntimeError):
     """Fewer clients replied than the run needs."""
 
 
+class TimeLimitError(StoppedError, TimeoutError):
+    """A run whose seconds were over before there was a posterior to return; of what it starts from `result` tells."""
+
+
 class InterruptedRun(KeyboardInterrupt):
     """Ctrl-C before there was a posterior to return; a `KeyboardInterrupt` as any other, and no `PyroFedError`.
 

@@ -43,6 +43,7 @@ class Plan(SettingsRepr, ABC):
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
             first round of a phase is not known before it, and may come on top.
+        max_seconds: on the clock, for all stages together; likewise. See `max_seconds` of `pyro_fed.run`.
         confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it, as it
             is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
@@ -51,6 +52,7 @@ class Plan(SettingsRepr, ABC):
 
     max_rounds: int | None = None
     max_bytes: int | None = None
+    max_seconds: float | None = None
     confirm: int = 2
     mean_error: float = MATTERS
     sd_factor: float = SD_MATTERS
@@ -59,6 +61,7 @@ class Plan(SettingsRepr, ABC):
         check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)
         check_at_least(self, 0, "confirm")
         check_positive(self, "mean_error")
+        check_positive(self, "max_seconds", allow_none=True)
         if not self.sd_factor > 1:
             raise SettingError(f"{type(self).__name__}: sd_factor must be above 1, received {self.sd_factor}")
 

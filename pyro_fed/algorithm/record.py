@@ -126,6 +126,7 @@ class Record:
         doubts: why the result should not be trusted, one sentence each.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
+        stopped: by its limit of time, such as "stopped at the limit of 60 s, after 3 of 100 rounds"; "" if not.
         audited: whether the result was judged at its draws.
         by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
@@ -144,6 +145,7 @@ class Record:
     doubts: list[str] = field(default_factory=list)
     converged: bool | None = None
     interrupted: bool = False
+    stopped: str = ""
     audited: bool = False
     by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)

@@ -46,11 +46,16 @@ from pyro_fed.audit.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
 
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
+#: Where rows' own latents are integrated out a density is a search for a mode and a sum over nodes, of all that the row
+#: has: chains then make at most so many numbers, about twenty seconds, `NUMBERS_A_SCORE` of each that a density makes.
+NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
 #: between two, at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
@@ -158,7 +163,7 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         generator: source of randomness.
     """
     z = draws.double()
-    afford = DENSITIES // max(1, target.problem.evaluations * SCORES)  # trajectories
+    afford = _affordable(target.problem)
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     at = _starts(len(z), wanted)
     tailed = bool((_kurtosis(z) > TAILED).any())
@@ -196,6 +201,15 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         )
         looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
     return found
+
+
+def _affordable(problem: Problem) -> int:
+    """Trajectories that chains may have, all together."""
+    afford = DENSITIES // max(1, problem.evaluations * SCORES)
+    if not problem.local_dim:
+        return afford
+    numbers = problem.num_rows * cost_of(problem).numbers * NUMBERS_A_SCORE * SCORES
+    return min(afford, int(NUMBERS / max(1.0, numbers)))
 
 
 @dataclass

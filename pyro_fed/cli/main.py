@@ -20,7 +20,8 @@ from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
 from pyro_fed.cli.output import kept_elsewhere, typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
-from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
+from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -59,7 +60,7 @@ class _Commands(click.Group):
                 return super().invoke(ctx)
             except InterruptedRun as error:
                 raise _Interrupted(_one_line(error)) from error
-            except DivergenceError as error:
+            except (DivergenceError, TimeLimitError) as error:
                 raise click.ClickException(_one_line(error)) from error
             except (PyroFedError, OSError) as error:
                 raise _InputError(_one_line(error) or type(error).__name__) from error
@@ -97,6 +98,7 @@ def main() -> None:
 @options.recipe_or_auto
 @options.federation
 @options.rounds
+@options.max_seconds
 @options.assignments("KEY=VALUE", "num_particles=50")
 @options.out("Write the result (NetCDF, ArviZ).")
 @options.report
@@ -116,8 +118,9 @@ def main() -> None:
 @options.quiet
 def run(
     model: str, recipe_name: str, clients: int | None, partition_text: str, rounds: int | None,
-    assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None, rows: int, executor_text: str,
-    graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool, verbose: bool, quiet: bool,
+    max_seconds: float | None, assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None,
+    rows: int, executor_text: str, graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool,
+    verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
@@ -151,10 +154,11 @@ def run(
         settings["graph"] = parse_graph(graph_text, fed.num_clients)
     if checkpoint is not None:
         settings["checkpoint"] = checkpoint
-    settings |= {"executor": parse_executor(executor_text), "resume": resume}
+    settings |= {"executor": parse_executor(executor_text), "resume": resume, "max_seconds": max_seconds}
     if not as_json:
         click.echo(_run_block(module, chosen, algorithm, fed, partition_text))
-    idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
+    with terminated_as_interrupted():
+        idata = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
     if out is not None:
         with kept_elsewhere(out) as place:
             place.parent.mkdir(parents=True, exist_ok=True)

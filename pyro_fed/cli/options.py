@@ -98,6 +98,13 @@ partition = click.option(
 #: Rounds, in place of the recipe's.
 rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds, of auto in all; default: the recipe's.")
 
+#: A limit on the clock.
+max_seconds = click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds for the rounds; what they have found by then is the result, marked as incomplete.",
+)
+
 #: The seed of all randomness.
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
@@ -103,6 +104,7 @@ class BoundModel:
             discrete: values of discrete latents; the others take their first one.
             enumerate_at: the dimension from which on the others take all of their values at once instead.
         """
+        tick()
         sharded = bool(self.arguments.rows)
         rows = rows[: len(self.arguments.rows) or 1]
         args, kwargs = self.arguments.rebuild(rows if sharded else ())

@@ -348,6 +348,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "num_rounds": len(record.rounds),
         **({} if record.converged is None else {"converged": int(record.converged)}),
         "interrupted": int(record.interrupted),
+        **({"stopped": record.stopped} if record.stopped else {}),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
         "audited": int(record.audited),

@@ -1,10 +1,17 @@
-"""What a run may cost: rounds and bytes, counted over all of its phases and stages."""
+"""What a run may cost: rounds, bytes and seconds, over all of its phases and stages."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from pyro_fed.algorithm.record import Record
+from pyro_fed.conventions.time_limit import now, until
+
+#: The checks of an answer may go on until so many times the seconds that its rounds were given.
+CHECKED_BY = 2.0
+#: Seconds that rounds which are done at once may take where time is limited: it is looked at between them.
+AT_ONCE = 1.0
 
 
 class BudgetEnded(Exception):
@@ -18,12 +25,16 @@ class Budget:
     Attributes:
         max_rounds: None is no limit.
         max_bytes: what the clients receive and send; likewise.
+        max_seconds: on the clock, since the run began; likewise.
         ended: the limit that a round would have exceeded, such as "max_rounds=50"; "" while there was none.
+        began: when the run did, by `now`.
     """
 
     max_rounds: int | None = None
     max_bytes: int | None = None
+    max_seconds: float | None = None
     ended: str = ""
+    began: float = field(default_factory=now)
     _spent: int = field(default=0, init=False)
     _counted: int = field(default=0, init=False)
 
@@ -52,3 +63,23 @@ class Budget:
                 self.ended = f"max_bytes={self.max_bytes}"
         if self.ended:
             raise BudgetEnded
+
+    def of_rounds(self) -> AbstractContextManager[None]:
+        """Within it `tick` raises once the rounds have had their seconds."""
+        return until(None if self.max_seconds is None else self.began + self.max_seconds)
+
+    def of_checks(self) -> AbstractContextManager[None]:
+        """Within it `tick` raises once the rounds and the answer's checks have had theirs, see `CHECKED_BY`."""
+        return until(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
+
+    def at_once(self, record: Record) -> float:
+        """Rounds like the last one that may be done without a look at the clock; infinity where it is not asked.
+
+        Args:
+            record: the rounds so far.
+        """
+        if self.max_seconds is None:
+            return float("inf")
+        last = record.rounds[-1] if record.rounds else None
+        seconds = last.seconds * len(last.clients) if last is not None else AT_ONCE
+        return AT_ONCE / max(seconds, AT_ONCE / 1_000_000)

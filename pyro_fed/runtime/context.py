@@ -54,6 +54,7 @@ class Phase:
         given: the user's schedule, of the last phase.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
+        settled: whether it starts from one that had converged, so that its first state is a posterior already.
         ledger: the clients' sites as the server can follow them; empty where it cannot.
         name: as its progress is shown.
         drawn: the schedule's period of which there are `slots`: generators, and their states when it begins.
@@ -67,6 +68,7 @@ class Phase:
     local: State
     done: int = 0
     last: bool = False
+    settled: bool = False
     ledger: State = field(default_factory=dict)
     name: str = ""
     drawn: int = -1

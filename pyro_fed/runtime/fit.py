@@ -16,7 +16,12 @@ from pyro_fed.runtime.run import run
 
 @checked
 def fit(
-    federation: Federation, *, max_rounds: int | None = None, max_bytes: int | None = None, **options: Any
+    federation: Federation,
+    *,
+    max_rounds: int | None = None,
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
+    **options: Any,
 ) -> InferenceData:
     """The posterior of a federation, and reasons to trust it or not: `run` with `Auto`.
 
@@ -28,6 +33,8 @@ def fit(
         federation: the model and its clients.
         max_rounds: rounds of communication, of all that is tried together; None: as many as it takes.
         max_bytes: bytes that the clients receive and send, likewise.
+        max_seconds: on the clock, likewise: then the best answer so far is returned, with its doubts. An answer at a
+            limit of time is not reproducible; see `pyro_fed.run`.
         **options: arguments of `pyro_fed.run`, such as `seed`, `graph` and `executor`; not `num_rounds`, `schedule`,
             `combination`, `start` and `checkpoint`, which belong to one algorithm.
 
@@ -40,6 +47,7 @@ def fit(
         ModelError: the posterior is improper.
         DivergenceError: nothing that was tried stayed finite.
         QuorumError: too few clients replied.
+        TimeLimitError: `max_seconds` were over before there was any answer.
 
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
@@ -51,4 +59,5 @@ def fit(
     known = {*inspect.signature(fit).parameters, *inspect.signature(run).parameters} - {"algorithm", "options"}
     if unknown := [name for name in options if name not in known]:
         raise SettingError(f"fit has no argument {unknown[0]!r}; {closest(unknown[0], known)}")
-    return run(Auto(max_rounds=max_rounds, max_bytes=max_bytes), federation, **options)
+    auto = Auto(max_rounds=max_rounds, max_bytes=max_bytes, max_seconds=max_seconds)
+    return run(auto, federation, **options)

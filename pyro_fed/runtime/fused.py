@@ -65,7 +65,8 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     if type(network) is not Server or isinstance(algorithm, ServerWork | SiteKeeping | Pooled):
         return 1
     dim = max(1, context.problem.dim)
-    return max(1, min(left, MOST_ROUNDS, algorithm.rounds_ahead(phase.shared), MOST_NUMBERS // (10 * dim)))
+    numbers, in_time = MOST_NUMBERS // (10 * dim), int(min(MOST_ROUNDS, budget.at_once(context.record)))
+    return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 
 def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
@@ -83,7 +84,11 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     received = algorithm.download(phase.shared, torch.tensor(clients[0]))
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
     replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
-    found, heard, noise = executor.rounds(first, clients, algorithm.onward, replays)
+    try:
+        found, heard, noise = executor.rounds(first, clients, algorithm.onward, replays)
+    except KeyboardInterrupt:
+        executor.undo()
+        raise
     messages = {name: torch.stack([part[0][name] for part in found]) for name in found[0][0]}
     seconds = (time.perf_counter() - began) / sum(map(len, clients))
     if not _honest(phase, heard, messages):

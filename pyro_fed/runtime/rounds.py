@@ -18,6 +18,7 @@ from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.budget import BudgetEnded
@@ -28,7 +29,7 @@ from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.fused import fused, rounds_at_once
-from pyro_fed.runtime.interruption.outcome import interrupted
+from pyro_fed.runtime.interruption.outcome import cut_short
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
@@ -89,7 +90,9 @@ def run_phases(
             phase.ledger = _ledger(part, context, saved.shared, saved.local)
             context.record.restore(saved.record)
         else:
+            settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
+            phase.settled = settled
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         kept = saved.network if saved is not None and number == saved.phase else {}
@@ -103,7 +106,7 @@ def run_phases(
             if not context.executor.sums_alone:
                 phase.ledger = phase.ledger or opened(part, *start)
         _keep_sites(phase, context)
-        if context.record.interrupted:
+        if context.record.interrupted or context.record.stopped:
             break
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
@@ -193,7 +196,7 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 
 
 def _loop(phase: Phase, context: Context, network: Network) -> None:
-    """Rounds until the algorithm has converged, has had them all, or the user interrupts."""
+    """Rounds until the algorithm has converged, has had them all or its time, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
     ahead = replace(context.problem.compiler, rounds=phase.rounds)  # what is worth compiling depends on them
@@ -206,20 +209,22 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     before = len(record.rounds) - phase.done
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
-        singly = 0  # rounds before this one are had one at a time
-        while phase.done < phase.rounds and not record.converged:
-            index, before_these = phase.done, len(record.rounds)
-            ahead_of = rounds_at_once(phase, context, network, phase.rounds - index) if index >= singly else 1
-            if ahead_of == 1 or not _several(phase, context, network, data, ahead_of):
-                singly = max(singly, index + ahead_of)
-                _round(phase, context, network, data, index)
-            for _ in range(len(record.rounds) - before_these):
-                bar.advance(_postfix(phase, context))
-            if not record.converged:
-                context.interruption.check()
+        with context.budget.of_rounds():
+            singly = 0  # rounds before this one are had one at a time
+            while phase.done < phase.rounds and not record.converged:
+                tick()
+                index, before_these = phase.done, len(record.rounds)
+                ahead_of = rounds_at_once(phase, context, network, phase.rounds - index) if index >= singly else 1
+                if ahead_of == 1 or not _several(phase, context, network, data, ahead_of):
+                    singly = max(singly, index + ahead_of)
+                    _round(phase, context, network, data, index)
+                for _ in range(len(record.rounds) - before_these):
+                    bar.advance(_postfix(phase, context))
+                if not record.converged:
+                    context.interruption.check()
     except KeyboardInterrupt as stop:
         del record.rounds[before + phase.done :], record.figures[phase.done :]  # a round cut short does not count
-        interrupted(phase, context, stop)
+        cut_short(phase, context, stop)
     except BudgetEnded:
         pass  # the budget remembers it
     except PhaseEnded as end:

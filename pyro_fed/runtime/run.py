@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ def run(
     federation: Federation,
     *,
     num_rounds: int | None = None,
+    max_seconds: float | None = None,
     schedule: Schedule | None = None,
     graph: Graph | None = None,
     executor: str | Executor = "vectorised",
@@ -88,6 +90,10 @@ def run(
         algorithm: what to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
         federation: the model and its clients.
         num_rounds: rounds of communication; the algorithm's own number by default.
+        max_seconds: on the clock, after which the rounds end, at the next client or compiled step: the result is what
+            the rounds that were done have found, as `num_rounds` would give it with their number, and says that it is
+            incomplete. Its checks may take as long again; what is left then is left out, and said. How many rounds
+            there is time for differs from run to run, so that such an answer is not reproducible.
         schedule: who works in a round; the algorithm's own by default. A phase that the algorithm starts from
             keeps its own.
         graph: who talks to whom, of an algorithm without a server, such as `pf.graph.ring(5)`; agents that the
@@ -126,7 +132,8 @@ def run(
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
         federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
         off each mean and SD is, as far as it could tell). Ctrl-C ends the run early: it returns what has been found
-        so far, with `attrs["interrupted"]`, where that is a posterior.
+        so far, with `attrs["interrupted"]`, where that is a posterior; a second one, or one at the end, its checks.
+        `attrs["stopped"]` says where a limit of time ended it.
 
     Raises:
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
@@ -134,6 +141,7 @@ def run(
         DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
         QuorumError: too few clients replied; its `result` holds the state before that round.
         InterruptedRun: Ctrl-C before there was a posterior; its `state`, or the checkpoint, holds what there was.
+        TimeLimitError: `max_seconds` were over before; likewise.
     """
     if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
         raise SettingError(
@@ -141,6 +149,7 @@ def run(
             f"received {algorithm!r} and {federation!r}"
         )
     plan = algorithm if isinstance(algorithm, Plan) else None
+    budget = Budget(max_seconds=max_seconds)  # its clock begins here
     if plan is not None:
         _check_of_plan(
             plan,
@@ -164,6 +173,8 @@ def run(
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
+    if max_seconds is not None and not 0 < max_seconds < math.inf:
+        raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
     _check_indicator(first, schedule)
     _check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
@@ -186,8 +197,10 @@ def run(
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
             with context.interruption:
+                context.budget = budget
                 if plan is not None:
-                    context.budget = Budget(plan.max_rounds, plan.max_bytes)
+                    budget.max_rounds, budget.max_bytes = plan.max_rounds, plan.max_bytes
+                    budget.max_seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
                     return run_stages(plan, stages, finish)
                 shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:

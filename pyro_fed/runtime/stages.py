@@ -160,10 +160,11 @@ class _Trial:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
         draws = finish.drawn(shared)
-        finish.judge(shared, draws)
+        finish.judged(shared, draws)
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
-        doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if cut else [])]
+        said = cut and not record.stopped  # which is among the doubts
+        doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if said else [])]
         return Answer(
             stage,
             number,

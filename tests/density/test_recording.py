@@ -46,6 +46,32 @@ def test_the_graph_is_that_of_make_fx():
         assert torch.equal(found, right)
 
 
+def beside_writes(z, x):
+    """What is computed twice, what of it is written over, whole or by a view; and views of views that show the same."""
+    term = (1 - x) * z
+    kept = x.exp() + x.exp()
+    total = term.add_(x.neg().exp_())
+    total.view(-1)[:1].mul_(2.0)
+    again = (1 - x) * z
+    seen = kept.view(12).view(4, 3).expand(4, 3).permute(0, 1).reshape(2, 6).view(4, 3)
+    parts = seen.split(2)
+    return [total + again, parts[0] - kept[:2], (1 - x) * z - x.exp(), x.t().t()[0:4] + term]
+
+
+def test_what_is_computed_twice_is_computed_once_unless_it_is_written_over():
+    leaves = [X.clone(), X + 1]
+    plain = tracing.to_graph(beside_writes, leaves)
+    step = tracing.trace(beside_writes, torch.utils._pytree.tree_structure((0, 0)), leaves)
+    for z, x in ((X, X + 1), (X * 2, X - 1)):
+        for found, right in zip(step.run(z.clone(), x.clone()), beside_writes(z.clone(), x.clone()), strict=True):
+            assert torch.equal(found, right)
+    code = step.run.code
+    assert code.count("torch.exp(") == 1 < plain.code.count("aten.exp.default")
+    assert code.count("torch.rsub(") + code.count("torch.sub(") < plain.code.count("sub.")
+    assert code.count(".view(") < plain.code.count("aten.view.default")
+    assert "permute" not in code and ".expand(" not in code
+
+
 def test_bindings_give_the_same_and_give_way_again():
     graph = tracing.to_graph(step, [X.clone(), X + 1])
     code = graph.code

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pyro_fed as pf
+from models import item_response
 from pyro_fed.algorithm.capabilities import run_as
 from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
@@ -313,6 +314,23 @@ def test_rows_that_share_the_points_have_nearly_the_curvature_that_all_points_gi
         torch.testing.assert_close(shared.value, whole.value)
         # Eight of 128 points a row leave a row's curvature off by about its own size; over 600 rows, by 1 / √600.
         assert (shared.curvature - whole.curvature).norm() < 0.05 * whole.curvature.norm()
+
+
+def test_persons_whose_abilities_are_integrated_out_share_the_points(monkeypatch):
+    """A questionnaire in full is shared from 1/8 of the work on; the curvature of forty persons is as of all points."""
+    (y,), _ = item_response.load_data()
+    fed = pf.Federation(item_response.model, (y,), plate="person", num_clients=1)
+    assert Derivatives("full", "hessian").shares(fed.problem, 128, fed.client_data().full_batch()) == 8
+    few = pf.Federation(item_response.model, (y[:40],), plate="person", num_clients=1, dtype=torch.float64)
+    problem, batch = few.problem, few.client_data().full_batch()
+    points = (0.2 * standardised_sobol(32, problem.dim))[:, None]
+    how = Derivatives("full", "hessian")
+    whole = how.of_likelihood(problem, points, batch)
+    monkeypatch.setattr(derivatives, "MOST_INTEGRATED", 1)
+    assert how.shares(problem, 32, batch) == 4
+    shared = how.of_likelihood(problem, points, batch)
+    torch.testing.assert_close(shared.score, whole.score)
+    assert (shared.curvature - whole.curvature).norm() < 0.1 * whole.curvature.norm()
 
 
 def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypatch):

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
@@ -165,6 +166,7 @@ class Compiler:
         """
 
         def call(*args: Any) -> Any:
+            tick()
             leaves = pytree.tree_leaves(args)
             step = self._compiled(function, problem, in_dims, args, calls, 1)
             return pytree.tree_unflatten(step.run(*leaves), step.spec())
@@ -184,7 +186,12 @@ class Compiler:
             calls: as for `mapped`.
         """
         run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls, calls).run
-        return run
+
+        def call(*leaves: Tensor) -> list[Tensor]:
+            tick()
+            return run(*leaves)
+
+        return call
 
     def scan(
         self,
@@ -222,6 +229,7 @@ class Compiler:
         step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
         outs = []
         for picked in per_step:
+            tick()
             out = step.run(*state, *fixed, *picked)
             state = list(out[: len(state)])
             outs.append(out[len(state) :])

@@ -5,7 +5,7 @@ What of torch takes long to import is not: its own elimination of common operati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,14 @@ FUNCTIONS = frozenset(
         *("unsqueeze", "squeeze", "permute", "transpose", "t", "select", "cat", "stack", "clone", "diagonal"),
         *("detach", "zeros", "zeros_like", "ones_like", "scalar_tensor", "constant_pad_nd"),
         *("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "gather", "index_select"),
+    )
+)
+#: Views; those of the same shape and strides show the same.
+VIEW = torch.ops.aten.view.default
+VIEWS = frozenset(
+    (
+        *(VIEW, torch.ops.aten.expand.default, torch.ops.aten.permute.default, torch.ops.aten.alias.default),
+        *(torch.ops.aten.transpose.int, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor),
     )
 )
 METHODS = frozenset(("view", "expand", "masked_fill"))
@@ -98,26 +106,53 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     recorder = record(step.run, [leaf.clone() for leaf in leaves])  # inputs are told apart by identity
     graph = recorder.graph
     pin_dtypes(graph)
+    straighten(graph)
     once(graph)  # distances that two kernels need, say, are computed once
     graph.eliminate_dead_code()
     call_bindings(graph)
     return Step(torch.fx.GraphModule(recorder.root, graph), step.spec)
 
 
+def straighten(graph: torch.fx.Graph) -> None:
+    """Leave out views that show a tensor as it is, and go through no view that another is made of.
+
+    Mapping and differentiating leave many: of a step a third of the operations were such views. The memory that is seen
+    is the same, and so are the bits.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in VIEWS:
+            continue
+        inner = node.args[0]
+        if node.target is VIEW and inner.op == "call_function" and inner.target is VIEW:
+            node.args = (inner.args[0], *node.args[1:])
+            inner = node.args[0]
+        if _looks(inner) is not None and _looks(inner) == _looks(node):
+            node.replace_all_uses_with(inner)
+
+
+def _looks(node: torch.fx.Node) -> Any:
+    """Shape, strides and type of what a node makes; None where it is not known, or not a tensor."""
+    meta = node.meta.get("tensor_meta")
+    return None if meta is None else (meta.shape, meta.stride, meta.dtype)
+
+
 def once(graph: torch.fx.Graph) -> None:
-    """Compute once what is computed again from the same values, as long as nothing in the graph is written over.
+    """Compute once what is computed again from the same values, where none of these is written over.
 
     Torch has this, behind an import of one to two seconds.
 
     Args:
         graph: traced; changed in place.
     """
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    if any(schema is not None and schema.is_mutable for schema in map(_schema, calls)):
-        return
+    written = _written_over(graph)
     found: dict[Any, torch.fx.Node] = {}
-    for node in calls:
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            continue
+        if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         key = (node.target, str(spec), tuple((type(leaf), str(leaf)) for leaf in leaves))
@@ -126,6 +161,42 @@ def once(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
         else:
             found[key] = node
+
+
+def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes whose memory some operation writes over: it, what it is a view of, and all other views of that.
+
+    A Bernoulli's density, say, is written into a sum of its own making; all else of such a graph is as if it were not.
+    """
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def root(node: torch.fx.Node) -> torch.fx.Node:
+        while (above := owner.get(node, node)) is not node:
+            node = above
+        return node
+
+    targets = list[torch.fx.Node]()
+    for node in graph.nodes:
+        schema = _schema(node)
+        if schema is None:
+            shared = node.all_input_nodes if node.op == "call_function" else []  # a part of what an operation returns
+        else:
+            held = [(one, argument.alias_info) for one, argument in _tensors_of(node, schema) if argument.alias_info]
+            targets += [one for one, alias in held if alias.is_write]
+            shared = [one for one, _ in held] if any(part.alias_info for part in schema.returns) else []
+        for one in shared:
+            owner[root(node)] = root(one)
+    roots = {root(node) for node in targets}
+    return {node for node in graph.nodes if root(node) in roots}
+
+
+def _tensors_of(node: torch.fx.Node, schema: Any) -> Iterator[tuple[torch.fx.Node, Any]]:
+    """The nodes that an operation is given, each with the argument of its schema."""
+    for number, argument in enumerate(schema.arguments):
+        given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
+        for one in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(one, torch.fx.Node):
+                yield one, argument
 
 
 def call_bindings(graph: torch.fx.Graph) -> None:

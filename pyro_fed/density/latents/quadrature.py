@@ -15,7 +15,8 @@ The modes are found by Newton's method, in a number of steps that is fixed when 
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
 What the model needs is found when it is read. Where x | θ, y_i is Gaussian (f_i is a parabola
-around its mode, at random θ) three nodes a dimension will do, and many elsewhere.
+around its mode, at random θ) three nodes a dimension will do; elsewhere many, and of several latents as many as leave
+score and curvature of the log marginal likelihood as they are.
 
 Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
 own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
@@ -27,6 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +49,9 @@ Rows = tuple[Tensor, ...]
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives, and how many SDs from the mode is looked.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
+#: Rules for several latents that are tried where it is not, nodes a dimension; and at how many θ and rows, of models of
+#: how many parameters.
+ORDERS, PROBED, PROBE_GROUPS, MOST_PROBED = (5, 7, 9, 11, 13), 2, 16, 32
 #: Relative error of a log density that is rounding, in units of the dtype's.
 ROUNDING = 64
 
@@ -84,8 +89,11 @@ class Quadrature(metaclass=Checked):
 
     Args:
         order: Gauss-Hermite nodes a dimension, as far as the product has at most `max_nodes`; None takes 3 where the
-            latents are Gaussian given the rest, `max_order` elsewhere.
+            latents are Gaussian given the rest; elsewhere `max_order` for one latent, and for several as many as
+            `node_tolerance` asks for.
         max_order: see `order`.
+        node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
+            its curvature relatively, at random θ.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
@@ -107,6 +115,7 @@ class Quadrature(metaclass=Checked):
 
     order: int | None = None
     max_order: int = 21
+    node_tolerance: float = 1e-3
     gaussian_tolerance: float = 1e-3
     max_nodes: int = 256
     mode_steps: int | None = None
@@ -121,7 +130,7 @@ class Quadrature(metaclass=Checked):
         check_at_least(self, 1, "max_order", "max_mode_steps", "draw_steps", "degrees")
         check_at_least(self, 1, "order", "mode_steps", allow_none=True)
         check_at_least(self, 2, "max_nodes")
-        check_positive(self, "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
+        check_positive(self, "node_tolerance", "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
 
     def fitted(self, problem: RowDensities) -> Quadrature:
         """The same with the number of nodes and of Newton steps that the model needs.
@@ -140,8 +149,46 @@ class Quadrature(metaclass=Checked):
         found = replace(self, mode_steps=steps)
         if self.order is not None:
             return found
-        gaussian = found._bend(problem, theta, rows) <= self.gaussian_tolerance
-        return replace(found, order=min(GAUSSIAN_ORDER, self.max_order) if gaussian else self.max_order)
+        if found._bend(problem, theta, rows) <= self.gaussian_tolerance:
+            return replace(found, order=min(GAUSSIAN_ORDER, self.max_order))
+        return replace(found, order=found._enough(problem, theta, rows))
+
+    def _enough(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+        """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
+
+        A single latent's rule has few nodes, and keeps them; so does a model of many parameters, whose curvature costs.
+        """
+        dim = problem.local_dim
+        most = replace(self, order=self.max_order)
+        tried = [order for order in ORDERS if order <= most.places(dim)]
+        if dim == 1 or problem.dim > MOST_PROBED or len(tried) < 2:
+            return self.max_order
+        theta, rows = theta[:PROBED], tuple(leaf[:PROBE_GROUPS] for leaf in rows)
+        unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
+
+        def derivatives(order: int) -> tuple[Tensor, Tensor]:
+            rule = replace(self, order=order)
+
+            def log_lik(z: Tensor) -> Tensor:
+                return rule.log_parts(problem, z, rows)[1].sum()
+
+            def at(one: Tensor) -> tuple[Tensor, Tensor]:
+                score, pull = vjp(grad(log_lik), one)[:2]
+                return score, problem.vmap(lambda v: pull(v)[0])(unit)
+
+            score, curvature = problem.vmap(at)(theta)
+            return score.double(), curvature.double()
+
+        found = derivatives(tried[0])
+        for order, finer in pairwise(tried):
+            (score, curvature), found = found, derivatives(finer)
+            values, vectors = torch.linalg.eigh(-0.5 * (found[1] + found[1].mT))
+            whitening = vectors / (1 + values.abs()).sqrt().unsqueeze(1)  # as under a prior of unit scale
+            off = torch.linalg.vector_norm(whitening.mT @ (found[0] - score).unsqueeze(-1), dim=(1, 2))
+            bent = torch.linalg.matrix_norm(whitening.mT @ (found[1] - curvature) @ whitening, 2)
+            if bool((torch.maximum(off, bent) <= self.node_tolerance).all()):
+                return order
+        return self.max_order
 
     def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """Newton steps to the modes at several θ (S, D), and one more."""
@@ -178,9 +225,18 @@ class Quadrature(metaclass=Checked):
         Args:
             dim: d, latents of a row.
         """
+        order = self.places(dim)
         most = self.order or self.max_order
-        order = max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
         return gauss_hermite(order, dim) if order >= min(3, most) else sobol(self.max_nodes // 2 * 2, dim)
+
+    def places(self, dim: int) -> int:
+        """Nodes a dimension that a product rule may have, at most `order`.
+
+        Args:
+            dim: d, latents of a row.
+        """
+        most = self.order or self.max_order
+        return max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
 
     def num_nodes(self, dim: int) -> int:
         """Q, how often a row's density is computed for one integral.
@@ -263,7 +319,6 @@ class Quadrature(metaclass=Checked):
         return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
 
 
-@lru_cache(maxsize=8)
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
     """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64.
 
@@ -271,10 +326,16 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
         order: nodes a dimension.
         dim: dimensions.
     """
+    nodes, log_weight = _product(order, dim)
+    return torch.from_numpy(nodes), torch.from_numpy(log_weight)
+
+
+@lru_cache(maxsize=16)
+def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same as arrays: a tensor that is made within `grad` belongs to it, and cannot be kept."""
     line, weight = np.polynomial.hermite_e.hermegauss(order)
-    log_weight = torch.from_numpy(np.log(weight / weight.sum()))
-    index = torch.cartesian_prod(*[torch.arange(order)] * dim).reshape(-1, dim)
-    return torch.from_numpy(line)[index], log_weight[index].sum(-1)
+    index = np.indices((order,) * dim).reshape(dim, -1).T
+    return line[index], np.log(weight / weight.sum())[index].sum(-1)
 
 
 @lru_cache(maxsize=8)

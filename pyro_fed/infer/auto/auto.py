@@ -41,6 +41,7 @@ class Auto(Plan):
         max_rounds: rounds of all stages together; None: as many as they take.
         max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
             first round of a phase is not known before it, and may come on top.
+        max_seconds: on the clock, for all stages together; likewise. See `max_seconds` of `pyro_fed.run`.
         confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it, as it
             is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,

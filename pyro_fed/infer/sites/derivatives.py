@@ -38,6 +38,9 @@ Kind = Literal["hessian", "fisher"]
 
 #: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
 MAX_BLOCK = 8_000_000
+#: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: a node's density is one of all that the row
+#: has, as the eight answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
+MOST_INTEGRATED = MOST_NUMBERS // 8
 #: Points in a share at least: four and their opposites.
 FEWEST = 8
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
@@ -98,10 +101,11 @@ class Derivatives:
             return 1  # rows of groups have no shape of their own
         numbers = problem.num_rows * problem.num_nodes * count * problem.dim  # the same for all executors
         numbers *= problem.dim if self.kind == "hessian" else values_of(problem)
-        if numbers <= MOST_NUMBERS or has_predictors(problem):
+        most = MOST_INTEGRATED if problem.local_dim else MOST_NUMBERS
+        if numbers <= most or has_predictors(problem):
             return 1
         shares = 1
-        while numbers > shares * MOST_NUMBERS and count % (FEWEST * 2 * shares) == 0:
+        while numbers > shares * most and count % (FEWEST * 2 * shares) == 0:
             shares *= 2
         return shares
 

@@ -22,7 +22,8 @@ from pyro_fed.audit import audit as audited
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
-from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError
+from pyro_fed.conventions.time_limit import is_time
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
@@ -73,6 +74,7 @@ class Finish:
 
         Raises:
             InterruptedRun: the run was interrupted before there was a posterior.
+            TimeLimitError: its time was up before.
             DivergenceError: there is no distribution, or its draws are not finite. It keeps the state.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
@@ -84,18 +86,23 @@ class Finish:
             raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
-        if self.context.record.interrupted and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
-            raise self._interrupted(shared)
+        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
+            raise self._without(shared)
         return draws
 
-    def _interrupted(self, shared: State) -> InterruptedRun:
+    @property
+    def _cut(self) -> bool:
+        """Whether the rounds ended before their time."""
+        return self.context.record.interrupted or bool(self.context.record.stopped)
+
+    def _without(self, shared: State) -> InterruptedRun | TimeLimitError:
         done = f"{type(self.algorithm).__name__}, after {len(self.context.record.rounds)} rounds"
         return no_posterior(done, self.context, self.algorithm, shared)
 
-    def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun:
-        """The error for a last state that cannot be drawn from, which it keeps; or the user's interruption."""
-        if self.context.record.interrupted:
-            return self._interrupted(shared)
+    def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun | TimeLimitError:
+        """The error for a last state that cannot be drawn from, which it keeps; or that of what cut the run short."""
+        if self._cut:
+            return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         failed = "".join(f"{sentence}. " for sentence in self.context.record.failed())
         error = DivergenceError(
@@ -123,8 +130,10 @@ class Finish:
         return found.draws
 
     def unsettled(self) -> list[str]:
-        """That the last round's change was too large, where the algorithm says so."""
+        """That the last round's change was too large, where the algorithm says so; or that there was no more time."""
         record = self.context.record
+        if record.stopped:
+            return [f"not converged: {record.stopped}"]
         if record.converged is not False or "change" not in record.latest:
             return []
         return [f"not converged after {len(record.figures)} rounds: the last change was {record.latest['change']:.3g}"]
@@ -132,7 +141,7 @@ class Finish:
     def _judge_or_say(self, shared: State, draws: Tensor) -> None:
         """Judge the result; where a check itself fails the rounds' work is kept, and the result doubted."""
         try:
-            self.judge(shared, draws)
+            self.judged(shared, draws)
         except PyroFedError:
             raise
         except Exception as error:
@@ -144,13 +153,28 @@ class Finish:
                 "the rounds left it, and unjudged; the log has the traceback"
             )
 
+    def judged(self, shared: State, draws: Tensor) -> None:
+        """`judge`, as far as time and the user let it go; an answer is not lost for want of its checks."""
+        record, budget = self.context.record, self.context.budget
+        try:
+            with budget.of_checks():
+                self.judge(shared, draws)
+        except KeyboardInterrupt as stop:
+            record.audited = False
+            if is_time(stop):
+                why = f"they took longer than the run's rounds were given, max_seconds={budget.max_seconds:g}"
+                budget.ended = budget.ended or f"max_seconds={budget.max_seconds:g}"
+            else:
+                record.interrupted, why = True, "they were interrupted"
+            record.doubts.append(f"not all checks were made: {why}. The result is as the rounds left it")
+
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""
         context, record = self.context, self.context.record
         own = self.algorithm.warnings(record, context.problem)
         record.doubts += own
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
-        if not said:
+        if not said or record.stopped:
             record.doubts += self.unsettled()
         if context.problem.local_dim:
             record.doubts += integration_notes(context.problem, draws.flatten(0, 1))

@@ -14,6 +14,7 @@ from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, concatenate, contiguous, select, write
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
 
@@ -151,6 +152,7 @@ class Sequential(Local):
         """The local steps of one client after the other, with batches of its own size."""
         replies = []
         for i in range(len(at)):
+            tick()
             one = slice(i, i + 1)
             of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
             local, rows = select(self.local, at[one]), self.rows_of(at[one])

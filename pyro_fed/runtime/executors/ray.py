@@ -7,6 +7,7 @@ sends: this is for one's own machine or a cluster that one trusts, not for clien
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.conventions.time_limit import now, tick
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError, StoppedError
@@ -28,6 +30,8 @@ from pyro_fed.runtime.executors.remote import Remote
 
 #: How often a phase starts dead workers again: one that dies of its work would die for ever.
 MAX_RESTARTS = 3
+#: Seconds from one look at the run's own limit of time to the next, while its workers are waited for.
+LOOK = 0.5
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
 
@@ -102,9 +106,8 @@ class Ray(Remote):
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """All workers at once; a worker that died, raised or is late gets the reason in place of an answer."""
-        ray = _ray()
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
-        done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=self.timeout)
+        done = _answered(list(calls.values()), self.timeout)
         return {
             worker: self._outcome(worker, call) if call in done else self._late(worker)
             for worker, call in calls.items()
@@ -182,6 +185,20 @@ class Ray(Remote):
         except ray.exceptions.RayActorError as error:
             raise StoppedError(f"Ray: a worker died while it was given its clients' rows: {error}") from error
         self._loaded = problem, data
+
+
+def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
+    """Those that have ended, once all have or their seconds are over; the run's own time is asked for meanwhile.
+
+    Raises:
+        TimeIsUp: it is over.
+    """
+    end = math.inf if timeout is None else now() + timeout
+    while True:
+        done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(LOOK, max(0.0, end - now())))
+        if not missing or now() >= end:
+            return list(done)
+        tick()
 
 
 def _alike(loaded: Problem, wanted: Problem) -> bool:

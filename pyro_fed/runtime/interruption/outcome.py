@@ -1,4 +1,7 @@
-"""What an interrupted run returns: a posterior that is marked as incomplete, or nothing but the state."""
+"""What a run returns that was cut short, by Ctrl-C or by its limit of time: a posterior that is marked as incomplete.
+
+Where there is none yet it ends in an error that keeps the state.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import torch
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
-from pyro_fed.errors import InterruptedRun, PartialWork
+from pyro_fed.conventions.time_limit import is_time
+from pyro_fed.errors import InterruptedRun, PartialWork, TimeLimitError
 from pyro_fed.runtime.context import Context, Phase
 
 #: Draws a chain that are the least to be called one: a single one is where it started.
 FEWEST_DRAWS = 2
 
 
-def interrupted(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
-    """Take note of the user's Ctrl-C in a phase; what its last state says may be a posterior or not.
+def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
+    """Take note of what has ended a phase before its time; what its last state says may be a posterior or not.
 
     Args:
         phase: it, after its last whole round.
@@ -23,40 +27,52 @@ def interrupted(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None
         stop: the exception, which may have brought a part of the round's work.
 
     Raises:
-        InterruptedRun: the state is no posterior: that of an algorithm that the user's own starts from, or of one that
-            has had no round.
+        InterruptedRun: Ctrl-C, and the state is no posterior: that of an algorithm that the user's own starts from, or
+            of one that has had no round and does not start from one that had converged.
+        TimeLimitError: likewise, at the limit of time.
     """
     algorithm, record = phase.algorithm, context.record
-    name = type(algorithm).__name__
-    record.interrupted, record.converged = True, False if record.converged is not None else None
-    if isinstance(stop, PartialWork) and phase.last:
+    name, when = type(algorithm).__name__, f"after {phase.done} of {phase.rounds} rounds"
+    record.converged = False if record.converged is not None else None
+    part = phase.last and isinstance(stop, PartialWork)
+    if part:
+        assert isinstance(stop, PartialWork)
         one = torch.ones(1, dtype=context.problem.dtype)
         phase.shared = algorithm.combine(phase.shared, stop.messages, one)
         record.rounds.append(Round(name, [0], 0, 0, 0.0, as_figures(stop.info)))
-        record.notes.append(f"{name} was interrupted: the result is incomplete, the draws that there were")
-        return
-    record.notes.append(
-        f"{name} was interrupted after {phase.done} of {phase.rounds} rounds: the result is incomplete, what it had "
-        "found by then"
-    )
-    if not phase.last or not phase.done:
+        when = "with the draws that there were"
+    if is_time(stop):
+        budget = context.budget
+        budget.ended = f"max_seconds={budget.max_seconds:g}"
+        record.stopped = f"stopped at the limit of {budget.max_seconds:g} s, {when}"
+    else:
+        record.interrupted = True
+        kept = "the draws that there were" if part else "what it had found by then"
+        after = "" if part else f" {when}"
+        record.notes.append(f"{name} was interrupted{after}: the result is incomplete, {kept}")
+    if not phase.last or not (part or phase.done or phase.settled):
         where = "" if phase.last else ", with which the run starts"
-        raise no_posterior(
-            f"{name}{where}, after {phase.done} of {phase.rounds} rounds", context, algorithm, phase.shared
-        )
+        raise no_posterior(f"{name}{where}, {when}", context, algorithm, phase.shared)
 
 
-def no_posterior(when: str, context: Context, algorithm: Algorithm, state: State) -> InterruptedRun:
-    """The error that an interrupted run ends with where there is nothing to return.
+def no_posterior(when: str, context: Context, algorithm: Algorithm, state: State) -> InterruptedRun | TimeLimitError:
+    """The error that such a run ends with where there is nothing to return.
 
     Args:
-        when: it was interrupted.
+        when: it was cut short.
         context: the run.
         algorithm: what ran.
         state: its last one.
     """
     folder = None if context.checkpoint is None else context.checkpoint.folder
     kept = "in this error's `state`" if folder is None else f"in {folder}: go on from there with resume=True"
-    return InterruptedRun(
-        f"interrupted in {when}, before there was a posterior. The state is kept {kept}", algorithm, state
+    if not context.record.stopped:
+        return InterruptedRun(
+            f"interrupted in {when}, before there was a posterior. The state is kept {kept}", algorithm, state
+        )
+    error = TimeLimitError(
+        f"{context.budget.ended} was over in {when}, before there was a posterior. Give the run more time, fewer rows "
+        f"or a simpler model. The state is kept {kept}"
     )
+    error.algorithm, error.state = algorithm, state
+    return error

@@ -1,0 +1,182 @@
+"""A limit of time: what is returned is what the whole rounds before it gave, wherever in a round it was reached."""
+
+import os
+import signal
+import warnings
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from algorithms import unequal_lines
+from short_runs import quiet, values
+
+import pyro_fed as pf
+from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.conventions import time_limit
+from pyro_fed.conventions.time_limit import TimeIsUp, tick, until
+from pyro_fed.runtime import fused
+from pyro_fed.runtime.ending import Finish
+from pyro_fed.runtime.executors import ray
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is a second later whenever it is looked at."""
+    now = SimpleNamespace(seconds=0)
+
+    def later():
+        now.seconds += 1
+        return now.seconds
+
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=later))
+    return now
+
+
+ROUNDS = 5
+#: With a start of its own, sites that clients keep, particles, chains whose rounds are had at once, no server.
+ALGORITHMS = {
+    "fedep": pf.FedEP(tolerance=1e-30),
+    "pvi": pf.PVI(start="prior", tolerance=1e-30),
+    "dsvgd": pf.DSVGD(num_particles=5),
+    "fsgld": pf.FSGLD(burn_in=0),
+    "p2p_vi": pf.P2PVI(tolerance=1e-30),
+}
+ALL = [*((name, "vectorised") for name in ALGORITHMS), ("fedep", "sequential")]
+
+
+def ticks(algorithm, fed, clock, **options):
+    """Looks at the clock by the end of each round of each phase, {phase: {round: looks}}."""
+    found = defaultdict(dict)
+    quiet(algorithm, fed, **options, max_seconds=1e9, progress=lambda p: found[p.name].update({p.done: clock.seconds}))
+    return found
+
+
+@pytest.mark.parametrize(("name", "executor"), ALL)
+def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
+    """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
+    monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
+    algorithm, fed = ALGORITHMS[name], unequal_lines()
+    short = {"executor": executor, "num_rounds": ROUNDS}
+    ends = ticks(algorithm, fed, clock, **short)[type(algorithm).__name__]
+    first, second = sorted({look for number, look in ends.items() if number})[:2]
+    rounds = max(number for number in ends if ends[number] == first)
+    assert rounds == (2 if name == "fsgld" else 1)
+    alone = quiet(algorithm, fed, **(short | {"num_rounds": rounds}))
+    for look in sorted({first + 1, (first + second + 1) // 2, second}):
+        clock.seconds = 0
+        found = quiet(algorithm, fed, **short, max_seconds=look - 1.0)  # the first look is the beginning
+        assert np.array_equal(values(found), values(alone))
+        assert f"not converged: {found.attrs['stopped']}" in found.attrs["doubts"].split("\n")
+        assert found.attrs["stopped"].endswith(f"s, after {rounds} of {ROUNDS} rounds")
+        assert found.attrs["interrupted"] == 0 and found.attrs.get("converged", 0) == 0
+
+
+def test_before_there_is_a_posterior_there_is_none(clock, tmp_path):
+    with pytest.raises(pf.TimeLimitError, match=r"max_seconds=3 was over in FedLaplace, with which the run") as stop:
+        quiet(pf.FedEP(), unequal_lines(), max_seconds=3, checkpoint=tmp_path)
+    assert stop.value.state["precision"].shape and isinstance(stop.value.algorithm, pf.FedLaplace)
+    rest = quiet(pf.FedEP(), unequal_lines(), checkpoint=tmp_path, resume=True)
+    assert np.array_equal(values(rest), values(quiet(pf.FedEP(), unequal_lines())))
+    with pytest.raises(pf.TimeLimitError, match="FSGLD"):  # no draws yet
+        quiet(
+            pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), num_rounds=50, max_seconds=60
+        )
+
+
+def test_a_start_that_had_converged_is_a_posterior(clock):
+    """FedEP before its first round is Laplace's approximation."""
+    algorithm, fed = ALGORITHMS["fedep"], unequal_lines()
+    start = ticks(algorithm, fed, clock, num_rounds=4)["FedLaplace, for FedEP"]
+    clock.seconds = 0
+    found = quiet(algorithm, fed, max_seconds=max(start.values()))
+    laplace = quiet(pf.FedLaplace(), fed, num_rounds=100)
+    assert "after 0 of 4 rounds" in found.attrs["doubts"]
+    for name in found.posterior:
+        assert abs(found.posterior[name].mean() - laplace.posterior[name].mean()) < 0.02
+
+
+def test_draws_of_a_chain_are_kept(clock):
+    nuts = pf.NUTS(num_samples=20, warmup_steps=10, num_chains=2)
+    whole = quiet(nuts, unequal_lines(), num_rounds=1, max_seconds=1e9)
+    found = quiet(nuts, unequal_lines(), num_rounds=1, max_seconds=0.4 * clock.seconds)
+    draws = found.posterior.sizes["draw"]
+    assert found.posterior.sizes["chain"] == 1 and 0 < draws <= 20
+    assert "with the draws that there were" in found.attrs["stopped"]
+    for name in found.posterior:
+        assert np.array_equal(found.posterior[name], whole.posterior[name].isel(chain=slice(1), draw=slice(draws)))
+
+
+def judged(algorithm, **options):
+    """A result with its checks, without warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return pf.run(algorithm, unequal_lines(), progress=False, compile="off", **options)
+
+
+def test_checks_have_as_long_again(clock):
+    rounds = quiet(pf.FedEP(), unequal_lines(), max_seconds=1e9) and clock.seconds
+    clock.seconds = 0
+    found = judged(pf.FedEP(), max_seconds=rounds)
+    assert found.attrs["audited"] == 0 and "stopped" not in found.attrs
+    assert found.attrs["doubts"].startswith("not all checks were made: they took longer than the run's rounds")
+
+
+def test_the_user_may_end_the_checks(monkeypatch):
+    def interrupted(self, shared, draws):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Finish, "judge", interrupted)
+    found = judged(pf.FedEP())
+    assert found.attrs["interrupted"] == 1 and found.attrs["converged"] == 1
+    assert found.attrs["doubts"].startswith("not all checks were made: they were interrupted")
+
+
+def test_a_plan_ends_with_the_answer_that_it_has(clock):
+    """FedEP's answer, of which 100 draws are too few for a doubt; the search for another has no time."""
+    first = judged(pf.Auto(max_rounds=1), max_seconds=1e9)
+    assert "stopped" not in first.attrs
+    clock.seconds = 0
+    found = judged(pf.Auto(max_seconds=30.0), max_seconds=1e9)
+    assert found.attrs["chosen"] == "FedEP"
+    assert "max_seconds=30" in found.attrs["doubts"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_seconds_are_positive(seconds):
+    with pytest.raises(pf.SettingError, match="max_seconds must be"):
+        pf.run(pf.FedEP(), unequal_lines(), max_seconds=seconds)
+    with pytest.raises(pf.SettingError, match="max_seconds must be"):
+        pf.fit(unequal_lines(), max_seconds=seconds)
+
+
+def test_workers_are_not_waited_for(monkeypatch):
+    never = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))
+    monkeypatch.setattr(ray, "_ray", lambda: never)
+    with until(time_limit.now()), pytest.raises(TimeIsUp):
+        ray._answered(["a call"], None)
+    assert ray._answered(["a call"], 1e-9) == []
+
+
+def test_a_limit_ends_where_it_began():
+    with until(0.0):
+        with until(None):
+            tick()
+        with pytest.raises(TimeIsUp):
+            tick()
+    tick()
+
+
+def test_sigterm_is_taken_for_ctrl_c_once():
+    before = signal.getsignal(signal.SIGTERM)
+    with terminated_as_interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGTERM, own := lambda *_: None)
+    try:
+        with terminated_as_interrupted():
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
