@@ -22,8 +22,7 @@ It needs no density of q, works in any dimension, and takes tails, bananas, wron
 counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
 narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
 
-What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`; one that is nearer to that than to right,
-plainly not right, and could be beyond it by chance, counts as beyond. Chains go on while that is undecided; after
+What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
 no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
 tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
@@ -145,12 +144,12 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 def wrong(found: Moments) -> Tensor:
     """Which means and SDs (2, F) are wrong, once there are no more transitions.
 
-    Those beyond the limit by more than chance; and those that chance could put beyond it, where they are nearer to it
-    than to right, and away from right by `PLAIN` standard errors.
+    Those beyond the limit by more than chance; and those beyond it that are away from right by `PLAIN` standard
+    errors.
     """
-    chance = margin(len(found.mean)) * found.noise
-    plain = (found.excess > MIDDLE) & (found.excess > PLAIN * found.noise) & (found.excess + chance > 1)
-    return (found.excess - chance > 1) | plain
+    beyond = margin(len(found.mean))
+    plain = (found.excess > 1) & (found.excess > PLAIN * found.noise)
+    return (found.excess - beyond * found.noise > 1) | plain
 
 
 def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments:

@@ -1,8 +1,7 @@
 """The check of draws that should hold still: a mean or an SD that exact chains take away, and what to do about it.
 
-One sentence, on the worst of them (see `motion` for how they are found). Where all are within the limits by more than
-chance, and one of them is plainly not right but near its limit, that is said too: it is no doubt, yet nobody should
-take it for exact.
+One sentence, on the worst of them (see `motion` for how they are found). Where all are within the limits, and one of
+them is plainly not right but near its limit, that is said too: it is no doubt, yet nobody should take it for exact.
 """
 
 from __future__ import annotations

@@ -46,11 +46,24 @@ def normal(count=500, dim=1):
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+def branching(y):
+    """`square` by Python's `if`, so that it is run one draw at a time."""
+    t = pyro.sample("t", dist.Normal(y.new_tensor(0.0), 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(t * t if t > 0 else -t * -t, 1.0), obs=y)
+
+
 SQUARES = (torch.full((100,), PLACE**2, dtype=torch.float64),)
 
 
 def test_a_mode_without_draws_is_found_with_its_share():
     (said,) = missed(evidence_of(square, SQUARES, PLACE + SD * normal()))
+    assert "another mode, with about 50 %" in said and "'t' is -2" in said
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot be vectorised")
+def test_it_is_found_where_the_model_is_run_one_draw_at_a_time():
+    (said,) = missed(evidence_of(branching, SQUARES, PLACE + SD * normal()))
     assert "another mode, with about 50 %" in said and "'t' is -2" in said
 
 

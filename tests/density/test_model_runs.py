@@ -77,7 +77,7 @@ def counted(model):
         (groups, (X, Y, GROUP), 4),  # other plates, no latents inside the partitioned one
         (mixture, (Y,), 4),  # discrete latents are summed out
         (imputing, (X, Y), 5),  # and with another value for the imputed entries
-        (branching, (X, Y), 21),  # and, as `vmap` fails in both forms, all rows and 6 pairs at 2 points one by one
+        (branching, (X, Y), 25),  # and one by one, as `vmap` fails: all rows and 6 pairs at 2 points, and 4
         (narrow, (X, Y), 5),  # the first run at zero instead
     ],
     ids=lambda value: getattr(value, "__name__", ""),

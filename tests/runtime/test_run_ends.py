@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import PAPER, SMALL, line, line_data, small, unequal_lines
@@ -132,19 +130,20 @@ def test_converged_is_told_and_its_absence_warned_of():
     assert "converged" not in quiet(pf.PaperDSVGD(**PAPER), unequal_lines()).attrs
 
 
-def empty_at_first(y):
-    """The density is infinite beyond the data, so that the search for modes ends before there is a particle."""
-    top = pyro.sample("top", dist.LogNormal(y.new_tensor(1.0), 1.0))
-    with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Uniform(0.0 * top, top, validate_args=False), obs=y)
+def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error(monkeypatch):
+    """In the phase that looks at scores where particles are to start."""
+    from pyro_fed.infer.stein.survey import Survey
 
+    combine = Survey.combine
 
-def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error():
-    generator = torch.Generator().manual_seed(0)
-    rows = 3 * torch.rand(12, generator=generator, dtype=torch.float64)
-    fed = pf.Federation(empty_at_first, (rows,), plate="data", num_clients=4)
+    def astray(self, shared, messages, weights):
+        after = combine(self, shared, messages, weights)
+        return {n: value * float("nan") if value.is_floating_point() else value for n, value in after.items()}
+
+    monkeypatch.setattr(Survey, "combine", astray)
+    monkeypatch.setattr(Survey, "sample", lambda *args: torch.empty(1, 0, 3))
     with pytest.raises(pf.DivergenceError, match="left the finite numbers") as caught:
-        pf.run(pf.DSVGD(), fed, **QUIET)
+        pf.run(pf.DSVGD(), unequal_lines(), **QUIET)
     assert caught.value.result is None
 
 

@@ -32,7 +32,9 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: Climbs from the prior, from around the result, and from its draws.
-FROM_PRIOR, FROM_AROUND, FROM_DRAWS = 16, 8, 4
+CLIMBS = 16, 8, 4
+#: The same where each point is a run of the model.
+LOOPED_CLIMBS = 5, 3, 2
 #: How much wider than the draws the points around them are.
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
@@ -53,15 +55,17 @@ def missed(evidence: Evidence) -> list[str]:
         One sentence, or none.
     """
     target, dim = evidence.target, evidence.problem.dim
-    if target is None or dim > LARGEST_DIM or evidence.problem.looped:
+    if target is None or dim > LARGEST_DIM:
         return []
-    if evidence.problem.evaluations * CLIMB * (FROM_PRIOR + FROM_AROUND + FROM_DRAWS) > DENSITIES:
+    climbs = LOOPED_CLIMBS if evidence.problem.looped else CLIMBS
+    if evidence.problem.evaluations * CLIMB * sum(climbs) > DENSITIES:
         return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
     white = target.white(evidence.points)
-    own = white[torch.linspace(0, len(white) - 1, FROM_DRAWS).long()]
-    modes, ends = searched(target, torch.cat([own, *_far(evidence, target, generator)]))
-    climbers = [ends[number] for number in range(FROM_DRAWS) if number in ends]
+    from_prior, from_around, from_draws = climbs
+    own = white[torch.linspace(0, len(white) - 1, from_draws).long()]
+    modes, ends = searched(target, torch.cat([own, *_far(evidence, target, from_prior, from_around, generator)]))
+    climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())
         or any(float(mode.distance(end[None])) < NEAR for end in climbers)
@@ -73,6 +77,8 @@ def missed(evidence: Evidence) -> list[str]:
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH):
         return [_sentence(evidence, target, modes, seen, shares)]
+    if evidence.problem.looped:
+        return []  # weights are hundreds of runs of the model
     return _wrong_shares(evidence, target, modes, seen, white, generator)
 
 
@@ -101,15 +107,17 @@ def _wrong_shares(
     ]
 
 
-def _far(evidence: Evidence, target: Target, generator: torch.Generator) -> list[Tensor]:
-    """Points apart from the draws: of the prior where it is proper, and of a Student's t around them."""
-    shape = FROM_AROUND, evidence.problem.dim
+def _far(
+    evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
+) -> list[Tensor]:
+    """So many points apart from the draws: of the prior where it is proper, and of a Student's t around them."""
+    shape = from_around, evidence.problem.dim
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    chi = torch.randn(FROM_AROUND, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    chi = torch.randn(from_around, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
     around = SPREAD * normal / chi.sqrt()
     if evidence.problem.layout.improper:
         return [around]
-    return [around, target.white(evidence.problem.init(FROM_PRIOR, generator, checked=False))]
+    return [around, target.white(evidence.problem.init(from_prior, generator, checked=False))]
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor) -> bool:

@@ -30,7 +30,7 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
 from pyro_fed.density.checks.shapes import rows_as_values
-from pyro_fed.density.checks.slopes import check_slope
+from pyro_fed.density.checks.slopes import beside, check_slope
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
@@ -109,10 +109,10 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
             judged = problem.doubled()
             sample = _sample(judged, seen)
-            whole, apart = _together(judged, sample), _apart(judged, sample)
+            (whole, values), apart = _together_and_beside(judged, sample), _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
-            check_slope(partial(_total, judged, sample), whole.slope[0], sample.z[0], judged.sites)
+            check_slope(values, whole.slope[0], sample.z[0], partial(_total, judged, sample), judged.sites)
             _check_imputed(judged, seen, sample, whole)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
@@ -185,20 +185,6 @@ def _weight_of_each(sample: _Sample) -> Tensor:
     return sample.weight.new_zeros(len(sample.at)).index_add(0, sample.pairs.flatten(), sample.weight.flatten())
 
 
-def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
-    """What `_together` takes the gradient of, at points (M, D) and the first point's latents of rows: (M,)."""
-    each = _weight_of_each(sample)
-
-    def at_point(z: Tensor) -> Tensor:
-        outside, inside = problem.log_terms(z, sample.all_together, sample.local[0])
-        terms = sum(((each * terms).sum() for terms in inside.values()), z.new_zeros(()))
-        return sum(outside.values(), terms)
-
-    with torch.no_grad():
-        found: Tensor = problem.vmap(at_point)(points)
-    return found
-
-
 def _together(problem: RowDensities, sample: _Sample) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
     pairs, each = sample.pairs, _weight_of_each(sample)
@@ -213,6 +199,35 @@ def _together(problem: RowDensities, sample: _Sample) -> _Run:
         slope,
         slope.abs(),
     )
+
+
+def _together_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, Tensor]:
+    """The same, and what its gradient is of at the points `beside` the first, in one run of the model."""
+    here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
+    both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
+    run = _together(problem, both)
+    outside, inside = ({name: value[:, here] for name, value in terms.items()} for terms in run[:2])
+    return _Run(outside, inside, run.slope[here], run.size[here]), _totals(run, sample)[len(sample.z) :]
+
+
+def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
+    """What `_together` takes the gradient of, at points (M, D) and the first point's latents of rows: (M,)."""
+    return _totals(_together(problem, _at_first(sample, points)), sample)
+
+
+def _at_first(sample: _Sample, points: Tensor) -> _Sample:
+    """The sample at points (M, D), with its first point's latents of rows at each."""
+    return sample._replace(z=points, local=sample.local[:1].expand(len(points), *sample.local.shape[1:]))
+
+
+def _totals(run: _Run, sample: _Sample) -> Tensor:
+    """Weighted sums of a run's terms at its points, (M,)."""
+    found = run.slope.new_zeros(len(run.slope))
+    for terms in run.outside.values():
+        found = found + terms[0]
+    for terms in run.inside.values():
+        found = found + (sample.weight[:, None] * terms).sum((0, 2))
+    return found
 
 
 def _apart(problem: RowDensities, sample: _Sample) -> _Run:

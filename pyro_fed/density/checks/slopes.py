@@ -21,27 +21,34 @@ STEPS = (1e-4, 3e-5)
 AGREE, WRONG = 1e-3, 1e-2
 
 
-def check_slope(total: Callable[[Tensor], Tensor], slope: Tensor, at: Tensor, sites: Mapping[str, Site]) -> None:
+def beside(at: Tensor) -> Tensor:
+    """The points (M, D) at which `check_slope` takes the density around one, (D,)."""
+    return _along(at, _direction(at))
+
+
+def check_slope(
+    values: Tensor, slope: Tensor, at: Tensor, total: Callable[[Tensor], Tensor], sites: Mapping[str, Site]
+) -> None:
     """Refuse a model whose gradient is not its density's.
 
     Args:
-        total: log densities (M,) at points (M, D), in float64.
+        values: (M,) log densities at the points `beside` this one, in float64.
         slope: (D,) the gradient at `at`.
         at: (D,).
+        total: log densities (M,) at points (M, D): it is asked where the gradient is wrong, for the latents' names.
         sites: latent sites of the flat vector.
 
     Raises:
         ModelError: names the latents.
     """
-    generator = torch.Generator().manual_seed(4)
-    direction = torch.randn(len(at), generator=generator, dtype=torch.float64)
-    if not _differs(total, slope, at, direction):
+    direction = _direction(at)
+    if not _differs(values, slope, direction):
         return
     odd = []
     for name, site in sites.items():
         own = torch.zeros_like(direction)
         own[site.start : site.start + site.size] = direction[site.start : site.start + site.size]
-        if _differs(total, slope, at, own):
+        if _differs(total(_along(at, own)), slope, own):
             odd.append(name)
     raise ModelError(
         f"the gradient of the model's log density in {listed(map(repr, odd or sites))} is not that of its values: "
@@ -51,9 +58,15 @@ def check_slope(total: Callable[[Tensor], Tensor], slope: Tensor, at: Tensor, si
     )
 
 
-def _differs(total: Callable[[Tensor], Tensor], slope: Tensor, at: Tensor, direction: Tensor) -> bool:
-    points = torch.stack([at + sign * step * direction for step in STEPS for sign in (1, -1)])
-    values = total(points)
+def _direction(at: Tensor) -> Tensor:
+    return torch.randn(len(at), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def _along(at: Tensor, direction: Tensor) -> Tensor:
+    return torch.stack([at + sign * step * direction for step in STEPS for sign in (1, -1)])
+
+
+def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
     first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
     wrong = (first - slope @ direction).abs() > WRONG * size

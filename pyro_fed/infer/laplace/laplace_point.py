@@ -64,10 +64,10 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     mass = value - metric.log_det() / 2
     if bool(shared["back"]):  # to stay
         direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
-    elif bool(decrement > SADDLE) and (lost := _lost(shared, mass)):
+    elif bool(decrement > SADDLE) and (turned_to := _way_back(shared, mass)) is not None:
         return {
             **shared,
-            "point": shared[lost],
+            "point": turned_to,
             "direction": torch.zeros_like(point),
             "back": torch.ones_like(shared["back"]),
         }
@@ -90,11 +90,11 @@ def arrived(shared: State, messages: State, value: Tensor, min_curvature: float)
     }
 
 
-def _lost(shared: State, mass: Tensor) -> str:
-    """Under which name the point is to which a climb comes back that has so little mass; "" where it goes on."""
+def _way_back(shared: State, mass: Tensor) -> Tensor | None:
+    """The point to which a climb comes back that has so little mass, (D,); None where it goes on."""
     if bool((shared["fruitless"] >= POINTS) & (mass < shared["rough_mass"] - LOST_ROUGHLY)):
-        return "rough_point"
-    return "best_point" if bool(mass < shared["most_mass"] - LOST_MASS) else ""
+        return shared["rough_point"]
+    return shared["best_point"] if bool(mass < shared["most_mass"] - LOST_MASS) else None
 
 
 def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
