@@ -1,4 +1,4 @@
-"""A SuperLink and two SuperNodes on loopback, as an app from `pyro-fed flower new` runs in earnest."""
+"""A SuperLink and two SuperNodes on loopback, and an app of `pyro-fed flower new` that runs on them."""
 
 import os
 import signal
@@ -9,20 +9,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import pytest
-from arviz_results import groups_of
 from click.testing import CliRunner
-from late import late
 
-import pyro_fed as pf
 from pyro_fed.cli.main import main
-from pyro_fed.recipes import library, recipe
-from pyro_fed.recipes.experiment import build_federation
-
-az = late("arviz")
-
-pytestmark = [pytest.mark.flower, pytest.mark.xdist_group("flower")]
 
 #: Two exchanges suffice: the model is conjugate, and nothing is run first.
 RECIPE = """
@@ -81,14 +70,13 @@ def sent(process, kind):
 
 
 @contextmanager
-def deployment(folder, clients):
-    """A SuperLink with nodes; yields the environment that `flwr` needs to reach it."""
+def deployment(folder, env, clients):
+    """A SuperLink with nodes, which `flwr` reaches in this environment."""
     port, home = free_port(), folder / "home"
     home.mkdir()
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
     node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
     commands = {"link": [*link, "--disable-runtime-dependency-installation"]} | {
@@ -100,7 +88,7 @@ def deployment(folder, clients):
         for name, command in commands.items():  # nodes try again until the link is there
             processes.append(start(command, env, folder / f"{name}.log"))
         wait_for(port)
-        yield env
+        yield
     finally:
         end(processes)
 
@@ -115,28 +103,27 @@ def wait_for(port, seconds=60):
         time.sleep(0.2)
 
 
-def test_a_deployment_gives_the_sequential_answer(tmp_path):
-    chosen, out = tmp_path / "from_prior.toml", tmp_path / "posterior.nc"
+def prepared(folder):
+    """What runs the app, in any thread; it returns the recipe, the result's path, and what was said."""
+    chosen, out, app = folder / "from_prior.toml", folder / "posterior.nc", folder / "regression-app"
     chosen.write_text(RECIPE)
-    app = tmp_path / "regression-app"
     made = CliRunner().invoke(
         main, ["flower", "new", str(app), "--model", "linear_regression", "--recipe", str(chosen)]
     )
     assert made.exit_code == 0, made.output
-    with deployment(tmp_path, 2) as env:
-        ran = subprocess.run(
-            ["flwr", "run", str(app), "here", "--stream", "--run-config", f'out="{out}" timeout=120.0 audit=false'],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-    logs = "".join(path.read_text()[-3000:] for path in tmp_path.glob("*.log"))
-    assert out.exists(), ran.stdout[-3000:] + ran.stderr[-3000:] + logs
-    idata = az.from_netcdf(str(out))
-    fed, _ = build_federation(library.load_model("linear_regression"), 2, "iid", 0)
-    algorithm, same = recipe.load(chosen).build(), {"executor": "sequential", "compile": "trace"}
-    here = pf.run(algorithm, fed, num_rounds=2, progress=False, audit=False, **same)
-    assert np.array_equal(idata.posterior["w"].values, here.posterior["w"].values)
-    assert idata.federation["participated"].values.all()
-    assert not {"observed_data", "constant_data", "log_likelihood"} & groups_of(idata)
+    env = {**os.environ, **OFFLINE, "FLWR_HOME": str(folder / "home"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    settings = f'out="{out}" timeout=120.0 audit=false'
+
+    def ran():
+        with deployment(folder, env, 2):
+            done = subprocess.run(
+                ["flwr", "run", str(app), "here", "--stream", "--run-config", settings],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
+        logs = "".join(path.read_text()[-3000:] for path in folder.glob("*.log"))
+        return chosen, out, done.stdout[-3000:] + done.stderr[-3000:] + logs
+
+    return ran
