@@ -1,6 +1,5 @@
 """A limit of time: what is returned is what the whole rounds before it gave, wherever in a round it was reached."""
 
-import os
 import signal
 import warnings
 from collections import defaultdict
@@ -167,16 +166,20 @@ def test_a_limit_ends_where_it_began():
     tick()
 
 
-def test_sigterm_is_taken_for_ctrl_c_once():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.fixture
+def sigterm_by_default():
+    """As a fresh process has it: Flower and Ray, of tests before in this process, leave handlers of their own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def test_sigterm_is_taken_for_ctrl_c_once(sigterm_by_default):
     with terminated_as_interrupted():
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # in this thread: before the next line
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     signal.signal(signal.SIGTERM, own := lambda *_: None)
-    try:
-        with terminated_as_interrupted():
-            assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with terminated_as_interrupted():
+        assert signal.getsignal(signal.SIGTERM) is own
