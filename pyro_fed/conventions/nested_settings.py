@@ -184,6 +184,21 @@ def given(settings: Any) -> frozenset[str]:
     return frozenset(changed(settings)) if names >= fields else names
 
 
+def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
+    """The settings with other defaults: what a user has written stays.
+
+    Where that changes nothing it is the same object, by which a run knows its phases.
+
+    Args:
+        settings: an instance of a class that `explains_unknown` decorates.
+        defaults: values by name.
+    """
+    own = given(settings)
+    other = {name: value for name, value in defaults.items() if name not in own and getattr(settings, name) != value}
+    return dataclasses.replace(settings, **other) if other else settings  # type: ignore[type-var]  # a dataclass
+
+
+
 class _Place(NamedTuple):
     """Where a setting stands: in a setting of the owner, in a class of nested settings, under a name there."""
 

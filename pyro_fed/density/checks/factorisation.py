@@ -180,14 +180,10 @@ def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor,
     return grad(total, has_aux=True)(z)
 
 
-def _weight_of_each(sample: _Sample) -> Tensor:
-    """(n,) weights of the rows, as the pairs have them."""
-    return sample.weight.new_zeros(len(sample.at)).index_add(0, sample.pairs.flatten(), sample.weight.flatten())
-
-
 def _together(problem: RowDensities, sample: _Sample) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
-    pairs, each = sample.pairs, _weight_of_each(sample)
+    pairs, weight = sample.pairs, sample.weight
+    each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())  # (n,)
 
     def at_point(z: Tensor, local: Tensor) -> Any:
         return _run(problem, z, sample.all_together, local, each, 1.0)

@@ -23,13 +23,13 @@ clients to visit: rounds for the same number of effective draws fall with them, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyro_fed.algorithm.capabilities import FitsSize
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.conventions.nested_settings import explains_unknown, given, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
@@ -146,12 +146,7 @@ class FSGLD(ReplayedVisits, FitsSize):
 
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: a few chains, longer visits by minibatches, and an end."""
-        if not is_large(problem):
-            return self
-        own = given(self)
-        large = OF_LARGE_MODELS.items()
-        fewer = {name: value for name, value in large if name not in own and getattr(self, name) != value}
-        return replace(self, **fewer) if fewer else self
+        return with_defaults(self, OF_LARGE_MODELS) if is_large(problem) else self
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""

@@ -72,7 +72,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
-from pyro_fed.conventions.nested_settings import explains_unknown, given, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
@@ -209,12 +209,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
 
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: fewer particles and steps, and minibatches."""
-        if not is_large(problem):
-            return self
-        own = given(self)
-        large = self.of_large_models.items()
-        fewer: dict[str, Any] = {k: value for k, value in large if k not in own and getattr(self, k) != value}
-        return replace(self, **fewer) if fewer else self
+        return with_defaults(self, self.of_large_models) if is_large(problem) else self
 
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""

@@ -61,3 +61,34 @@ def test_a_mode_that_the_climb_reaches_is_kept():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pf.run(pf.FedLaplace(), fed, **QUIET)
+
+
+FIVE = torch.arange(5).repeat_interleave(4)
+
+
+def groups(group, y):
+    """Centred: as tau goes to zero the effects may go to mu, and the density goes to infinity as tau⁻⁴."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfNormal(2.0))
+    with pyro.plate("groups", 5):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(theta[group], 1.0), obs=y)
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=["single", "double"])
+def nearly_equal(request):
+    """Group means that are nearly equal; in single precision a climb into the spike overflows."""
+    effects = torch.tensor([0.6, 1.4, 1.0, 1.5, 0.7])[FIVE]
+    noise = torch.randn(20, generator=torch.Generator().manual_seed(12))
+    args = FIVE, (effects + noise).to(request.param)
+    return pf.Federation(groups, args, plate="data", num_clients=5, dtype=request.param)
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), [(pf.FedEP(), None), (pf.P2PVI(), pf.graph.complete(5))])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # no Gaussian has the shape of a funnel, and the runs say so
+def test_what_starts_there_has_an_answer(nearly_equal, algorithm, graph):
+    idata = pf.run(algorithm, nearly_equal, graph=graph, progress=False, log_likelihood=False)
+    assert idata.attrs["doubts"]
+    assert -5 < float(np.log(idata["posterior"]["tau"].values).mean()) < 2
+    assert abs(float(idata["posterior"]["mu"].mean()) - 1.04) < 1.5
