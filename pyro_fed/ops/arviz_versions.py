@@ -10,7 +10,9 @@ have. ArviZ takes seconds to import, and clients can do without: it is imported 
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Whether the installed ArviZ is 1.x.
 NEW = int(version("arviz").split(".")[0]) >= 1
+#: The arviz-stats from which on a standard error divides by one row less.
+UNBIASED = (1, 3, 2)
 #: The probability of the intervals in tables, and the names of their ends: those of ArviZ 0.23.
 INTERVAL, ENDS = 0.94, ("hdi_3%", "hdi_97%")
 #: Columns of a table, in this order.
@@ -100,6 +104,18 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     return smooth, float(k) if math.isfinite(k) else math.inf
 
 
+def elpd_se(variance: float, rows: int) -> float:
+    """The standard error of a sum over rows, as the installed ArviZ has it.
+
+    Args:
+        variance: of the rows' own numbers, their squares divided by the number of rows.
+        rows: how many.
+    """
+    number = tuple(map(int, re.findall(r"\d+", version("arviz-stats"))[:3])) if NEW else (0,)
+    divisor = rows - 1 if number >= UNBIASED else rows
+    return rows * math.sqrt(variance / divisor) if divisor else 0.0
+
+
 def elpd_data(found: Mapping[str, Any]) -> Any:
     """An ELPDData, as `loo` and `compare` of the installed ArviZ make and take it.
 
@@ -111,14 +127,17 @@ def elpd_data(found: Mapping[str, Any]) -> Any:
         from arviz.stats.stats_utils import ELPDData
 
         return ELPDData(data=list(found.values()), index=list(found))
-    import arviz
+    from arviz_stats import utils
 
     kind = next(iter(found)).removeprefix("elpd_")
     names = {"elpd": f"elpd_{kind}", "p": f"p_{kind}", "elpd_i": f"{kind}_i"}
     same = ("se", "n_samples", "n_data_points", "scale", "warning", "good_k", "pareto_k")
     fields = {name: found.get(names.get(name, name)) for name in (*names, *same)}
-    new_class: Any = arviz.ELPDData  # type: ignore[attr-defined,unused-ignore]
-    data = new_class(kind=kind, **fields)
+    # From arviz-stats 1.3.3 on there is a class for each kind that it knows, before it one with the kind as a field.
+    new_class: Any = getattr(utils, f"ELPDData{kind.upper()}", utils.ELPDData)
+    if "kind" in inspect.signature(new_class).parameters:
+        fields["kind"] = kind
+    data = new_class(**fields)
     for name in found.keys() - {*names.values(), *same}:
         setattr(data, name, found[name])
     return data

@@ -26,7 +26,7 @@ FIRST, LAST = 11, 20
 #: Seconds that one step may take: installing takes longest.
 LIMIT = 1800
 #: What is run of the tests: every algorithm on small federations, and what ArviZ makes of results.
-TESTS = ("tests/algorithm/test_contract_draws.py", "tests/results/test_to_arviz.py", "tests/conventions")
+TESTS = ("tests/algorithm/test_contract_draws.py", "tests/results", "tests/conventions")
 SHELL = "run", "logistic_regression", "fedep", "--clients", "3", "--rounds", "3", "--out", "result.nc"
 #: What takes long is left out; so are, with torch 2.6, draws that begin at starting points: its `multinomial` without
 #: replacement takes others. What the oldest packages say of the newest ones below them is theirs, not an error of ours.

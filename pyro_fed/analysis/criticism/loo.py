@@ -17,7 +17,7 @@ from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import QuorumError, SettingError
-from pyro_fed.ops.arviz_versions import elpd_data, ess, group_of
+from pyro_fed.ops.arviz_versions import elpd_data, elpd_se, ess, group_of
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import resolve
@@ -192,7 +192,7 @@ class _Answers:
         warning = total["bad"] + total["very_bad"] > 0 if kind == "loo" else total["varied"] > 0
         found: dict[str, Any] = {
             f"elpd_{kind}": value,
-            "se": (rows * variance) ** 0.5,
+            "se": elpd_se(variance, rows),
             f"p_{kind}": effective,
             "n_samples": self.draws,
             "n_data_points": rows,
