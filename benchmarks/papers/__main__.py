@@ -60,6 +60,7 @@ ITEMS = {
     "dsvgd_figure_14": logistic("14", 3, *SEEDS),
     "dsvgd_figure_15": logistic("15", 5, *SEEDS),
     "dsvgd_figure_6": Item("dsvgd", "Fig. 6, 17", "bnn_regression_rmse", minutes=15, needs_data=True),
+    "dsvgd_figure_7": Item("dsvgd", "Fig. 7, 18", "bnn_accuracy_by_round", minutes=6),
     "dsvgd_figure_8": Item("dsvgd", "Fig. 8, 19, 20", "calibration_digits", minutes=10),
     "selection_figures_2_to_5": Item("selection", "Fig. 2 to 5", "client_selection", minutes=20),
     "fedep_table_4": Item("fedep", "Table 4", "table4", minutes=2),

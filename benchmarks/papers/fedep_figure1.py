@@ -9,6 +9,7 @@ their diagonal approximations has the mean of their product.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import matplotlib
 
@@ -36,7 +37,8 @@ def ellipse(axes: Axes, mean: Tensor, covariance: Tensor, **style: object) -> No
 
 
 def main() -> None:
-    target = sys.argv[1] if len(sys.argv) > 1 else "fedep_figure1.png"
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "fedep_figure1.png")
+    target.parent.mkdir(parents=True, exist_ok=True)
     fed = pf.Federation(
         model,
         (COVARIANCES, MEANS),

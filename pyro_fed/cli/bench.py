@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -42,16 +43,16 @@ def _parts(text: str | None) -> list[str]:
     show_default=True,
     help="Cells, the page benchmark.html and its figures, benchmark.json; cells that are there are not run again.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes, one thread each.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes, one thread each; default 1, with --quick 2.")
 @options.seed
-@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 30.")
+@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 20.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Begin no cell after so many; 0 writes the page alone.")
 @click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code in place of running them.")
 @options.as_json
 @options.quiet
 def bench(
     quick: bool, cases: str | None, partitions: str | None, algorithms: str | None, adapters: tuple[Path, ...],
-    posteriordb: Path | None, out: Path, jobs: int, seed: int, limit: float | None, minutes: float | None,
+    posteriordb: Path | None, out: Path, jobs: int | None, seed: int, limit: float | None, minutes: float | None,
     any_version: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run posteriors with known answers, split over clients, by any algorithm.
@@ -78,7 +79,7 @@ def bench(
         adapters=adapters,
         posteriordb=posteriordb,
         quick=quick,
-        jobs=jobs,
+        jobs=jobs or (min(2, os.cpu_count() or 1) if quick else 1),
         seed=seed,
         limit=limit,
         minutes=minutes,

@@ -118,3 +118,25 @@ def buffer_score_ratio(
     difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
     # Chosen, not multiplied: an unused slot may hold anything, NaN included.
     return torch.where(mask[:, None, None], difference, 0.0).sum(0)
+
+
+def kde_draws(centres: Tensor, num_draws: int, bandwidth: float, generator: torch.Generator) -> Tensor:
+    """Draws of the density itself, stratified: every centre has as many as the others, to within one.
+
+    Args:
+        centres: (N, D).
+        num_draws: S.
+        bandwidth: standard deviation of each Gaussian kernel.
+        generator: of the noise, and of the centres that have one more.
+
+    Returns:
+        (S, D).
+
+    Example:
+        >>> kde_draws(torch.zeros(1, 2), 1000, 0.55, torch.Generator().manual_seed(0)).std()  # 0.55
+    """
+    count = len(centres)
+    extra = torch.randperm(count, generator=generator)[: num_draws % count]
+    chosen = torch.cat([torch.arange(count).repeat(num_draws // count), extra])
+    noise = torch.randn(num_draws, centres.shape[1], generator=generator, dtype=torch.float64)
+    return centres[chosen.to(centres.device)] + bandwidth * noise.to(centres)

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.ops.kde import effective_neighbours, kde_score
+from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
 from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 
 #: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
@@ -73,16 +73,25 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     Args:
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
     """
 
     fewest_particles: ClassVar[int] = 1
 
     kde_bandwidth: float = 0.55
     kde_floor: float = 1e-9
+    draws: Literal["particles", "kde"] = "particles"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "kde_bandwidth")
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The particles, (1, N, D), or so many draws of the KDE, (1, S, D), each particle's as often as the others'."""
+        if self.draws == "particles":
+            return super().sample(shared, num_draws, generator)
+        return kde_draws(shared["particles"], num_draws, self.kde_bandwidth, generator)[None]
 
     def default_rounds(self, num_clients: int) -> int:
         """Two passes over the clients, and at least 20 rounds."""
@@ -234,6 +243,8 @@ class PaperDSVGD(SiteParticles):
             D passes over the kernel a step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
         distill_steps: L', SVGD steps that distil the site.
 
     Raises:

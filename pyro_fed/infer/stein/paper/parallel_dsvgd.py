@@ -55,6 +55,8 @@ class PaperParallelDSVGD(PaperDSVGD, ServerWork):
         entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
         distill_steps: L', SVGD steps that distil the site.
         server_steps: L_s, SVGD steps at the server.
         share: of the clients that work in a round by default, at random; at least one client does.

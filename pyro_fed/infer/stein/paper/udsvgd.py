@@ -49,6 +49,8 @@ class UDSVGD(SiteParticles):
             D passes over the kernel a step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
