@@ -25,6 +25,8 @@ from benchmarks.helpers.p2p_digits import PUBLISHED, digits, final_accuracy, jit
 
 #: By N: N_0, local updates a round, and how often each agent around the centre works.
 SETTINGS = {25: (5, 20, 120), 100: (10, 40, 60)}
+#: The same with the paper's rows, Table II: u and B (an epoch of 2,307 rows, two of 594), and 1,000 rounds.
+AS_PUBLISHED = {25: (47, 50, 200), 100: (120, 10, 100)}
 
 
 def run(
@@ -35,13 +37,16 @@ def run(
     found = {}
     for around in sizes:
         group, steps, usual = SETTINGS[around]
-        visits = visits or usual
+        batch_size = 10
+        if rows is not None:
+            steps, batch_size, usual = AS_PUBLISHED[around]
+        worked = visits or usual
         train = images if rows is None else jittered(images, rows * (around + 1))
         fed = pf.Federation(model, train, plate="data", num_clients=around + 1)
-        algorithm = {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=10)}
+        algorithm = {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=batch_size)}
         graphs = {
-            "rotating": (pf.graph.rotating_stars(around, group), visits * around // group),
-            "fixed": (pf.graph.star(around + 1, 0.5), visits),
+            "rotating": (pf.graph.rotating_stars(around, group), worked * around // group),
+            "fixed": (pf.graph.star(around + 1, 0.5), worked),
         }
         for name, (graph, rounds) in graphs.items():
             by_agent = final_accuracy(algorithm, fed, graph, rounds, test)
