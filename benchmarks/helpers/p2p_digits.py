@@ -14,7 +14,7 @@ from torch.func import vmap
 import pyro_fed as pf
 from models import bnn_classification
 from pyro_fed.density.observations import observation
-from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 
 #: Section V-B's recipe in small: mean-field Gaussians, Bayes by backprop, one consensus step a round.
 PUBLISHED: dict[str, Any] = {
@@ -94,9 +94,23 @@ def run_accuracy(
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(pf.P2PVI):
-    """Keeps its final beliefs."""
+    """Keeps its final beliefs.
 
+    Args:
+        width: of the first beliefs' SDs, a share of the prior's.
+        kept: where the final means go.
+    """
+
+    width: float = 1.0
     kept: list[Any] = field(default_factory=list, compare=False)
+
+    def init(self, problem: Any, num_clients: int, generator: torch.Generator, start: Any) -> tuple[Any, Any]:
+        shared, local = super().init(problem, num_clients, generator, start)
+        if self.width == 1:
+            return shared, local
+        first = gaussian(shared)
+        narrow = type(first).from_moments(first.mean(), self.width**2 / first.precision)
+        return {**shared, **as_state(narrow)}, local
 
     def sample(self, shared: dict[str, Tensor], num_draws: int, generator: torch.Generator) -> Tensor:
         self.kept.append(gaussian(shared).mean())

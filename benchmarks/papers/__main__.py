@@ -74,7 +74,9 @@ ITEMS = {
     "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
     "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_star", minutes=0.6),
     "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_time_varying", ("25",), 1),
-    "p2p_figure_4_rows": Item("p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "25"), 5),
+    "p2p_figure_4_rows": Item(
+        "p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "--published", "25"), 5
+    ),
 }
 
 
