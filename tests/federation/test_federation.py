@@ -164,7 +164,7 @@ def test_summary_counts_rows_and_labels():
     ("likelihood", "columns"),
     [
         (lambda eta: dist.Poisson(eta.exp()), []),
-        (lambda eta: dist.ZeroInflatedPoisson(0.1, rate=eta.exp()), []),
+        (lambda eta: dist.ZeroInflatedPoisson(eta.exp(), gate=torch.tensor(0.1, dtype=eta.dtype)), []),
         (lambda eta: dist.Binomial(4, logits=eta).mask(torch.tensor(True)), []),
         (lambda eta: dist.Binomial(1, logits=eta), ["label 0", "label 1"]),
         (lambda eta: dist.Bernoulli(logits=eta), ["label 0", "label 1"]),
