@@ -31,8 +31,7 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
     click.echo(
         f"Written to {written}. Flower runs a copy of it from another folder: a file that load_data() or load_rows "
         "reads needs its whole path.\n"
-        f"Try a simulation, in which load_rows in {written}/{written.name.replace('-', '_')}/client_app.py deals out what "
-        "the model's load_data() reads:\n"
+        "Try a simulation, in which load_rows in its client_app.py deals out what the model's load_data() reads:\n"
         f"  flwr run {written} --stream --federation-config 'num-supernodes={clients}'\n"
         "Then replace load_rows by what reads a client's own rows."
     )

@@ -43,7 +43,15 @@ from pyro_fed.federation.groups.naming import (
 )
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
-from pyro_fed.federation.labels import client_table, counted, discrete_labels, entry_labels, label_coords, no_counts, row_labels
+from pyro_fed.federation.labels import (
+    client_table,
+    counted,
+    discrete_labels,
+    entry_labels,
+    label_coords,
+    no_counts,
+    row_labels,
+)
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import Shard, choose_shards
@@ -485,8 +493,8 @@ class Federation:
         """A table of the clients: rows, share of all rows, and how often each label occurs.
 
         A label is one of a few whole numbers in the last argument with one number a row, unless the model takes it for
-        a count. Where the partitioned plate is one of groups, its column says how many of them a client has, and `rows` are
-        those nested in them.
+        a count. Where the partitioned plate is one of groups, its column says how many of them a client has, and
+        `rows` are those nested in them.
 
         Returns:
             one row a client.

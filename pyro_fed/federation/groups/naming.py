@@ -157,7 +157,11 @@ def without_rows(arguments: Arguments, clients: Sequence[Tensor], names: Sequenc
 
 
 def grouped_table(
-    arguments: Arguments, plate: str, client_groups: Sequence[Tensor], names: Sequence[str], counted: Sequence[np.ndarray]
+    arguments: Arguments,
+    plate: str,
+    client_groups: Sequence[Tensor],
+    names: Sequence[str],
+    counted: Sequence[np.ndarray],
 ) -> pd.DataFrame:
     """A row a client: its groups, the rows nested in them, their share of all, and how often each label occurs.
 
