@@ -17,6 +17,16 @@ UNCONSTRAINED = " (unconstrained)"
 LOOKED_AT = 32
 
 
+def quoted(label: str) -> str:
+    """A number's name in a sentence: 'tau', 'tau' (unconstrained).
+
+    Args:
+        label: one of `Quantities.labels`.
+    """
+    name = label.removesuffix(UNCONSTRAINED)
+    return f"'{name}'{label[len(name) :]}"
+
+
 @dataclass(frozen=True)
 class Quantities:
     """F numbers of a draw: the D of the flat vector, then the values of the sites whose own scale is another one.

@@ -153,7 +153,7 @@ class Problem:
             return site.name
         places = np.unravel_index(number, site.shape)
         named = self.labels.get(site.name, (None,) * len(places))
-        along = (place if names is None else names[place] for names, place in zip(named, places, strict=True))
+        along = (place if names is None else names[int(place)] for names, place in zip(named, places, strict=True))
         return f"{site.name}[{', '.join(map(str, along))}]"
 
     @property
@@ -209,7 +209,7 @@ class Problem:
             local: (m, local_dim) unconstrained latents of the rows; zero by default.
             options: as for `execute`.
         """
-        with self._written((z, *rows)):
+        with self._written((z, *rows, local)):
             return self.execute(self.from_vector(z, rows, local), rows, **options)
 
     def _written(self, mapped: Iterable[Any]) -> AbstractContextManager[Any]:
