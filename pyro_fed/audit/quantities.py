@@ -11,8 +11,20 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 
+#: Behind the name of what is not on its own scale.
+UNCONSTRAINED = " (unconstrained)"
 #: Draws at which scales, and what varies, are told.
 LOOKED_AT = 32
+
+
+def quoted(label: str) -> str:
+    """A number's name in a sentence: 'tau', 'tau' (unconstrained).
+
+    Args:
+        label: one of `Quantities.labels`.
+    """
+    name = label.removesuffix(UNCONSTRAINED)
+    return f"'{name}'{label[len(name) :]}"
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,9 @@ class Quantities:
             rounding = torch.finfo(value.dtype).eps ** 0.5 * value.abs().amax(0)
             varies = value.amax(0) - value.amin(0) > rounding
             varying.append(varies)
-            labels[part] = [f"{label} (unconstrained)" for label in labels[part]]
             size = value.shape[1]
-            named = [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+            named = [problem.entry_of(site, i) for i in range(size)]
+            labels[part] = [f"{label}{UNCONSTRAINED}" for label in labels[part]]
             moving = list(range(problem.dim)[part]) if size == site.size else [site.start] * size
             labels += [label for label, kept in zip(named, varies, strict=True) if kept]
             along += [entry for entry, kept in zip(moving, varies, strict=True) if kept]

@@ -13,6 +13,7 @@ import numpy as np
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.motion import PLAIN, Moments, wrong
+from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
@@ -39,8 +40,7 @@ def stillness(evidence: Evidence) -> list[str]:
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    label, *scale = evidence.quantities.labels[number].split(" ", 1)
-    name = " ".join([f"'{label}'", *scale])
+    name = quoted(evidence.quantities.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
     return [f"these draws are not the posterior's: short exact chains that begin at them {said}. {cure(evidence)}"]
 
@@ -91,9 +91,8 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
     error = measured["mean_error"][number]
     sd = f"its SD is {1 / ratio[number]:.2f} times the posterior's"
     off = f"its mean is {abs(error):.2f} SDs off" if what == 0 else sd
-    label, *scale = str(measured["parameter"][number]).split(" ", 1)
     return [
         f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but near them: "
-        f"{' '.join([repr(label), *scale])}, {off}, by short exact chains. "
+        f"{quoted(str(measured['parameter'][number]))}, {off}, by short exact chains. "
         "The group 'audit' has all of them"
     ]

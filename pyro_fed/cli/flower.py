@@ -29,7 +29,9 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
 
     written = write_app(folder, model, recipe_name, clients)
     click.echo(
-        f"Written to {written}. load_rows in its client_app.py deals out what the model's load_data() reads: replace "
-        f"it by what reads a client's own rows. Try a simulation: flwr run {written} --stream --federation-config "
-        f"'num-supernodes={clients}'"
+        f"Written to {written}. Flower runs a copy of it from another folder: a file that load_data() or load_rows "
+        "reads needs its whole path.\n"
+        "Try a simulation, in which load_rows in its client_app.py deals out what the model's load_data() reads:\n"
+        f"  flwr run {written} --stream --federation-config 'num-supernodes={clients}'\n"
+        "Then replace load_rows by what reads a client's own rows."
     )

@@ -13,11 +13,12 @@ Latent sites inside the plate ("local") are no part of the vector: each row's ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +55,7 @@ class Problem:
         writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
         progress: whether a long local step shows a progress bar of its own.
         device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
+        labels: of a site, what its entries along each dimension are called; None where they have numbers alone.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -70,6 +72,7 @@ class Problem:
     writes: bool = False
     progress: bool = False
     device: torch.device = CPU
+    labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -127,13 +130,31 @@ class Problem:
         return next(site for site in self.sites.values() if site.start <= number < site.start + site.size)
 
     def name_of(self, number: int) -> str:
-        """The site that an entry of the flat vector belongs to, with the entry's number where it has several.
+        """What an entry of the flat vector is called: `tau`, `beta[age]`, `L[2, 0]`, as in ArviZ's tables.
+
+        A site whose unconstrained value has another shape (a simplex, a Cholesky factor) has its entries numbered.
 
         Args:
             number: 0..D-1.
         """
         site = self.site_of(number)
+        if site.unconstrained_shape == site.shape:
+            return self.entry_of(site, number - site.start)
         return site.name if site.size == 1 else f"{site.name}[{number - site.start}]"
+
+    def entry_of(self, site: Site, number: int) -> str:
+        """What an entry of a site's value is called, see `name_of`.
+
+        Args:
+            site: one of `sites`.
+            number: of the entry, row by row.
+        """
+        if not site.shape:
+            return site.name
+        places = np.unravel_index(number, site.shape)
+        named = self.labels.get(site.name, (None,) * len(places))
+        along = (place if names is None else names[int(place)] for names, place in zip(named, places, strict=True))
+        return f"{site.name}[{', '.join(map(str, along))}]"
 
     @property
     def local_dim(self) -> int:
@@ -188,7 +209,7 @@ class Problem:
             local: (m, local_dim) unconstrained latents of the rows; zero by default.
             options: as for `execute`.
         """
-        with self._written((z, *rows)):
+        with self._written((z, *rows, local)):
             return self.execute(self.from_vector(z, rows, local), rows, **options)
 
     def _written(self, mapped: Iterable[Any]) -> AbstractContextManager[Any]:

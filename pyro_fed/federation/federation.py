@@ -43,7 +43,15 @@ from pyro_fed.federation.groups.naming import (
 )
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
-from pyro_fed.federation.labels import client_table, discrete_labels, label_coords, row_labels
+from pyro_fed.federation.labels import (
+    client_table,
+    counted,
+    discrete_labels,
+    entry_labels,
+    label_coords,
+    no_counts,
+    row_labels,
+)
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import Shard, choose_shards
@@ -279,6 +287,7 @@ class Federation:
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.coords)
+        self.problem = replace(self.problem, labels=entry_labels(self.problem, self.dims, self.coords))
         empty = without_rows(arguments, clients, self.client_names)
         if empty:
             warnings.warn(
@@ -483,8 +492,9 @@ class Federation:
     def summary(self) -> pd.DataFrame:
         """A table of the clients: rows, share of all rows, and how often each label occurs.
 
-        Where the partitioned plate is one of groups, its column says how many of them a client has, and `rows` are
-        those nested in them.
+        A label is one of a few whole numbers in the last argument with one number a row, unless the model takes it for
+        a count. Where the partitioned plate is one of groups, its column says how many of them a client has, and
+        `rows` are those nested in them.
 
         Returns:
             one row a client.
@@ -497,9 +507,10 @@ class Federation:
             1        100    0.5       75       25
         """
         arguments = self.problem.arguments
+        counts = counted(self.problem) if self.holds_data else []
         if arguments.nested_by_name:
-            return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names)
-        return client_table(self.client_rows, self.client_names, discrete_labels(arguments))
+            return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names, counts)
+        return client_table(self.client_rows, self.client_names, no_counts(discrete_labels(arguments), counts))
 
     def __repr__(self) -> str:
         arguments = self.problem.arguments

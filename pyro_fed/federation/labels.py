@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_fed.density.checks.lookups import Lookups
+from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.trace_sites import innermost
 
 #: Whole numbers with more different values than this are no labels.
 MAX_LABELS = 20
@@ -44,6 +48,30 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
     return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
 
 
+def counted(problem: Problem) -> list[np.ndarray]:
+    """The observed values that have the distribution of a count, in the original order of rows.
+
+    Args:
+        problem: the model's densities, with its rows.
+    """
+    nodes = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace.nodes
+    return [nodes[name]["value"].cpu().numpy() for name in problem.layout.observed if _counts(nodes[name]["fn"])]
+
+
+def _counts(fn: Any) -> bool:
+    """Whether values are 0, 1, 2, ... without a name of their own, as categories have."""
+    fn = innermost(fn)
+    trials = fn.total_count if isinstance(fn, torch.distributions.Binomial) else None
+    endless = getattr(fn, "support", None) is constraints.nonnegative_integer
+    return endless or (trials is not None and bool((trials > 1).any()))
+
+
+def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Labels (N,), or None where they are one of the counts."""
+    same = (labels is not None and one.shape == labels.shape and np.array_equal(one, labels) for one in counts)
+    return None if any(same) else labels
+
+
 def label_coords(problem: Problem, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Labels of text and categories as coordinates of the dimensions that are looked up by their codes.
 
@@ -68,6 +96,24 @@ def label_coords(problem: Problem, coords: Mapping[str, Any]) -> dict[str, list[
             dim = sites[site].dims[axis] if site in sites else None
             if dim in free:
                 found.setdefault(dim, list(labels))
+    return found
+
+
+def entry_labels(
+    problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Sequence[Any] | None, ...]]:
+    """What entries along each dimension of the latent sites are called; None where they have numbers alone.
+
+    Args:
+        problem: the model's densities.
+        dims: the user's names of dimensions.
+        coords: labels along them.
+    """
+    found = {}
+    for name, site in {**problem.layout.latents, **problem.layout.local}.items():
+        along = tuple(coords.get(dim) for dim in name_dims(site.dims, dims.get(name, ())))
+        if any(labels is not None for labels in along):
+            found[name] = along
     return found
 
 

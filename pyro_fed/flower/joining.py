@@ -204,7 +204,8 @@ def description_in(answer: Message | str) -> Description | str:
     if isinstance(answer, str):
         return f"did not describe itself: it {answer}"
     if answer.has_error():
-        return f"could not describe itself: {answer.error.reason!s:.300}"
+        lines = str(answer.error.reason).strip().splitlines() or ["no reason given"]
+        return f"could not describe itself: {lines[-1].strip():.500}"  # a simulation's reason is a whole traceback
     try:
         return Description.from_record(record_of(answer.content, SETTINGS))
     except ProtocolError as error:

@@ -28,7 +28,9 @@ version = "1.0.0"
 description = {description}
 license = "Apache-2.0"
 requires-python = ">=3.11"
-dependencies = ["pyro_fed[flower]>={version}"]
+# Of the model alone: Flower fetches what stands here from a package index before each run, unless it is told not to.
+# pyro_fed[flower]>={version} is to be installed where the app runs.
+dependencies = []
 
 [tool.hatch.build.targets.wheel]
 packages = [{package}]

@@ -47,6 +47,25 @@ def test_a_site_taken_out_leaves_the_posterior_of_the_others(algorithm):
     assert found["shift"].to_pandas().shape == (4, 3)
 
 
+def test_parameters_are_called_by_their_labels():
+    """As in ArviZ's tables; a scale's name and a spread of labels over two dimensions too."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(2, 2), 1.0).to_event(2))
+        s = pyro.sample("s", dist.HalfNormal(x.new_ones(())))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, s).to_event(1), obs=y)
+
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x + torch.randn(40, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = {"dims": {"w": ["covariate", "outcome"]}, "coords": {"covariate": ["age at entry", "sex"]}}
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=2, **labels)
+    idata = pf.run(pf.FedEP(), fed, **QUIET | {"audit": True})
+    expected = ["w[age at entry, 0]", "w[age at entry, 1]", "w[sex, 0]", "w[sex, 1]", "s"]
+    assert pf.influence(idata)["parameter"].values.tolist() == expected
+    assert [label for label in idata["audit"]["parameter"].values if "unconstrained" not in label] == expected
+
+
 def test_disagreement_is_in_sds_of_chance():
     """A client whose mean is d SDs of the difference off, in one direction, disagrees by d."""
     from pyro_fed.audit.clients.influence import by_sites

@@ -15,7 +15,7 @@ from pyro_fed.recipes import library
 
 az = late("arviz")
 QUIET = {"progress": False, "audit": False}
-MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "linear_regression")
+MODELS = ("conjugate", "hierarchical_logistic", "eight_schools", "radon", "linear_regression", "negative_binomial")
 
 
 @functools.cache
@@ -68,10 +68,14 @@ def test_arviz_compares_them():
         np.testing.assert_allclose(ours[column].astype(float), theirs[column].astype(float), atol=1e-5)
 
 
-def test_wherever_the_work_is_done():
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the posteriors
+@pytest.mark.parametrize("name", MODELS[1:])
+def test_client_by_client(name):
     """Workers are asked in `runtime/executors/test_ray.py`."""
-    fed, idata = fitted("conjugate")
-    assert pf.loo(idata, fed, executor="sequential").elpd_loo == pf.loo(idata, fed).elpd_loo
+    fed, idata = fitted(name)
+    found, expected = pf.loo(idata, fed, executor="sequential"), az.loo(idata)
+    for field in ("elpd_loo", "se", "p_loo"):
+        assert found[field] == pytest.approx(expected[field], abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run

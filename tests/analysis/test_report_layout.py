@@ -1,6 +1,9 @@
 """The page of a comparison as a browser gets it, read as HTML: it fetches nothing, figures fit, tables are sorted."""
 
+import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -17,6 +20,28 @@ style = late("pyro_fed.analysis.plots.style")
 VOID = {"meta", "br", "img", "link", "input"}
 #: A phone's width in pixels, less the page's margins.
 PHONE = 360
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (390, 768, 1280)
+#: A page in a frame of each width, which says as its own text what it has found.
+FRAMES = """<!DOCTYPE html><meta charset="utf-8"><title>frames</title><body><script>
+const page = %s, widths = %s, found = [];
+for (const width of widths) {
+  const frame = document.createElement("iframe");
+  frame.style.cssText = `width: ${width}px; height: 900px; border: 0`;
+  frame.addEventListener("load", () => {
+    const inside = frame.contentDocument, table = inside.querySelector("table.sortable"), view = frame.contentWindow;
+    const column = () => [...table.tBodies[0].rows].map((row) => Number(row.cells[1].dataset.value));
+    const button = table.tHead.rows[0].cells[1].querySelector("button");
+    button.click(); const up = column(); button.click(); const down = column();
+    const cut = [...inside.querySelectorAll("body *")].filter((one) => !one.closest(".scroll, svg, details:not([open])")
+      && one.getBoundingClientRect().right > view.innerWidth + 1).map((one) => one.tagName);
+    const fetched = view.performance.getEntriesByType("resource").map((one) => one.name);
+    found.push({width: view.innerWidth, across: inside.documentElement.scrollWidth, cut, fetched, up, down});
+    if (found.length === widths.length) document.body.textContent = JSON.stringify(found);
+  });
+  frame.srcdoc = page; document.body.append(frame);
+}
+</script>"""
 
 
 class Page(HTMLParser):
@@ -126,3 +151,18 @@ def test_lines_have_three_to_one():
         dark = style.DARK[light]
         assert contrast(light, style.PAPER) >= 3 and contrast(light, style.REFERENCE) >= 3
         assert contrast(dark, style.DARK_PAPER) >= 3 and contrast(dark, style.DARK[style.REFERENCE]) >= 3
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_shows_it_whole_and_sorts_it(text, tmp_path):
+    page = json.dumps(text).replace("</", "<\\/")
+    (tmp_path / "frames.html").write_text(FRAMES % (page, list(WIDTHS)), encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frames.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = json.loads(re.search(r"<body>(.*)</body>", shown, re.DOTALL).group(1))
+    assert sorted(one["width"] for one in found) == list(WIDTHS)
+    for one in found:
+        assert one["across"] <= one["width"] and not one["cut"] and not one["fetched"]
+        numbers = [[x for x in one[way] if x is not None] for way in ("up", "down")]
+        assert len(numbers[0]) >= 2 and numbers[0] == sorted(numbers[0]) and numbers[1] == sorted(numbers[1])[::-1]

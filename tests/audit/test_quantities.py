@@ -22,9 +22,9 @@ def test_constants_of_a_transform_are_not_judged():
     z = torch.randn(100, problem.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     quantities = Quantities.of(problem, z)
     assert [label for label in quantities.labels if "unconstrained" not in label] == [
-        *("factor[2]", "factor[3]", "scales[0]", "scales[1]")
+        *("factor[1, 0]", "factor[1, 1]", "scales[0]", "scales[1]")
     ]
     values = quantities(z)
     assert values.shape == (100, len(quantities.labels)) == (100, len(quantities.along))
-    r = values[:, quantities.labels.index("factor[2]")]
-    torch.testing.assert_close(values[:, quantities.labels.index("factor[3]")], (1 - r.square()).sqrt())
+    r = values[:, quantities.labels.index("factor[1, 0]")]
+    torch.testing.assert_close(values[:, quantities.labels.index("factor[1, 1]")], (1 - r.square()).sqrt())

@@ -88,3 +88,22 @@ def test_newtons_method_turns_back_where_there_is_no_density(correlation, execut
     found = pf.run(pf.FedLaplace(), fed, progress=False, executor=executor, num_draws=2000, compile="off", audit=False)
     sd = found.posterior["r"].values.std()
     assert abs(float(found.posterior["r"].median()) - grid[log_density.argmax()]) < 0.2 * sd
+
+
+def test_a_mask_is_written_by_under_vmap():
+    """As torch's Multinomial writes zero over the logarithm of a probability that nothing was drawn from."""
+    from pyro_fed.density.running.torch_modes import Replacing
+
+    def log_prob(logits):
+        with Replacing():
+            return torch.distributions.Multinomial(5, logits=logits, validate_args=False).log_prob(counts)
+
+    counts = torch.tensor([[2.0, 0.0, 3.0], [1.0, 4.0, 0.0]], dtype=torch.float64)
+    logits = torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits[0, 0, 1] = -torch.inf
+    expected = torch.stack([torch.distributions.Multinomial(5, logits=one).log_prob(counts) for one in logits])
+    torch.testing.assert_close(torch.func.vmap(log_prob)(logits), expected, rtol=0, atol=0)
+    written = torch.arange(6.0).reshape(3, 2)
+    with Replacing():
+        written[written[:, 0] > 1] = 9.0
+    assert written.tolist() == [[0.0, 1.0], [9.0, 9.0], [9.0, 9.0]]

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from zoo_data import GROUP, N, X, Y
@@ -156,6 +158,28 @@ def test_summary_counts_rows_and_labels():
     assert table["label 1"].tolist() == [int(labels[rows].sum()) for rows in SPLIT]
     assert (table["label 0"] + table["label 1"]).tolist() == [4, 1, 8]
     assert list(pf.Federation(linear, (X, Y), plate="data", partition=parts).summary()) == ["rows", "share"]
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "columns"),
+    [
+        (lambda eta: dist.Poisson(eta.exp()), []),
+        (lambda eta: dist.ZeroInflatedPoisson(eta.exp(), gate=torch.tensor(0.1, dtype=eta.dtype)), []),
+        (lambda eta: dist.Binomial(4, logits=eta).mask(torch.tensor(True)), []),
+        (lambda eta: dist.Binomial(1, logits=eta), ["label 0", "label 1"]),
+        (lambda eta: dist.Bernoulli(logits=eta), ["label 0", "label 1"]),
+    ],
+    ids=["Poisson", "zero-inflated", "Binomial", "one trial", "Bernoulli"],
+)
+def test_counts_are_no_labels(likelihood, columns):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", likelihood(x[:, 0] * w), obs=y)
+
+    parts = pf.partition.Explicit(SPLIT)
+    fed = pf.Federation(model, (X, (Y > 0).double()), plate="data", partition=parts)
+    assert list(fed.summary()) == ["rows", "share", *columns]
 
 
 def test_the_labels_are_what_partitions_go_by():

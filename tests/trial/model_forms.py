@@ -352,6 +352,16 @@ def nested_rows(g, y):
         pyro.sample("y", dist.Normal(a[g], 1.0), obs=y)
 
 
+def ordinal_by_group(g, x, y):
+    w, s = weights(), pyro.sample("s", dist.HalfNormal(1.0))
+    ordered = [dist.transforms.OrderedTransform()]
+    cuts = pyro.sample("cuts", dist.TransformedDistribution(dist.Normal(torch.zeros(2), 1.0).to_event(1), ordered))
+    with pyro.plate("groups", J):
+        a = pyro.sample("a", dist.Normal(0.0, s))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.OrderedLogistic(a[g] + x @ w, cuts), obs=y)
+
+
 # -- mixtures and discrete latents ------------------------------------------------------------------------------
 def mixture_marginal(y):
     p = pyro.sample("p", dist.Dirichlet(torch.ones(2)))
@@ -628,6 +638,7 @@ MODELS = [
     _form(irt_2pl, ANSWERS, options={"plate": "persons"}),
     _form(irt_plates, ANSWERS, options={"plate": "persons"}),
     _form(nested_rows, G, Y, options={"plate": "groups", "rows": {"data": "g"}}),
+    _form(ordinal_by_group, G, X, K, options={"plate": "groups", "rows": {"data": "g"}}),
     _form(mixture_marginal, Y),
     _form(mixture_enumerated, Y),
     _form(dawid_skene, ANSWERS[:, :3]),

@@ -83,7 +83,7 @@ def _ranks(ax: Axes, values: np.ndarray) -> None:
     ax.axhline(1.0, color=REFERENCE_LINE, linewidth=1, linestyle="--")
     for i, chain in enumerate(ranks):
         count = np.histogram(chain, edges)[0] / (values.shape[1] / BINS)
-        ax.stairs(count, edges, color=COLORS[i % len(COLORS)], linewidth=1.3)
+        ax.stairs(count, edges, color=COLORS[i % len(COLORS)], linewidth=1.3, baseline=None)
     ax.set(xlabel="rank among all draws", ylim=(0, None))
     ax.set_ylabel("draws over expected", fontsize=8)
     tidy(ax)

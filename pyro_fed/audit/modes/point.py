@@ -18,6 +18,7 @@ from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, Mode, ascended, climbed
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.motion import DENSITIES, wrong
+from pyro_fed.audit.quantities import quoted
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
@@ -71,8 +72,7 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     if not bool(bad.any()):
         return [f"of draws around this point, with its curvature: {said}" for said in missed(around)]
     what, number = divmod(int((found.excess * bad).argmax()), len(away))
-    label, *scale = quantities.labels[number].split(" ", 1)
-    name = " ".join([repr(label), *scale])
+    name = quoted(quantities.labels[number])
     many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"
     ratio = float(found.log_sd[number].exp())
     said = (

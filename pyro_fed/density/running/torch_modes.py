@@ -140,10 +140,26 @@ def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = Non
     return products.movedim(-1, dim)
 
 
+def put(tensor: Tensor, index: Any, value: Any) -> None:
+    """`tensor[index] = value`; where the index is a mask and the value a number without indices, which `vmap` lacks.
+
+    Args:
+        tensor: what is written into.
+        index: of `[]`.
+        value: what is written.
+    """
+    mask = isinstance(index, Tensor) and index.dtype is torch.bool and isinstance(value, int | float)
+    if not mask or index.shape != tensor.shape[: index.dim()]:
+        tensor[index] = value
+        return
+    tensor.masked_fill_(index.reshape(index.shape + (1,) * (tensor.dim() - index.dim())), value)
+
+
 REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: factor_or_nan,
     torch.cumprod: prefix_products,
     Tensor.cumprod: prefix_products,
+    Tensor.__setitem__: put,
 }
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.leaves import Labels
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
-from pyro_fed.federation.labels import client_table, discrete
+from pyro_fed.federation.labels import client_table, discrete, no_counts
 from pyro_fed.federation.partition.base import Partition
 from pyro_fed.federation.partition.by_row import ByGroup
 from pyro_fed.federation.pooling import plate_sizes
@@ -157,7 +157,11 @@ def without_rows(arguments: Arguments, clients: Sequence[Tensor], names: Sequenc
 
 
 def grouped_table(
-    arguments: Arguments, plate: str, client_groups: Sequence[Tensor], names: Sequence[str]
+    arguments: Arguments,
+    plate: str,
+    client_groups: Sequence[Tensor],
+    names: Sequence[str],
+    counted: Sequence[np.ndarray],
 ) -> pd.DataFrame:
     """A row a client: its groups, the rows nested in them, their share of all, and how often each label occurs.
 
@@ -166,13 +170,14 @@ def grouped_table(
         plate: the partitioned one.
         client_groups: each client's groups, (N_k,).
         names: the clients'.
+        counted: what the model takes for counts, which are no labels.
     """
     nested = arguments.nested_plates
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
     first = nested[0]
     rows = [arguments.rows_of(first, groups) for groups in client_groups]
     one_a_row = [leaf for _, part, leaf in arguments.columns if part == first and leaf.dim() == 1]
-    table = client_table(rows, names, discrete(one_a_row[-1].cpu().numpy() if one_a_row else None))
+    table = client_table(rows, names, no_counts(discrete(one_a_row[-1].cpu().numpy() if one_a_row else None), counted))
     total = np.sum([counts[part] for part in nested], axis=0)
     table["rows"], table["share"] = total, total / total.sum()
     table.insert(0, plate, [len(groups) for groups in client_groups])
