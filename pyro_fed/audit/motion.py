@@ -152,15 +152,16 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 
 
 def told(found: Moments, aim: Limits) -> bool:
-    """Whether chains have told a finer aim from a miss: all within it by more than chance, or one plainly not.
+    """Whether chains need not go on for a finer aim: all seem to be within it, or one is plainly not.
+
+    Chains that went on until all are within it by more than chance would cost an easy posterior several times as much.
 
     Args:
         found: so far.
         aim: what an answer should keep to.
     """
     off, noise = found.against(aim)
-    plain = (off > 1) & (off > PLAIN * noise)
-    return bool(plain.any()) or bool((off + margin(len(found.mean)) * noise < 1).all())
+    return bool((off < 1).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
 
 
 def wrong(found: Moments) -> Tensor:
@@ -243,7 +244,7 @@ class Looks:
     Args:
         most: transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
-        aim: finer limits, on which chains that find nothing wrong go on until `MOST`; None: none.
+        aim: finer limits; chains that find nothing wrong, but an estimate beyond these, go on until `MOST`. None: none.
         until: transitions before the next look.
         suspected: whether the last look said wrong.
         over: whether it was the last.
