@@ -58,7 +58,8 @@ NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
 #: between two, at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
-#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit.
+#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit; and of a finer aim, that
+#: from which on chains go on for it.
 MIDDLE = 0.7
 #: Transitions at most where a result is undecided still, and some number farther off than `MIDDLE`.
 LONGEST = 48
@@ -152,7 +153,7 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 
 
 def told(found: Moments, aim: Limits) -> bool:
-    """Whether chains need not go on for a finer aim: all seem to be within it, or one is plainly not.
+    """Whether chains need not go on for a finer aim: all seem to be within `MIDDLE` of it, or one is plainly not.
 
     Chains that went on until all are within it by more than chance would cost an easy posterior several times as much.
 
@@ -161,7 +162,7 @@ def told(found: Moments, aim: Limits) -> bool:
         aim: what an answer should keep to.
     """
     off, noise = found.against(aim)
-    return bool((off < 1).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
+    return bool((off < MIDDLE).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
 
 
 def wrong(found: Moments) -> Tensor:
@@ -244,7 +245,7 @@ class Looks:
     Args:
         most: transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
-        aim: finer limits; chains that find nothing wrong, but an estimate beyond these, go on until `MOST`. None: none.
+        aim: finer limits; chains that find nothing wrong, but an estimate near these or beyond, go on until `MOST`. None: none.
         until: transitions before the next look.
         suspected: whether the last look said wrong.
         over: whether it was the last.

@@ -57,10 +57,11 @@ def test_what_stays_undecided_goes_on_if_it_looks_wrong(excess, until):
 
 
 @pytest.mark.parametrize(
-    ("excess", "noise", "until"), [(0.1, 0.05, LOOK), (0.35, 0.05, LOOK), (0.45, 0.2, MOST), (0.6, 0.05, FIRST)]
+    ("excess", "noise", "until"),
+    [(0.1, 0.05, LOOK), (0.25, 0.05, LOOK), (0.35, 0.05, MOST), (0.45, 0.2, MOST), (0.6, 0.05, FIRST)],
 )
 def test_what_seems_beyond_a_finer_aim_is_looked_at_until_it_is_told(excess, noise, until):
-    """0.1 SDs are 0.4 of what matters: within twice, perhaps beyond, plainly beyond."""
+    """0.1 SDs are 0.4 of what matters: within twice, perhaps beyond twice, plainly beyond."""
     assert looked((excess, noise), aim=Limits(0.1, 1.1))[-1] == until
     assert looked((excess, noise))[-1] <= FIRST
     assert looked((4.0, 0.2), aim=Limits(0.1, 1.1)) == looked((4.0, 0.2))
