@@ -245,7 +245,8 @@ class Looks:
     Args:
         most: transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
-        aim: finer limits; chains that find nothing wrong, but an estimate near these or beyond, go on until `MOST`. None: none.
+        aim: finer limits; chains that find nothing wrong, but an estimate near these or beyond, go on until `MOST`.
+            None: none.
         until: transitions before the next look.
         suspected: whether the last look said wrong.
         over: whether it was the last.

@@ -19,6 +19,10 @@ from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
 NEAR = 0.8
+#: Standard errors away from right from which on an error beyond a finer aim is likely. To look for a better answer asks
+#: for less than to call one wrong; what is less plain is mostly that few chains do not tell the SD of a long tail, and
+#: the next answer would be chosen by chance.
+LIKELY = 2.0
 
 
 def stillness(evidence: Evidence) -> list[str]:
@@ -88,21 +92,18 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """How far off the worst mean or SD is, in units of a finer aim; 0 where none is estimated to miss it.
-
-    Chance is left out of account: to look for a better answer costs some seconds, and asks for less than to call one
-    wrong.
+    """How far off the worst mean or SD is, in units of a finer aim; 0 where none is likely to miss it.
 
     Args:
         measured: figures of `Evidence.measured`.
         aim: what an answer should keep to.
     """
-    worst = float(_off(measured, aim).max())
+    worst = float(_off(measured, aim, LIKELY).max())
     return worst if worst > 1 else 0.0
 
 
 def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
-    """A mean or an SD that is within the limits, but estimated to miss a finer aim.
+    """A mean or an SD that is within the limits, but likely to miss a finer aim.
 
     Args:
         measured: figures of `Evidence.measured`, of a result without doubts.
@@ -115,7 +116,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         return []
     return [
         f"nothing that was tried is sure to be within {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
-        f"{_worst(measured, _off(measured, aim))}, by short exact chains. The group 'audit' has all of them"
+        f"{_worst(measured, _off(measured, aim, LIKELY))}, by short exact chains. The group 'audit' has all of them"
     ]
 
 
