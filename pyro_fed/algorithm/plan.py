@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyro_fed.algorithm.capabilities import OnGraph, run_as
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, Limits
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.errors import SettingError
@@ -48,6 +48,10 @@ class Plan(SettingsRepr, ABC):
             is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
+        aim_mean_error: where nothing speaks against the answer but, as the audit's chains estimate, a mean is off by
+            more than this many SDs,
+        aim_sd_factor: or an SD by more than this factor, further stages are tried for a better one,
+        refine: at most so many. 0: none.
     """
 
     max_rounds: int | None = None
@@ -56,14 +60,23 @@ class Plan(SettingsRepr, ABC):
     confirm: int = 2
     mean_error: float = MATTERS
     sd_factor: float = SD_MATTERS
+    aim_mean_error: float = 0.1
+    aim_sd_factor: float = 1.1
+    refine: int = 2
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)
-        check_at_least(self, 0, "confirm")
-        check_positive(self, "mean_error")
+        check_at_least(self, 0, "confirm", "refine")
+        check_positive(self, "mean_error", "aim_mean_error")
         check_positive(self, "max_seconds", allow_none=True)
-        if not self.sd_factor > 1:
-            raise SettingError(f"{type(self).__name__}: sd_factor must be above 1, received {self.sd_factor}")
+        for name in ("sd_factor", "aim_sd_factor"):
+            if not getattr(self, name) > 1:
+                raise SettingError(f"{type(self).__name__}: {name} must be above 1, received {getattr(self, name)}")
+
+    @property
+    def aim(self) -> Limits:
+        """What an answer should keep to; finer than what makes one wrong."""
+        return Limits(self.aim_mean_error, self.aim_sd_factor)
 
     @abstractmethod
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:

@@ -7,3 +7,6 @@ from .kept import audit_draws as audit_draws
 from .motion import Moments as Moments
 from .size import not_audited as not_audited
 from .stillness import close_call as close_call
+from .stillness import missed_aim as missed_aim
+from .stillness import off_aim as off_aim
+from .stillness import perhaps_wrong as perhaps_wrong

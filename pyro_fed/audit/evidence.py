@@ -16,6 +16,7 @@ from pyro_fed.audit.motion import Moments, moved
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
@@ -43,6 +44,7 @@ class Evidence:
         draws: (chain, draw, D), unconstrained.
         record: what happened.
         seed: the run's seed.
+        aim: finer limits than those of a wrong answer, which the chains should tell too; None: none.
     """
 
     algorithm: Algorithm
@@ -52,6 +54,7 @@ class Evidence:
     draws: Tensor
     record: Record
     seed: int
+    aim: Limits | None = None
 
     @cached_property
     def flat(self) -> Tensor:
@@ -91,7 +94,7 @@ class Evidence:
         if self.target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        return moved(self.target, self.quantities, self.flat, generator)
+        return moved(self.target, self.quantities, self.flat, generator, self.aim)
 
     @property
     def measured(self) -> dict[str, np.ndarray]:

@@ -44,7 +44,7 @@ from pyro_fed.audit.detour import Detour
 from pyro_fed.audit.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
@@ -58,7 +58,8 @@ NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
 #: between two, at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
-#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit.
+#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit; and of a finer aim, that
+#: from which on chains go on for it.
 MIDDLE = 0.7
 #: Transitions at most where a result is undecided still, and some number farther off than `MIDDLE`.
 LONGEST = 48
@@ -109,12 +110,22 @@ class Moments:
     @property
     def excess(self) -> Tensor:
         """(2, F) how far beyond what matters the means and SDs are, in units of it: 0 right, 1 at the limit."""
-        return torch.stack([self.mean.abs() / MATTERS, self.log_sd.abs() / math.log(SD_MATTERS)])
+        return self.against(WRONG)[0]
 
     @property
     def noise(self) -> Tensor:
         """(2, F) its standard errors."""
-        return torch.stack([self.mean_error / MATTERS, self.log_sd_error / math.log(SD_MATTERS)])
+        return self.against(WRONG)[1]
+
+    def against(self, limits: Limits) -> tuple[Tensor, Tensor]:
+        """How far off the means and SDs are (2, F), in units of other limits, and its standard errors.
+
+        Args:
+            limits: 0 is right, 1 at them.
+        """
+        units = limits.mean_error, math.log(limits.sd_factor)
+        off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
+        return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
 
     @property
     def stuck(self) -> bool:
@@ -141,6 +152,19 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
     return False if bool((found.excess + chance < within).all()) else None
 
 
+def told(found: Moments, aim: Limits) -> bool:
+    """Whether chains need not go on for a finer aim: all seem to be within `MIDDLE` of it, or one is plainly not.
+
+    Chains that went on until all are within it by more than chance would cost an easy posterior several times as much.
+
+    Args:
+        found: so far.
+        aim: what an answer should keep to.
+    """
+    off, noise = found.against(aim)
+    return bool((off < MIDDLE).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
+
+
 def wrong(found: Moments) -> Tensor:
     """Which means and SDs (2, F) are wrong, once there are no more transitions.
 
@@ -152,7 +176,9 @@ def wrong(found: Moments) -> Tensor:
     return (found.excess - beyond * found.noise > 1) | plain
 
 
-def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments:
+def moved(
+    target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator, aim: Limits | None = None
+) -> Moments:
     """The posterior's moments, from chains that begin at a result's draws.
 
     Args:
@@ -160,13 +186,14 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         quantities: the numbers whose moments are wanted.
         draws: (S, D), the model's coordinates.
         generator: source of randomness.
+        aim: finer limits than those of a wrong answer, which chains should tell too; None: none.
     """
     z = draws.double()
     afford = _affordable(target.problem)
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     at = _starts(len(z), wanted)
     tailed = bool((_kurtosis(z) > TAILED).any())
-    looks = Looks(most=max(afford // len(at), FIRST), tailed=tailed)
+    looks = Looks(most=max(afford // len(at), FIRST), tailed=tailed, aim=aim)
     white = target.white(z)[at]
     reported = quantities(z)
     centre, scale = reported.mean(0), reported.std(0)
@@ -190,11 +217,11 @@ def moved(target: Target, quantities: Quantities, draws: Tensor, generator: torc
         later = len(places) // 2
         values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
         found = moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:]))
-        told = _told(reported, values, target.problem.dim)
+        known = _told(reported, values, target.problem.dim)
         found = replace(
             found,
-            log_sd=found.log_sd * told,
-            log_sd_error=found.log_sd_error * told,
+            log_sd=found.log_sd * known,
+            log_sd_error=found.log_sd_error * known,
             accepted=chains.accepted,
             whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
         )
@@ -218,6 +245,8 @@ class Looks:
     Args:
         most: transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
+        aim: finer limits; chains that find nothing wrong, but an estimate near these or beyond, go on until `MOST`.
+            None: none.
         until: transitions before the next look.
         suspected: whether the last look said wrong.
         over: whether it was the last.
@@ -225,6 +254,7 @@ class Looks:
 
     most: int
     tailed: bool = True
+    aim: Limits | None = None
     until: int = EARLY
     suspected: bool = False
     over: bool = False
@@ -249,6 +279,8 @@ class Looks:
         self.suspected = verdict is True
         if again:
             self._next(self.until + AGAIN)
+        elif verdict is False and self.aim is not None and self.until < MOST and not told(found, self.aim):
+            self._next(FIRST if self.until < FIRST else self.until + MORE)
         elif verdict is not None:
             self.over = True
         elif self.until < MOST or bool((found.excess > MIDDLE).any()):

@@ -12,14 +12,18 @@ import numpy as np
 
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.motion import PLAIN, Moments, wrong
+from pyro_fed.audit.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.quantities import quoted
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
 NEAR = 0.8
+#: Standard errors away from right from which on an error beyond a finer aim is likely. To look for a better answer asks
+#: for less than to call one wrong; what is less plain is mostly that few chains do not tell the SD of a long tail, and
+#: the next answer would be chosen by chance.
+LIKELY = 2.0
 
 
 def stillness(evidence: Evidence) -> list[str]:
@@ -78,21 +82,89 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
     Returns:
         One sentence, or none.
     """
-    if not measured:
-        return []
-    ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
-    limits = np.array([[MATTERS], [np.log(SD_MATTERS)]])
-    excess = np.abs(np.stack([measured["mean_error"], np.log(ratio)])) / limits
-    noise = np.stack([measured["mean_error_se"], measured["sd_ratio_se"] / ratio]) / limits
-    plain = excess * (excess > PLAIN * noise)
+    plain = _off(measured, WRONG, PLAIN)
     if not plain.max() > NEAR:
         return []
-    what, number = divmod(int(plain.argmax()), excess.shape[1])
-    error = measured["mean_error"][number]
-    sd = f"its SD is {1 / ratio[number]:.2f} times the posterior's"
-    off = f"its mean is {abs(error):.2f} SDs off" if what == 0 else sd
     return [
         f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but near them: "
-        f"{quoted(str(measured['parameter'][number]))}, {off}, by short exact chains. "
-        "The group 'audit' has all of them"
+        f"{_worst(measured, plain)}, by short exact chains. The group 'audit' has all of them"
     ]
+
+
+def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
+    """How far off the worst mean or SD is, in units of a finer aim; 0 where none is likely to miss it.
+
+    Args:
+        measured: figures of `Evidence.measured`.
+        aim: what an answer should keep to.
+    """
+    worst = float(_off(measured, aim, LIKELY).max())
+    return worst if worst > 1 else 0.0
+
+
+def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
+    """A mean or an SD that is within the limits, but likely to miss a finer aim.
+
+    Args:
+        measured: figures of `Evidence.measured`, of a result without doubts.
+        aim: what it should have kept to.
+
+    Returns:
+        One sentence, or none.
+    """
+    if not off_aim(measured, aim):
+        return []
+    return [
+        f"nothing that was tried is sure to be within {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
+        f"{_worst(measured, _off(measured, aim, LIKELY))}, by short exact chains. The group 'audit' has all of them"
+    ]
+
+
+def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
+    """A mean or an SD that plainly misses a finer aim, and may, for all that chance allows, be beyond the limits too.
+
+    Args:
+        measured: figures of `Evidence.measured`, of a result without doubts.
+        aim: what it should have kept to.
+
+    Returns:
+        One sentence, or none.
+    """
+    missed = _off(measured, aim, PLAIN)
+    if not missed.max() > 1:
+        return []
+    most = _off(measured, WRONG) + margin(missed.shape[1]) * _noise(measured, WRONG)
+    missed = missed * (missed > 1) * (most > 1)
+    if not missed.any():
+        return []
+    return [
+        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and nothing that was "
+        f"tried is nearer: {_worst(measured, missed)}, by short exact chains. The group 'audit' has all of them"
+    ]
+
+
+def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0) -> np.ndarray:
+    """Means' and SDs' errors (2, F) in units of limits; 0 within so many standard errors, or of nothing measured."""
+    if not measured:
+        return np.zeros((2, 1))
+    ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
+    units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
+    off = np.abs(np.stack([measured["mean_error"], np.log(ratio)])) / units
+    return np.asarray(off * (off > errors * _noise(measured, limits)))
+
+
+def _noise(measured: Mapping[str, np.ndarray], limits: Limits) -> np.ndarray:
+    """Their standard errors (2, F), in the same units."""
+    ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
+    units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
+    return np.asarray(np.stack([measured["mean_error_se"], measured["sd_ratio_se"] / ratio]) / units)
+
+
+def _worst(measured: Mapping[str, np.ndarray], off: np.ndarray) -> str:
+    """The worst of some errors (2, F), as a clause."""
+    what, number = divmod(int(off.argmax()), off.shape[1])
+    if what == 0:
+        clause = f"its mean is {abs(measured['mean_error'][number]):.2f} SDs off"
+    else:
+        clause = f"its SD is {1 / max(measured['sd_ratio'][number], np.finfo(float).tiny):.2f} times the posterior's"
+    return f"{quoted(str(measured['parameter'][number]))}, {clause}"

@@ -1,4 +1,24 @@
 """When an answer is wrong: the same two numbers for every check, criterion and comparison."""
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
 #: A mean that is off by more than this many of the posterior's SDs matters, and an SD by more than this factor.
 MATTERS, SD_MATTERS = 0.25, 1.25
+
+
+class Limits(NamedTuple):
+    """How far off an answer may be.
+
+    Args:
+        mean_error: a mean, in the posterior's SDs.
+        sd_factor: an SD, as a factor above 1 either way.
+    """
+
+    mean_error: float = MATTERS
+    sd_factor: float = SD_MATTERS
+
+
+#: What is wrong beyond these is an error; a finer aim is a wish.
+WRONG = Limits()

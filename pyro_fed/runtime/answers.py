@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit import off_aim
 from pyro_fed.density.problem import Problem
 
 
@@ -112,7 +113,8 @@ class Choice:
     Args:
         answer: it.
         doubts: all that is left to doubt, one sentence each.
-        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it.
+        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it; and
+            it keeps to the plan's aim, or enough was tried for one that does.
     """
 
     answer: Answer
@@ -123,10 +125,11 @@ class Choice:
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
     """The best of some answers.
 
-    One with fewer doubts goes before one with more, then one with which another agrees, then draws before particles,
-    which have a spacing, then the later one, whose algorithm assumes less. It is settled where it has no doubts and
-    either was the first of the plan, or another answer agrees with it and none without doubts contradicts it. A doubted
-    answer agrees also where the audit's chains, which began at its draws, came to this one.
+    One with fewer doubts goes before one with more, then one that keeps to the plan's aim, or is nearer to it, then one
+    with which another agrees, then draws before particles, which have a spacing, then the later one, whose algorithm
+    assumes less. It is settled where it has no doubts, keeps to the aim and either was the first of the plan, or
+    another answer agrees with it and none without doubts contradicts it. An answer that is doubted, or misses the aim,
+    agrees also where the audit's chains, which began at its draws, came to this one.
 
     Args:
         plan: what is being tried.
@@ -149,20 +152,30 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
             if other is not one
         )
 
-    def rank(one: Answer) -> tuple[int, bool, bool, int]:
-        return -len(one.doubts), confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
+    off = {one.number: off_aim(one.measured, plan.aim) for one in answers}
+
+    def rank(one: Answer) -> tuple[int, float, bool, bool, int]:
+        ordered = confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
+        return -len(one.doubts), -off[one.number], *ordered
+
+    def explained(one: Answer) -> bool:
+        """Whether its chains, as they found it off the aim, came to the best answer."""
+        came = one.corrected if off[one.number] else None
+        return came is not None and not disagreement(plan, problem, best, one, came)
 
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]
     against = [
         f"{best.name} and {one.name} disagree: {clause}"
         for one in others
-        if not one.doubts and (clause := apart[best.number, one.number])
+        if not one.doubts and not explained(one) and (clause := apart[best.number, one.number])
     ]
+    undoubted = [one.number for one in answers if not one.doubts]
+    aimed = not off[best.number] or (bool(undoubted) and tried >= plan.refine + 1 + min(undoubted))
     if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
         doubts = best.doubts + against
-        return Choice(best, doubts, settled=not doubts)
+        return Choice(best, doubts, settled=not doubts and aimed)
     names = ", ".join(one.name for one in others)
     why = f"{names} differ from it, and were doubted themselves" if names else "there is none"
-    enough = tried >= plan.confirm + 1 + min(one.number for one in answers if not one.doubts)
-    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough)
+    enough = tried >= plan.confirm + 1 + min(undoubted)
+    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough and aimed)

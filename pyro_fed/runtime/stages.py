@@ -12,6 +12,7 @@ from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage, chain_of
 from pyro_fed.algorithm.record import BySums
+from pyro_fed.audit import perhaps_wrong
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -66,7 +67,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
             the first one's error. SettingError where the budget is too small for one round.
     """
     record, budget, problem = finish.context.record, finish.context.budget, finish.context.problem
-    trial = _Trial(finish)
+    trial = _Trial(replace(finish, aim=plan.aim))
     choice: Choice | None = None
     for number, stage in enumerate(stages):
         trial.run(number, stage)
@@ -210,10 +211,11 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
     record.notes += record.failed()
-    record.doubts, record.measured = choice.doubts, answer.measured
+    record.measured = answer.measured
+    record.doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
     record.sites, record.sites_of, record.stands_apart = answer.sites, answer.sites_of, answer.stands_apart
     record.by_sums, record.audited = answer.by_sums, answer.audited
-    last = replace(finish, algorithm=answer.stage.algorithm)
+    last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
     last.weigh(answer.draws)
     say(record.said())
     trial.steps[answer.number].chosen = True

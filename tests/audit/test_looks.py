@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyro_fed.audit.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.infer.langevin.langevin import r_hat_limit
 
 
@@ -15,9 +16,9 @@ def seen(excess, noise):
     return Moments(torch.tensor([0.25 * excess]), torch.tensor([0.25 * noise]), zero, zero + 1e-3)
 
 
-def looked(*found, long=False, most=1000, tailed=True):
+def looked(*found, long=False, most=1000, tailed=True, aim=None):
     """At which transitions there were looks, each with the next of the findings, the last again and again."""
-    looks, at = Looks(most=most, tailed=tailed), []
+    looks, at = Looks(most=most, tailed=tailed, aim=aim), []
     while not looks.over:
         at.append(looks.until)
         looks.take(seen(*found[min(len(at), len(found)) - 1]), long)
@@ -53,6 +54,17 @@ def test_long_tails_are_not_judged_at_the_first_look():
 @pytest.mark.parametrize(("excess", "until"), [(0.9, LONGEST), (0.7, MOST)])
 def test_what_stays_undecided_goes_on_if_it_looks_wrong(excess, until):
     assert looked((excess, 0.5))[-1] == until
+
+
+@pytest.mark.parametrize(
+    ("excess", "noise", "until"),
+    [(0.1, 0.05, LOOK), (0.25, 0.05, LOOK), (0.35, 0.05, MOST), (0.45, 0.2, MOST), (0.6, 0.05, FIRST)],
+)
+def test_what_seems_beyond_a_finer_aim_is_looked_at_until_it_is_told(excess, noise, until):
+    """0.1 SDs are 0.4 of what matters: within twice, perhaps beyond twice, plainly beyond."""
+    assert looked((excess, noise), aim=Limits(0.1, 1.1))[-1] == until
+    assert looked((excess, noise))[-1] <= FIRST
+    assert looked((4.0, 0.2), aim=Limits(0.1, 1.1)) == looked((4.0, 0.2))
 
 
 def test_no_more_is_looked_than_can_be_afforded():

@@ -4,13 +4,15 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.stillness import stillness
+from pyro_fed.audit.stillness import missed_aim, off_aim, perhaps_wrong, stillness
+from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
 CORRELATION = 0.9
@@ -186,3 +188,25 @@ def test_a_mode_that_is_off_is_said_by_the_run_and_the_expected_newton_step_is_n
         judged = pf.run(pf.FedEP(), fed, progress=False)
     alone = pf.run(pf.FedEP(), fed, progress=False, audit=False)
     assert (judged.posterior["s"].values == alone.posterior["s"].values).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "off", "perhaps"),
+    [
+        (1.05, 0.02, 0.0, False),  # within the aim
+        (1.12, 0.02, 1.19, False),  # off it, and surely within the limits
+        (1.22, 0.03, 2.09, True),  # plainly off, and the limit, 1.25, is within chance
+        (1.15, 0.15, 0.0, False),  # chance may be all of it
+    ],
+)
+def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio, error, off, perhaps):
+    ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
+    found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
+    aim = Limits(0.1, 1.1)
+    assert off_aim(found, aim) == pytest.approx(off, abs=0.01)
+    assert bool(perhaps_wrong(found, aim)) == perhaps
+    assert [f"'b', its SD is {1 / ratio:.2f} times" in said for said in missed_aim(found, aim)] == [True] * bool(off)
+
+
+def test_of_nothing_measured_nothing_is_off():
+    assert off_aim({}, Limits(0.1, 1.1)) == 0.0 and not perhaps_wrong({}, Limits(0.1, 1.1))

@@ -52,9 +52,9 @@ class Diverging(pf.FedLaplace):
         return {name: value * torch.nan for name, value in message.items()}, local, info
 
 
-def tried(*stages, federation=None, **settings):
+def tried(*stages, federation=None, audit=False, **settings):
     """The result of a plan of these stages, and its steps."""
-    options = QUIET
+    options = {**QUIET, "audit": audit}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         idata = pf.run(Listed(tried=stages, **settings), federation or unequal_lines(), **options)
@@ -119,6 +119,36 @@ def test_two_answers_without_doubts_that_disagree_are_told():
 
     idata, _ = tried(Doubtful(wrong_by=9.0), Wrong(wrong_by=3.0), pf.FedLaplace())
     assert "FedLaplace and Wrong(wrong_by=3.0) disagree: its mean of 'w' is 3" in idata.attrs["doubts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrow(pf.FedEP):
+    """FedEP whose draws are too narrow, within the limits of what is wrong."""
+
+    def sample(self, shared, num_draws, generator):
+        draws = super().sample(shared, num_draws, generator)
+        return draws.mean(1, keepdim=True) + 0.87 * (draws - draws.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [({}, "FedEP"), ({"refine": 0}, "Narrow"), ({"aim_sd_factor": 1.24}, "Narrow"), ({"aim_mean_error": 9.0}, "FedEP")],
+)
+def test_an_answer_off_the_aim_is_followed_by_one_that_keeps_to_it(settings, chosen):
+    idata, steps = tried(Narrow(), pf.FedEP(), pf.FedLaplace(), audit=True, **settings)
+    assert (idata.attrs["chosen"], idata.attrs["doubts"]) == (chosen, "")
+    assert len(steps) == (2 if chosen == "FedEP" else 1)
+
+
+def test_of_two_that_miss_the_aim_the_nearer_one_is_given():
+    @dataclass(frozen=True, kw_only=True)
+    class Narrower(Narrow):
+        def sample(self, shared, num_draws, generator):
+            draws = super().sample(shared, num_draws, generator)
+            return draws.mean(1, keepdim=True) + 0.96 * (draws - draws.mean(1, keepdim=True))
+
+    idata, _ = tried(Narrow(), Narrower(), confirm=0, audit=True)
+    assert idata.attrs["chosen"] == "Narrow"
 
 
 @pytest.mark.parametrize("wrong_by", [4.0, 0.0])
@@ -277,7 +307,13 @@ def test_what_belongs_to_one_algorithm_is_refused(options, told):
         pf.run(pf.Auto(), unequal_lines(), **QUIET, **options)
 
 
-@pytest.mark.parametrize("settings", [{"max_rounds": 0}, {"max_bytes": -1}, {"mean_error": 0.0}, {"sd_factor": 1.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"max_rounds": 0}, {"max_bytes": -1}, {"mean_error": 0.0}, {"sd_factor": 1.0}),
+        *({"aim_mean_error": 0.0}, {"aim_sd_factor": 1.0}, {"refine": -1}),
+    ],
+)
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(pf.SettingError, match=next(iter(settings))):
         pf.Auto(**settings)

@@ -106,6 +106,46 @@ def jumps():
     return singles(x, 1 + 0.5 * x + rng.laplace(size=15))
 
 
+def bioassay(x, y):
+    """Fourteen doses, one animal each: a slope whose tail is long on one side."""
+    a = pyro.sample("a", dist.Normal(0.0, 5.0))
+    b = pyro.sample("b", dist.Normal(0.0, 5.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=a + b * x), obs=y)
+
+
+def doses():
+    x = np.linspace(-1.5, 1.5, 14)
+    return singles(x, np.random.default_rng(9101).random(14) < 1 / (1 + np.exp(-(0.5 + 1.5 * x))))
+
+
+def excess_zeros(y):
+    """Counts with more zeros than a Poisson has, perhaps: the share of them may be next to none."""
+    p = pyro.sample("p", dist.Beta(1.0, 1.0))
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.ZeroInflatedPoisson(rate, gate=p), obs=y)
+
+
+def visits():
+    rng = np.random.default_rng(9108)
+    return singles(rng.poisson(1.6, 20) * (rng.random(20) < 0.6))
+
+
+def rise_and_fall(x, y):
+    """Counts with a peak: a Poisson regression with a square."""
+    a = pyro.sample("a", dist.Normal(0.0, 3.0))
+    b = pyro.sample("b", dist.Normal(0.0, 3.0))
+    c = pyro.sample("c", dist.Normal(0.0, 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((a + b * x + c * x.square()).exp()), obs=y)
+
+
+def catches():
+    x = np.linspace(-1.5, 1.5, 12)
+    return singles(x, np.random.default_rng(9118).poisson(np.exp(0.5 + 0.6 * x - 0.8 * x**2)))
+
+
 def groups(group, y):
     """Five groups of four, centred: in double precision a climb goes deep into the neck, in single it overflows."""
     mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
@@ -215,6 +255,33 @@ EVERYDAY = (
     ),
     Posterior("extremes", "skewed", extremes, maxima, Grid({"loc": (-15, 20), "s": (-3, 5)}), clients=3),
     Posterior("absolute", "jump", absolute, jumps, Grid({"a": (-5, 7), "b": (-6, 7), "s": (-3, 3)}), clients=5),
+    Posterior(
+        "bioassay",
+        "skewed",
+        bioassay,
+        doses,
+        Grid({"a": (-8, 12), "b": (-6, 22)}),
+        clients=4,
+        partition=by_last,
+    ),
+    Posterior(
+        "excess_zeros",
+        "skewed",
+        excess_zeros,
+        visits,
+        Grid({"p": (-14, 6), "rate": (-6, 4)}),
+        clients=4,
+        partition=by_last,
+    ),
+    Posterior(
+        "rise_and_fall",
+        "skewed",
+        rise_and_fall,
+        catches,
+        Grid({"a": (-3, 3), "b": (-3, 5), "c": (-8, 2)}),
+        clients=4,
+        partition=by_last,
+    ),
     Posterior("five_groups", "funnel", groups, five_groups, Nested(groups_moments), clients=5, partition=by_group),
     Posterior("walk", "funnel", walk, six_days, Nested(walk_moments), clients=3, partition=by_group),
 )

@@ -17,11 +17,12 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence, asked, close_call, not_audited
+from pyro_fed.audit import Evidence, asked, close_call, missed_aim, not_audited
 from pyro_fed.audit import audit as audited
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -48,6 +49,7 @@ class Finish:
         log_likelihood: whether to compute the pointwise log-likelihood.
         collect_local: whether to collect the rows' latents.
         audit: whether to judge the result by the model's densities.
+        aim: finer limits than those of a wrong answer, which the audit should tell too; None: none.
     """
 
     algorithm: Algorithm
@@ -56,6 +58,7 @@ class Finish:
     log_likelihood: bool
     collect_local: bool
     audit: bool
+    aim: Limits | None = None
 
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; what speaks against it is said."""
@@ -193,7 +196,7 @@ class Finish:
         elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows
             record.audited = True
             evidence = Evidence(
-                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
+                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed, self.aim
             )
             record.doubts += audited(evidence)
             record.measured = evidence.measured
@@ -210,7 +213,7 @@ class Finish:
             return
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
         if not record.doubts:
-            record.notes += close_call(record.measured)
+            record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
