@@ -75,6 +75,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     ep, pvi = run_as(pf.FedEP(), fed.problem), run_as(pf.PVI(), fed.problem)
     assert ep == pf.FedEP(client=pf.tilted.IVON(), start="fedavg")
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
+    assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20

@@ -62,7 +62,7 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.large import fitted, large_objections, mean_growth, network_warnings
+from pyro_fed.infer.ep.large import ROUNDS, fitted, large_objections, mean_growth, network_warnings
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.site_updates import (
@@ -140,7 +140,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
@@ -284,8 +284,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return cast(TiltedInference, self.client)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50; with an inference that has no randomness it stops when q does not move any more."""
-        return 50 if self.deterministic else 20
+        """At most 50, where it stops when q does not move any more; 40 of "ivon", 20 of what is random otherwise."""
+        if self.deterministic:
+            return 50
+        return ROUNDS if isinstance(self.inference, IVON) else 20
 
     @property
     def deterministic(self) -> bool:

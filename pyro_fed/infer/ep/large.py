@@ -24,6 +24,8 @@ from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Rounds of "ivon" by default: SDs begin narrow and widen over many; more of them gain little on networks.
+ROUNDS = 40
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
 #: Mean change of a log SD in a round from which on they have not settled.
