@@ -74,7 +74,7 @@ pf.plot_partition(fed)
 
 # %% [markdown]
 # `FedAvg` averages weights. `FedEP` has a Gaussian over them: every clinic refines its own factor of it by gradients on
-# minibatches, beginning where twenty rounds of averaging end (its default on
+# minibatches, beginning where forty rounds of averaging end (its default on
 # [large models](../networks.md)). The third result needs all images at one place: Pyro's own SVI, with a Gaussian of
 # the same kind.
 

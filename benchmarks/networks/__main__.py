@@ -8,8 +8,9 @@
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
 clients (Dirichlet 0.5 by label), one thread. Each row is a whole run with its draws and log-likelihoods, in seconds of
 the processor and as a ratio to FedAvg's 50 rounds with its default settings in the same process; compiling is among
-them. ECE: expected calibration error of the predictive probabilities. Several seeds: mean ± standard error over seeds,
-each with a split, a partition and a run of its own.
+them. ECE: expected calibration error of the predictive probabilities. The peak is the most memory that the process had
+meanwhile, with torch, Pyro and what the rows before have left compiled (Linux alone). Several seeds: mean ± standard
+error over seeds, each with a split, a partition and a run of its own.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.networks.cost import cell
+from benchmarks.networks.cost import cell, forget_peak, resident
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 CLIENTS, TEST_ROWS, AVERAGING_ROUNDS = 10, 360, 50
+TITLES = (
+    "parameters", "algorithm", "accuracy", "log density", "ECE", "entropy away", "seconds", "× FedAvg", "MB a client",
+    "peak GB",
+)  # fmt: skip
 #: Pyro's own SVI on all rows, with a guide that is FedEP's family: where the Gaussians go.
 POOLED = "pooled SVI"
 
@@ -127,17 +132,19 @@ def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[fl
 
 def table(sizes: list[int], seeds: int, names: list[str], data: str = "digits") -> None:
     """One row an algorithm and size."""
-    print("| parameters | algorithm | accuracy | log density | ECE | entropy away | seconds | × FedAvg | MB a client |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| {' | '.join(TITLES)} |\n{'| --- ' * len(TITLES)}|")
     for hidden in sizes:
         base = 0.0
         for name in dict.fromkeys(["FedAvg", *names]):
+            forget_peak()
             figures = np.array([measured(name, hidden, seed, data) for seed in range(seeds)])
+            peak = resident("VmHWM") / 1e9
             mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
             base = mean[3] if name == "FedAvg" else base
             shown = [f"{mean[at]:.3f}" + (f" ± {error[at]:.3f}" if seeds > 1 else "") for at in (0, 1, 2, 5)]
             size = federation(hidden, 0, data)[0].problem.dim
-            cells = [f"{size:,}", f"`{name}`", *shown, f"{mean[3]:.1f}", f"{mean[3] / base:.2f}", f"{mean[4]:.2f}"]
+            costs = [f"{mean[3]:.1f}", f"{mean[3] / base:.2f}", f"{mean[4]:.2f}", f"{peak:.2f}"]
+            cells = [f"{size:,}", f"`{name}`", *shown, *costs]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 

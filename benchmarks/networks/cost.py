@@ -53,7 +53,7 @@ def one(name: str, hidden: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     fed, _ = federation(hidden, 0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of what was before is none of the run's
+    forget_peak()
     before = resident("VmRSS")
     algorithm, options = SHORTENED[name](is_large(fed.problem))
     with quiet():
@@ -75,6 +75,11 @@ def one(name: str, hidden: int) -> dict[str, float]:
         "megabytes": (peak - before) / 1e6,
         "vectors": (peak - before) / (8 * parameters(hidden)),
     }
+
+
+def forget_peak() -> None:
+    """Have "VmHWM" count from here: the peak of what was before is none of the run's."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident(which: str) -> int:

@@ -19,7 +19,7 @@ from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points
 from pyro_fed.infer.sites import derivatives
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
-from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
+from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
@@ -75,6 +75,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     ep, pvi = run_as(pf.FedEP(), fed.problem), run_as(pf.PVI(), fed.problem)
     assert ep == pf.FedEP(client=pf.tilted.IVON(), start="fedavg")
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
+    assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
@@ -123,6 +124,29 @@ def test_given_are_the_settings_that_were_written():
 def test_importance_weights_are_refused_with_the_reason(fed):
     with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,060 parameters"):
         run_as(pf.FedAIS(), fed.problem)
+
+
+@pytest.mark.parametrize("prior", [dist.Normal(1.0, 2.0), dist.StudentT(5.0, 0.0, 2.0)])
+def test_few_points_serve_gaussian_priors_and_no_others(prior):
+    """The change of the prior's site is that at all points; eight of them know a Gaussian's, but not a Student's t."""
+
+    def model(x):
+        w = pyro.sample("w", prior.expand([x.shape[1]]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=x[:, 0])
+
+    problem = pf.Federation(model, (torch.randn(9, 3, dtype=torch.float64),), plate="data", num_clients=3).problem
+    algorithm = pf.FedEP(client="ivon", covariance="diag", start="prior")
+    generator = torch.Generator().manual_seed(0)
+    shared, _ = algorithm.init(problem, 3, generator, None)
+    shared["eta"] = shared["eta"] + 0.3
+    q = batched(gaussian(shared))
+    moments = algorithm.derivatives(problem).of_prior(problem, algorithm.points(q))
+    wanted = unbatched(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
+    found = gaussian(algorithm.prepare(problem, shared), "prior_delta_")
+    torch.testing.assert_close(found.precision, wanted.precision, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.eta, wanted.eta, rtol=0, atol=1e-9)
+    assert isinstance(prior, dist.Normal) == bool((wanted.eta.abs() < 1e-9).all())
 
 
 # -- points, draws and costs ------------------------------------------------------------------------------------

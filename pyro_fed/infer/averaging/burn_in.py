@@ -41,7 +41,8 @@ class BurnIn(FedAvg):
         >>> pf.run(pf.FedEP(start="fedavg"), fed)
     """
 
-    rounds: int = 20
+    rounds: int = 40
+    step_size: float = 0.03
     second_moment: float = 0.99
     eps: float = 1e-8
     batch_size: int | None = 32

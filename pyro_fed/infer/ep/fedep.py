@@ -62,7 +62,15 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.large import fitted, large_objections, mean_growth, network_warnings
+from pyro_fed.infer.ep.large import (
+    ROUNDS,
+    few_points,
+    fitted,
+    large_objections,
+    mean_growth,
+    network_warnings,
+    unchanged,
+)
 from pyro_fed.infer.ep.optimised_steps import client_steps, server_step
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.site_updates import (
@@ -81,6 +89,7 @@ from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received,
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
+from pyro_fed.infer.sites.derivatives import Moments
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     as_state,
@@ -140,7 +149,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
@@ -284,8 +293,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return cast(TiltedInference, self.client)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50; with an inference that has no randomness it stops when q does not move any more."""
-        return 50 if self.deterministic else 20
+        """At most 50, where it stops when q does not move any more; 40 of "ivon", 20 of what is random otherwise."""
+        if self.deterministic:
+            return 50
+        return ROUNDS if isinstance(self.inference, IVON) else 20
 
     @property
     def deterministic(self) -> bool:
@@ -411,10 +422,18 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site, by the same step as the clients'."""
-        q = batched(gaussian(shared))
-        moments = self.derivatives(problem).of_prior(problem, self.points(q))
-        delta = unbatched(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
+        q, prior, points = batched(gaussian(shared)), gaussian(shared, "prior_"), None
+        if isinstance(self.inference, IVON):
+            points = few_points(q, len(self.points(q)))
+        moments, delta = self._prior_change(problem, q, prior, self.points(q) if points is None else points)
+        if points is not None and not unchanged(prior, delta):
+            moments, delta = self._prior_change(problem, q, prior, self.points(q))
         return {**shared, **as_state(delta, "prior_delta_"), "prior_value": moments.value[0]}
+
+    def _prior_change(self, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor) -> tuple[Moments, Gaussian]:
+        """Means of the log prior over points under q, and the change of the prior's site by an expected Newton step."""
+        moments = self.derivatives(problem).of_prior(problem, points)
+        return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q alone."""

@@ -50,7 +50,7 @@ class FedPA(FedEP):
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
             "auto": the prior where it is proper and there are more than `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.

@@ -51,7 +51,7 @@ class FedSEP(FedEP):
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.

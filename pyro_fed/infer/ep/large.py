@@ -22,10 +22,15 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Rounds of "ivon" by default: SDs begin narrow and widen over many; more of them gain little on networks.
+ROUNDS = 40
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING = 1e-4
 #: Mean change of a log SD in a round from which on they have not settled.
 SETTLED_GROWTH = 0.01
 #: Rounds over which that is the mean.
@@ -50,6 +55,28 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):
         settings["order"] = "synchronous"
     return dataclasses.replace(algorithm, **settings)
+
+
+def few_points(q: Gaussian, most: int) -> Tensor | None:
+    """Points (S, C, D) that are enough for the means of a Gaussian prior, where an algorithm takes more of them.
+
+    Args:
+        q: (C,).
+        most: points that it takes.
+    """
+    return spread_points(q, FEWEST_POINTS) if most > FEWEST_POINTS else None
+
+
+def unchanged(prior: Gaussian, delta: Gaussian) -> bool:
+    """Whether the prior's site is where it was, as a Gaussian prior's is at any q, up to rounding.
+
+    Args:
+        prior: its diagonal site.
+        delta: the change of it that few points show.
+    """
+    scale = prior.precision.abs()
+    moved = delta.eta.abs() > ROUNDING * (prior.eta.abs() + scale.sqrt())
+    return not bool((moved | (delta.precision.abs() > ROUNDING * scale)).any())
 
 
 def mean_growth(before: State, after: State) -> float:

@@ -22,6 +22,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.large import ROUNDS
 from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
@@ -86,7 +87,7 @@ class PVI(FedEP):
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 20 rounds by Adam, and
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
@@ -138,7 +139,9 @@ class PVI(FedEP):
         return schedule_of(self.order)
 
     def default_rounds(self, num_clients: int) -> int:
-        """Ten passes over the clients."""
+        """Ten passes over the clients; rounds of all are as many as `FedEP`'s by "ivon"."""
+        if self.order == "synchronous" and isinstance(self.client, IVON):
+            return ROUNDS
         return rounds_of(self.order, num_clients)
 
 
