@@ -56,9 +56,9 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.
-PASSES, STILL = 20, 1e-5
-#: Passes that go the whole way; later ones go shorter and shorter ones.
-WHOLE = 3
+PASSES, STILL = 40, 1e-5
+#: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
+SHORTER, LONGER = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
 HALF = 0.6745
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
@@ -115,14 +115,16 @@ def bounded(
     share = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, share)).product_over(0)))
     found = _limited(q, sites, pull, precision, share)
-    for number in range(PASSES):
+    step, last = 1.0, torch.zeros_like(centre)
+    for _ in range(PASSES):
         new = _positive(base.product(found.sites.product_over(0)))
-        if float(((new.mean() - q.mean()).abs() * _inverse_sds(new)).amax()) < STILL:
+        move = (new.mean() - q.mean()) * _inverse_sds(new)
+        if float(move.abs().amax()) < STILL:
             break
         # A liar that claims to be certain pulls with all its might as soon as the mean has passed its own: whole steps
-        # would go to and fro for ever.
-        step = 1.0 if number < WHOLE else 1.0 / (number - WHOLE + 2)
-        q = q.power(1 - step).product(new.power(step))
+        # would go to and fro for ever. Steps that only grew shorter would end far from where the others are.
+        step = step * SHORTER if bool(move @ last < 0) else min(1.0, step * LONGER)
+        q, last = q.power(1 - step).product(new.power(step)), move
         found = _limited(q, sites, pull, precision, share)
     return found._replace(widened=_widened(base, sites, found))
 

@@ -200,7 +200,7 @@ class Federation:
         for name in names:
             check_shown_name(name)
         if len({as_it_looks(name) for name in names}) < len(names):
-            raise DataError(f"client names must differ as text, and not in blanks or accents' codes, received {names}")
+            raise DataError(f"client names must differ as text, received {names}, of which two look alike")
         plate = joined(plate, rows)
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         given, dtype = dtype, _floating(dtype, arguments)

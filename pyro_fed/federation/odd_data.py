@@ -38,9 +38,9 @@ def warn_of_odd_data(
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
     """
-    if arguments.nested_plates:
+    if arguments.nested_plates or not arguments.num_rows:
         return
-    owner = torch.full((max(arguments.num_rows or 0, 1),), -1, dtype=torch.int64)
+    owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
     place = torch.arange(len(owner))
     for k, rows in enumerate(clients):
         owner[rows] = k
@@ -128,7 +128,9 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int) -> bool:
-    """Whether one column of measurements has another value in nearly every different row."""
+    """Whether one column is of measurements, with another value in nearly every different row."""
+    if 2 * number < len(group):  # most rows recur: these are codes
+        return False
     first = torch.zeros(number, dtype=torch.int64).scatter_(0, group, torch.arange(len(group)))
     for leaf in columns:
         if leaf.is_floating_point():
