@@ -165,18 +165,28 @@ def descending(away: Tensor, reach: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
-def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
+def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
+
+    What is estimated from r times as many rows departs by r^(-1/2) of what others do, but for how well the median is
+    known, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room.
 
     Args:
         values: what was sent.
         pull: b.
+        share: r, (K,), of estimates whose SDs fall with rows; None: as many each.
 
     Returns:
         the numbers, and how far beyond in these SDs each client's worst one was, (K,).
     """
     middle = values.quantile(0.5, 0)
-    usual = (values - middle).abs().quantile(0.5, 0) / HALF
+    away = (values - middle).abs()
+    if share is None:
+        usual = away.quantile(0.5, 0) / HALF
+    else:
+        root = share.to(values).sqrt().reshape(-1, *[1] * (values.dim() - 1))
+        least = (torch.pi / 2 / len(values)) ** 0.5
+        usual = (away * root).quantile(0.5, 0) / HALF * root.reciprocal().clamp_min(min(1.0, least))
     reach = pull * usual
     held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
     beyond = (values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)
