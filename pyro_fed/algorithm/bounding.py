@@ -61,6 +61,8 @@ PASSES, STILL = 40, 1e-5
 SHORTER, LONGER = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
 HALF = 0.6745
+#: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
+LEAST_OTHERS = 0.01
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
 FLOOR = 1e-6
 #: A departure that is so many times its limit counts for less, and one of twice that for nothing.
@@ -259,11 +261,15 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
     known = spread.clamp(0, 1)
-    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+    reach = (1 - known).sqrt() * most_moved(known, rows, usual, pull)
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + descending(away, reach), part)
     cut |= (over > 0).any(-1)
+    if vectors is not None:
+        scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, most_moved(known, rows, usual, pull))
+        moved = torch.where((scale < 1).unsqueeze(-1), middle + scale.unsqueeze(-1) * (moved - middle), moved)
+        cut |= scale < 1
     at = FullGaussian(new, moved) if sites.dense else type(sites)(new, moved)
     back = moved / per_sd
     pulled = (q.precision @ back.unsqueeze(-1)).squeeze(-1) if sites.dense else q.precision * back
@@ -272,6 +278,31 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
     return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
+
+
+def most_moved(known: Tensor, rows: Tensor, usual: Tensor, pull: float) -> Tensor:
+    """By how many SDs of the others' posterior a client may move each mean, (K, D)."""
+    return pull * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+
+
+def _in_others_units(root: Tensor, vectors: Tensor, values: Tensor, away: Tensor, most: Tensor) -> Tensor:
+    """The part (K,) of each client's departure that moves no mean by more than `most` SDs of the others' posterior.
+
+    Of one parameter that is what its limit in SDs of q says. Of several, a site that knows much of one direction alone
+    knows little of each parameter, and moves q along it by far more than by its pull on any of them.
+
+    Args:
+        root: of q's covariance, (D, D).
+        vectors: directions of the sites' precisions where q is white, (K, D, D).
+        values: these precisions, (K, D).
+        away: departures of q's mean, (K, D).
+        most: (K, D).
+    """
+    loose = vectors / (1 - values).clamp_min(LEAST_OTHERS).unsqueeze(-2) @ vectors.mT
+    white = torch.linalg.solve(root, away.unsqueeze(-1))
+    moved = (root @ (loose @ white)).squeeze(-1)
+    sd = ((root @ loose) * root).sum(-1).sqrt()
+    return (most * sd / moved.abs()).nan_to_num(nan=1.0, posinf=1.0).amin(-1).clamp_max(1.0)
 
 
 def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
