@@ -112,18 +112,31 @@ def alone() -> Iterator[None]:
         SettingError: `with poutine.scale(...)`, say, around a call of this package: the posterior would be another.
     """
     with _ONE_AT_A_TIME:
-        foreign = [
-            type(handler).__name__
-            for handler in runtime._PYRO_STACK
-            if not isinstance(handler, SeedMessenger) and not type(handler).__module__.startswith(OURS)
-        ]
-        if foreign and not any(isinstance(handler, FillLatents) for handler in runtime._PYRO_STACK):
-            raise SettingError(
-                f"this is called inside Pyro's handlers {listed(foreign)}, which would change the model and so its "
-                "posterior: call it outside of their `with` block, and put what belongs to the model into it, such as "
-                "poutine.scale(model, scale=0.5)"
-            )
+        check_outside()
         yield
+
+
+def check_outside() -> None:
+    """Refuse a call inside handlers of the caller's.
+
+    Raises:
+        SettingError: names them.
+    """
+    with _ONE_AT_A_TIME:  # another thread's are gone then
+        handlers = list(runtime._PYRO_STACK)
+    if any(isinstance(handler, FillLatents) for handler in handlers):
+        return  # what a model of this package's own run does in it
+    foreign = [
+        type(handler).__name__
+        for handler in handlers
+        if not isinstance(handler, SeedMessenger) and not type(handler).__module__.startswith(OURS)
+    ]
+    if foreign:
+        raise SettingError(
+            f"this is called inside Pyro's handlers {listed(foreign)}, which would change the model and so its "
+            "posterior: call it outside of their `with` block, and put what belongs to the model into it, such as "
+            "poutine.scale(model, scale=0.5)"
+        )
 
 
 @contextmanager
