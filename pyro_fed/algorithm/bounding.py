@@ -261,13 +261,14 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
     usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
     known = spread.clamp(0, 1)
-    reach = (1 - known).sqrt() * most_moved(known, rows, usual, pull)
+    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + descending(away, reach), part)
     cut |= (over > 0).any(-1)
     if vectors is not None:
-        scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, most_moved(known, rows, usual, pull))
+        chance = pull * rows.sqrt().clamp_max(1.0) * usual
+        scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, pull, chance)
         moved = torch.where((scale < 1).unsqueeze(-1), middle + scale.unsqueeze(-1) * (moved - middle), moved)
         cut |= scale < 1
     at = FullGaussian(new, moved) if sites.dense else type(sites)(new, moved)
@@ -280,13 +281,12 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
 
 
-def most_moved(known: Tensor, rows: Tensor, usual: Tensor, pull: float) -> Tensor:
-    """By how many SDs of the others' posterior a client may move each mean, (K, D)."""
-    return pull * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+def _in_others_units(
+    root: Tensor, vectors: Tensor, values: Tensor, away: Tensor, pull: float, chance: Tensor
+) -> Tensor:
+    """The part (K,) of each client's departure that moves no mean by more than a limit in SDs of the others' posterior.
 
-
-def _in_others_units(root: Tensor, vectors: Tensor, values: Tensor, away: Tensor, most: Tensor) -> Tensor:
-    """The part (K,) of each client's departure that moves no mean by more than `most` SDs of the others' posterior.
+    That is `pull` times the SD of what an honest site moves it by, one at most, or `chance`.
 
     Of one parameter that is what its limit in SDs of q says. Of several, a site that knows much of one direction alone
     knows little of each parameter, and moves q along it by far more than by its pull on any of them.
@@ -296,12 +296,16 @@ def _in_others_units(root: Tensor, vectors: Tensor, values: Tensor, away: Tensor
         vectors: directions of the sites' precisions where q is white, (K, D, D).
         values: these precisions, (K, D).
         away: departures of q's mean, (K, D).
-        most: (K, D).
+        pull: b.
+        chance: (K, D).
     """
     loose = vectors / (1 - values).clamp_min(LEAST_OTHERS).unsqueeze(-2) @ vectors.mT
     white = torch.linalg.solve(root, away.unsqueeze(-1))
     moved = (root @ (loose @ white)).squeeze(-1)
     sd = ((root @ loose) * root).sum(-1).sqrt()
+    twice = loose @ (vectors * values.clamp_min(0).unsqueeze(-2) @ vectors.mT) @ loose
+    own = (((root @ twice) * root).sum(-1).sqrt() / sd).clamp_max(1.0)
+    most = torch.maximum(pull * own, chance)
     return (most * sd / moved.abs()).nan_to_num(nan=1.0, posinf=1.0).amin(-1).clamp_max(1.0)
 
 
