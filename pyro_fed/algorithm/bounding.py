@@ -306,7 +306,8 @@ def _in_others_units(
     twice = loose @ (vectors * values.clamp_min(0).unsqueeze(-2) @ vectors.mT) @ loose
     own = (((root @ twice) * root).sum(-1).sqrt() / sd).clamp_max(1.0)
     most = torch.maximum(pull * own, chance)
-    return (most * sd / moved.abs()).nan_to_num(nan=1.0, posinf=1.0).amin(-1).clamp_max(1.0)
+    part: Tensor = (most * sd / moved.abs()).nan_to_num(nan=1.0, posinf=1.0).amin(-1).clamp_max(1.0)
+    return part
 
 
 def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
