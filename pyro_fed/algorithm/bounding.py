@@ -56,11 +56,13 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.
-PASSES, STILL = 20, 1e-5
-#: Passes that go the whole way; later ones go shorter and shorter ones.
-WHOLE = 3
+PASSES, STILL = 40, 1e-5
+#: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
+SHORTER, LONGER = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
 HALF = 0.6745
+#: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
+LEAST_OTHERS = 0.01
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
 FLOOR = 1e-6
 #: A departure that is so many times its limit counts for less, and one of twice that for nothing.
@@ -115,14 +117,16 @@ def bounded(
     share = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, share)).product_over(0)))
     found = _limited(q, sites, pull, precision, share)
-    for number in range(PASSES):
+    step, last = 1.0, torch.zeros_like(centre)
+    for _ in range(PASSES):
         new = _positive(base.product(found.sites.product_over(0)))
-        if float(((new.mean() - q.mean()).abs() * _inverse_sds(new)).amax()) < STILL:
+        move = (new.mean() - q.mean()) * _inverse_sds(new)
+        if float(move.abs().amax()) < STILL:
             break
         # A liar that claims to be certain pulls with all its might as soon as the mean has passed its own: whole steps
-        # would go to and fro for ever.
-        step = 1.0 if number < WHOLE else 1.0 / (number - WHOLE + 2)
-        q = q.power(1 - step).product(new.power(step))
+        # would go to and fro for ever. Steps that only grew shorter would end far from where the others are.
+        step = step * SHORTER if bool(move @ last < 0) else min(1.0, step * LONGER)
+        q, last = q.power(1 - step).product(new.power(step)), move
         found = _limited(q, sites, pull, precision, share)
     return found._replace(widened=_widened(base, sites, found))
 
@@ -163,18 +167,28 @@ def descending(away: Tensor, reach: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
-def within_cohort(values: Tensor, pull: float) -> tuple[Tensor, Tensor]:
+def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
+
+    What is estimated from r times as many rows departs by r^(-1/2) of what others do, but for how well the median is
+    known, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room.
 
     Args:
         values: what was sent.
         pull: b.
+        share: r, (K,), of estimates whose SDs fall with rows; None: as many each.
 
     Returns:
         the numbers, and how far beyond in these SDs each client's worst one was, (K,).
     """
     middle = values.quantile(0.5, 0)
-    usual = (values - middle).abs().quantile(0.5, 0) / HALF
+    away = (values - middle).abs()
+    if share is None:
+        usual = away.quantile(0.5, 0) / HALF
+    else:
+        root = share.to(values).sqrt().reshape(-1, *[1] * (values.dim() - 1))
+        least = (torch.pi / 2 / len(values)) ** 0.5
+        usual = (away * root).quantile(0.5, 0) / HALF * root.reciprocal().clamp_min(min(1.0, least))
     reach = pull * usual
     held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
     beyond = (values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)
@@ -252,6 +266,11 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + descending(away, reach), part)
     cut |= (over > 0).any(-1)
+    if vectors is not None:
+        chance = pull * rows.sqrt().clamp_max(1.0) * usual
+        scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, pull, chance)
+        moved = torch.where((scale < 1).unsqueeze(-1), middle + scale.unsqueeze(-1) * (moved - middle), moved)
+        cut |= scale < 1
     at = FullGaussian(new, moved) if sites.dense else type(sites)(new, moved)
     back = moved / per_sd
     pulled = (q.precision @ back.unsqueeze(-1)).squeeze(-1) if sites.dense else q.precision * back
@@ -260,6 +279,35 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
     return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
+
+
+def _in_others_units(
+    root: Tensor, vectors: Tensor, values: Tensor, away: Tensor, pull: float, chance: Tensor
+) -> Tensor:
+    """The part (K,) of each client's departure that moves no mean by more than a limit in SDs of the others' posterior.
+
+    That is `pull` times the SD of what an honest site moves it by, one at most, or `chance`.
+
+    Of one parameter that is what its limit in SDs of q says. Of several, a site that knows much of one direction alone
+    knows little of each parameter, and moves q along it by far more than by its pull on any of them.
+
+    Args:
+        root: of q's covariance, (D, D).
+        vectors: directions of the sites' precisions where q is white, (K, D, D).
+        values: these precisions, (K, D).
+        away: departures of q's mean, (K, D).
+        pull: b.
+        chance: (K, D).
+    """
+    loose = vectors / (1 - values).clamp_min(LEAST_OTHERS).unsqueeze(-2) @ vectors.mT
+    white = torch.linalg.solve(root, away.unsqueeze(-1))
+    moved = (root @ (loose @ white)).squeeze(-1)
+    sd = ((root @ loose) * root).sum(-1).sqrt()
+    twice = loose @ (vectors * values.clamp_min(0).unsqueeze(-2) @ vectors.mT) @ loose
+    own = (((root @ twice) * root).sum(-1).sqrt() / sd).clamp_max(1.0)
+    most = torch.maximum(pull * own, chance)
+    part: Tensor = (most * sd / moved.abs()).nan_to_num(nan=1.0, posinf=1.0).amin(-1).clamp_max(1.0)
+    return part
 
 
 def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:

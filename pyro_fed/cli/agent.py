@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.output import kept_elsewhere
+from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.errors import SettingError
 
 #: What is missing where gRPC or cryptography are.

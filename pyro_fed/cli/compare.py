@@ -10,9 +10,9 @@ import click
 
 from pyro_fed.cli import options
 from pyro_fed.cli.apart import run_apart
-from pyro_fed.cli.output import kept_elsewhere, typed_command
+from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor
-from pyro_fed.conventions.output import check_writable
+from pyro_fed.conventions.output import check_writable, kept_elsewhere
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def compare(
     from pyro_fed.analysis.report import page, plain
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
+    from pyro_fed.results.saving import check_savable
 
     if apart and reference is None:
         raise SettingError("--apart runs the reference in a process of its own: give --reference, such as nuts")
@@ -61,6 +62,8 @@ def compare(
     algorithms = _algorithms(chosen, assignments)
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
+    if results_folder is not None:
+        check_savable(fed.problem, "--results")
     stem = Path(reference).stem if reference else None
     split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
     given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
@@ -86,7 +89,8 @@ def compare(
     if results_folder is not None:
         results_folder.mkdir(parents=True, exist_ok=True)
         for name, idata in results.items():
-            idata.to_netcdf(str(results_folder / f"{name}.nc"))
+            with kept_elsewhere(results_folder / f"{name}.nc") as place:
+                idata.to_netcdf(str(place))
         (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
     if out is not None:
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"

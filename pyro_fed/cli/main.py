@@ -18,9 +18,10 @@ from pyro_fed.cli.bench import bench
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
-from pyro_fed.cli.output import kept_elsewhere, typed_command
+from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.cli.termination import terminated_as_interrupted
+from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def run(
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
+    from pyro_fed.results.saving import check_savable
 
     if report is not None:
         page.check_report(report)
@@ -147,6 +149,8 @@ def run(
     algorithm = chosen.build(assigned, where="--set")
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
+    if out is not None:
+        check_savable(fed.problem, "--out")
     settings = chosen.run_options(fed.num_clients)
     if rounds is not None and not issubclass(chosen.algorithm, Plan):
         settings["num_rounds"] = rounds

@@ -17,9 +17,11 @@ import sys
 import typing
 from abc import ABCMeta
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import torch
 
 from pyro_fed.conventions.kinds import fits, in_words
 from pyro_fed.conventions.setting_checks import is_whole
@@ -67,7 +69,9 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
             if isinstance(value, np.integer):
                 keywords[key] = int(value)
         try:
-            return function(*args, **keywords)
+            # tensors of inference mode have no derivatives, which a run takes for itself
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+                return function(*args, **keywords)
         except (OverflowError, ZeroDivisionError) as error:
             raise SettingError(f"{who}: a number is too large or too small: {error}") from error
 

@@ -29,6 +29,11 @@ def check_shown_name(name: str) -> None:
         )
 
 
+def as_it_looks(name: str) -> str:
+    """A name in the one form of all those that look like it: "Zürich" with one code for its u, or with two."""
+    return " ".join(unicodedata.normalize("NFKC", name).split())
+
+
 def check_client_id(client: str) -> None:
     """Refuse what is no plain name, such as a path.
 

@@ -16,18 +16,23 @@ from pyro_fed.errors import ModelError, PyroFedError
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
+_OUT_OF_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
+
 #: An entry of a list that is an argument, or of one of its items.
 _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 
 
 @contextmanager
-def told(arguments: Arguments, model: Callable[..., Any], plate: str) -> Iterator[None]:
+def told(
+    arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
+) -> Iterator[None]:
     """Raise what the model's own lines raise as a `ModelError` that names the line and the arguments.
 
     Args:
         arguments: the model's.
         model: the Pyro model.
         plate: the partitioned plate's name.
+        place: what a row of all is called, such as "client 2, row 3".
 
     Raises:
         ModelError: in place of anything that a line of the model has raised; errors of this package, and from
@@ -44,7 +49,7 @@ def told(arguments: Arguments, model: Callable[..., Any], plate: str) -> Iterato
         first = next((text for text in str(error).splitlines() if text.strip()), "")
         raise ModelError(
             f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_listed(arguments)}. "
-            f"{_hint(arguments, model, plate, error)}".rstrip()
+            f"{_codes(arguments, error, place)}{_hint(arguments, model, plate, error)}".rstrip()
         ) from error
 
 
@@ -63,6 +68,25 @@ def _listed(arguments: Arguments) -> str:
         shape = f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else None
         parts.append(f"'{name}' is {shape or repr(leaf)[:40]}")
     return ", ".join(parts[:12]) or "none"
+
+
+def _codes(arguments: Arguments, error: Exception, place: Callable[[int], str]) -> str:
+    """Which argument holds a number that is out of bounds, and where."""
+    match = _OUT_OF_BOUNDS.search(str(error)) if isinstance(error, IndexError) else None
+    if match is None:
+        return ""
+    number, size = int(match[1]), int(match[2])
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.is_floating_point():
+            continue
+        at = (leaf == number).reshape(len(leaf), -1).any(1).nonzero()
+        if len(at):
+            meant = f" ({arguments.labels[name][number]!r})" if name in arguments.labels else ""
+            return (
+                f"'{name}' is {number}{meant} at {place(int(at[0]))}, where the model knows 0 to {size - 1}: number "
+                "groups from 0, alike at all clients, or tell the model how many there are. "
+            )
+    return ""
 
 
 def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Exception) -> str:
@@ -84,6 +108,8 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             "one length, with a second argument that says which entries count (obs_mask), or pass all entries in one "
             "column and which item each belongs to in another."
         )
+    if isinstance(error, IndexError) and "used as indices" in str(error):
+        return "Codes of groups are whole numbers: pass them as .long() (of an array .astype(int))."
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:

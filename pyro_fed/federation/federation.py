@@ -16,9 +16,10 @@ from torch import Tensor
 
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.client_names import check_shown_name
+from pyro_fed.conventions.client_names import as_it_looks, check_shown_name
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
+from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.noncentred import noncentred
@@ -52,6 +53,7 @@ from pyro_fed.federation.labels import (
     no_counts,
     row_labels,
 )
+from pyro_fed.federation.odd_data import warn_of_odd_data
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import Shard, choose_shards
@@ -205,8 +207,8 @@ class Federation:
         names = [str(name) for name in (clients if isinstance(clients, Mapping) else range(len(values)))]
         for name in names:
             check_shown_name(name)
-        if len(set(names)) < len(names):
-            raise DataError(f"client names must differ as text, received {names}")
+        if len({as_it_looks(name) for name in names}) < len(names):
+            raise DataError(f"client names must differ as text, received {names}, of which two look alike")
         plate = joined(plate, rows)
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         given, dtype = dtype, _floating(dtype, arguments)
@@ -273,9 +275,13 @@ class Federation:
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
-            with told(arguments, model, plate):
+            with told(arguments, model, plate, self._place):
                 problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
                 self.problem = replace(problem, device=device)
+        except OutsideSupportError as error:
+            if missing is None and error.row is None:
+                raise
+            raise missing or DataError(f"{self._place(error.row or 0)}: {error}") from error
         except Exception as error:
             meant = isinstance(error, ModelError) and not is_failure(error)
             if missing is None or meant:
@@ -284,6 +290,7 @@ class Federation:
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)
+        warn_of_odd_data(arguments, clients, self.client_names, local_numbering)
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.coords)
@@ -295,6 +302,14 @@ class Federation:
                 UserWarning,
                 stacklevel=5,
             )
+
+    def _place(self, row: int) -> str:
+        """What a row of all is called: its client, and its number there or in all."""
+        for name, rows in zip(self.client_names, self.client_rows, strict=True):
+            at = (rows == row).nonzero()
+            if len(at):
+                return f"client {name}, row {int(at[0]) if self._local_numbering else row}"
+        return f"row {row}"
 
     # -- clients --------------------------------------------------------------------------------------------
     @property
@@ -535,7 +550,13 @@ def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
     """The dtype of the computation: the user's, or the data's."""
     dtype = dtype or arguments.floating_dtype()
     if dtype not in (torch.float32, torch.float64):
-        raise SettingError(f"dtype must be torch.float32 or torch.float64, received {dtype}")
+        narrow = [
+            name
+            for name, leaf in zip(arguments.names, arguments.leaves, strict=True)
+            if isinstance(leaf, Tensor) and leaf.dtype == dtype
+        ]
+        of = f", of argument(s) {listed(narrow)}: pass {narrow[0]}.float() or .double()" if narrow else ""
+        raise SettingError(f"dtype must be torch.float32 or torch.float64, received {dtype}{of}")
     return dtype
 
 

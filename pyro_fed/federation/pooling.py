@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run
-from pyro_fed.density.rows.arguments import Arguments, flatten
+from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError
+from pyro_fed.federation.alike import alike
 from pyro_fed.federation.data_checks import warn_duplicates
-from pyro_fed.federation.failures import no_such_plate
+from pyro_fed.federation.failures import no_such_plate, told
 from pyro_fed.federation.groups.reading import check_rows, group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
 from pyro_fed.federation.split_arguments import Shard, choose_shards
@@ -155,6 +156,7 @@ def pool_clients(
     """
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
+    clients = _alike(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     labels = _all_labels(each)
     if any(arguments.labels != labels for arguments in each):
@@ -173,6 +175,20 @@ def pool_clients(
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
     return each[0].pooled(leaves, starts[-1]).dealt(index), index
+
+
+def _alike(
+    model: Callable[..., Any], clients: Sequence[Any], names: Sequence[str], kwargs: Mapping[str, Any] | None
+) -> list[Any]:
+    """The clients' positional arguments, their tables and dictionaries in one form."""
+    each = [positional(model, args, kwargs) for args in clients]
+    if len({len(args) for args in each}) > 1:
+        return each  # one of them cannot be the model's, and is told so
+    heads = parameter_names(model, len(each[0]))
+    parts = [
+        alike(values, names, f"argument '{head}'") for head, values in zip(heads, zip(*each, strict=True), strict=False)
+    ]
+    return list(zip(*parts, strict=True)) if parts else each
 
 
 def _all_labels(each: list[Arguments]) -> dict[str, tuple[Any, ...]]:
@@ -222,11 +238,11 @@ def _sharded(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
     """The clients' arguments with the leaves split by rows marked."""
-    told = _told(model, each, plate, shard)
+    sample = _told(model, each, plate, shard)
     for arguments, name in zip(each, names, strict=True):
-        _check_has_rows(arguments, told.sharded, name)
-    axes = {told.names[i]: told.axes.get(i, 0) for i in told.sharded}
-    found: Shard = axes if told.axes else list(axes)
+        _check_has_rows(arguments, sample.sharded, name)
+    axes = {sample.names[i]: sample.axes.get(i, 0) for i in sample.sharded}
+    found: Shard = axes if sample.axes else list(axes)
     return [
         choose_shards(arguments, None, found, where=f" at client {name}")
         for arguments, name in zip(each, names, strict=True)
@@ -266,7 +282,9 @@ def _told(model: Callable[..., Any], each: list[Arguments], plate: str, shard: S
     for arguments in each:
         sizes = [len(leaf) for leaf in arguments.leaves if isinstance(leaf, Tensor) and leaf.dim()]
         if sizes and min(sizes) > 0:
-            chosen = choose_shards(arguments, plate_sizes(model, arguments, plate)[plate], None)
+            with told(arguments, model, plate):
+                found = plate_sizes(model, arguments, plate)
+            chosen = choose_shards(arguments, found[plate], None)
             if not chosen.sharded:
                 raise DataError(f"no argument of the first client with rows has as many rows as plate '{plate}'")
             return chosen

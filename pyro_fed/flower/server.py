@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from pyro_fed.algorithm.plan import chain_of, stages_of
+from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.flower.configuration import Configuration, check_options, read
@@ -21,6 +22,7 @@ from pyro_fed.flower.joining import Roll, joined
 from pyro_fed.flower.secure import SecAgg, check_secure
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
+from pyro_fed.results.saving import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.run import check_numbers, run
 
@@ -70,10 +72,12 @@ def server_app(
         except StoppedError as error:
             if error.result is not None:
                 kept = out.with_name(out.stem + STOPPED)
-                error.result.to_netcdf(str(kept))
+                with kept_elsewhere(kept) as place:
+                    error.result.to_netcdf(str(place))
                 LOG.error("The run was stopped; what it had found until then is in %s", kept)
             raise
-        result.to_netcdf(str(out))
+        with kept_elsewhere(out) as place:
+            result.to_netcdf(str(place))
         LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
 
     return app
@@ -104,6 +108,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
     roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
     federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
+    check_savable(federation.problem)
     algorithm, options = settings.run_options(chosen, len(roll.clients))
     if settings.secure is not None:
         if options.get("combination") is not None:

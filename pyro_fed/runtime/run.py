@@ -34,6 +34,7 @@ from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, thre
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.handlers import check_outside
 from pyro_fed.density.size import affordable_draws
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
@@ -148,6 +149,7 @@ def run(
             "run takes an algorithm and a federation, such as pf.run(pf.FedEP(), fed), "
             f"received {algorithm!r} and {federation!r}"
         )
+    check_outside()
     plan = algorithm if isinstance(algorithm, Plan) else None
     budget = Budget(max_seconds=max_seconds)  # its clock begins here
     if plan is not None:

@@ -144,6 +144,15 @@ def test_numbers_within_the_cohorts_range():
     assert float(apart(values.expand(5, 3) * 0 + 1).max()) == 0.0
 
 
+def test_who_counts_for_more_rows_has_less_room():
+    values = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1e9]], dtype=torch.float64)
+    for rows, room in ((1.0, 1.0), (2.0, 0.5**0.5), (10.0, (torch.pi / 10) ** 0.5), (0.25, 2.0)):
+        share = torch.tensor([1.0, 1.0, 1.0, 1.0, rows])
+        held = within_cohort(values, 2.0, share)[0]
+        assert float(held[-1] - 3.0) == pytest.approx(2 / 0.6745 * room, rel=1e-6)
+        assert held[:4].equal(values[:4])
+
+
 def test_values_of_a_line_are_those_of_quadratics_and_no_liar_counts():
     """Log-likelihoods that are quadratic are returned but for their level, whatever one of them says."""
     honest = sites(0)
@@ -318,6 +327,24 @@ def test_a_liar_that_claims_a_million_rows_moves_no_mean_by_two_sds():
                 found = bounded(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
                 q = prior().product(found.sites.product_over(0))
                 assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
+
+
+@pytest.mark.parametrize("lie", ["noise", "at random", "one direction"])
+def test_nor_does_one_that_claims_them_for_noise_or_for_one_direction(lie):
+    """The passes end where q and the limits fit each other, and a limit holds along every direction, as for one."""
+    for seed in range(12):
+        honest = sites(seed, rows=20)
+        nine = others(honest)
+        sd = nine.moments()[1].diagonal().sqrt()
+        told = with_lie(honest, lie) if lie in LIES else type(honest)(honest.precision.clone(), honest.eta.clone())
+        if lie == "one direction":
+            along = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            told.precision[LIAR] = 100 * torch.outer(along, along)
+            told.eta[LIAR] = told.precision[LIAR] @ (nine.mean() + 10 * sd * along.sign())
+        rows = torch.full((CLIENTS,), 20.0).index_fill(0, torch.tensor(LIAR), 1e12)
+        found = bounded(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
+        q = prior().product(found.sites.product_over(0))
+        assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
 
 
 def test_medians_weigh_clients_by_their_rows_up_to_the_median_clients():

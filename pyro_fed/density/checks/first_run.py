@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.density.checks.negative_lookups import NegativeLookups
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import PyroFedError
@@ -63,4 +64,7 @@ def _run_at(run: Callable[[Source], Execution], spread: float, dtype: torch.dtyp
         point[msg["name"]] = spread * torch.randn(shape, generator=generator, dtype=dtype)
         return point[msg["name"]]
 
-    return FirstRun(run(source), point, spread)
+    with NegativeLookups() as lookups:
+        execution = run(source)
+    lookups.warn()
+    return FirstRun(execution, point, spread)

@@ -29,6 +29,21 @@ from pyro_fed.density.running.trace_sites import (
 )
 from pyro_fed.errors import DataError, ModelError, listed
 
+#: Dimensions of every result.
+TAKEN = ("chain", "draw")
+
+
+class OutsideSupportError(DataError):
+    """Data outside a likelihood's support.
+
+    Attributes:
+        row: the first such row of all, where it can be told.
+    """
+
+    def __init__(self, message: str, row: int | None) -> None:
+        super().__init__(message)
+        self.row = row
+
 
 def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
     """List the sites of a model's first run; the model is run again only where it has latents inside the plate.
@@ -44,6 +59,7 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
     execution = seen.execution
+    _check_names(execution.trace)
     shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
@@ -57,6 +73,14 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     on_local = _changed(before, _reported(bound, layout, seen.point, layout.local, {}))
     on_discrete = _changed(before, _reported(bound, layout, seen.point, (), last))
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
+
+
+def _check_names(trace: Any) -> None:
+    """Refuse names of sites that a result cannot hold: it has dimensions of that name, or no file takes them."""
+    for name, msg in trace.nodes.items():
+        if msg["type"] == "sample" and (name in TAKEN or not name.strip(" .")):
+            why = "a result has a dimension of that name" if name in TAKEN else "no file of a result can hold it"
+            raise ModelError(f"site {name!r}: {why}; call it otherwise in its `pyro.sample`")
 
 
 def _has_latents_inside(trace: Any, plate: str) -> bool:
@@ -206,9 +230,10 @@ def _check_observed(trace: Any, arguments: Arguments) -> None:
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
-            raise DataError(
+            raise OutsideSupportError(
                 f"observed site '{name}': its data are outside the support of {type(innermost(msg['fn'])).__name__} "
-                f"({_outside(msg, arguments)}{str(error).splitlines()[0]})"
+                f"({_outside(msg, arguments)}{str(error).splitlines()[0]})",
+                _first_outside(msg, arguments),
             ) from error
         if density.shape != msg["fn"].batch_shape:
             raise DataError(
@@ -239,6 +264,18 @@ def _argument_of(value: Any, arguments: Arguments) -> str | None:
         if alike and bool((leaf.to(value.dtype) == value).all()):
             return name
     return None
+
+
+def _first_outside(msg: Message, arguments: Arguments) -> int | None:
+    """The first row whose value is outside; None where the site's first axis is not that of the rows."""
+    value = msg["value"]
+    if not isinstance(value, Tensor) or not value.dim() or len(value) != arguments.num_rows:
+        return None
+    bad = ~msg["fn"].support.check(value)
+    if bad.dim() == 0 or len(bad) != len(value):
+        return None
+    rows = bad.reshape(len(bad), -1).any(1).nonzero()
+    return int(rows[0, 0]) if len(rows) else None
 
 
 def _outside(msg: Message, arguments: Arguments) -> str:

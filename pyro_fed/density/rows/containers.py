@@ -341,6 +341,8 @@ def _node(value: Any) -> Node | None:
             )
             else None
         )
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        return None  # SciPy's sparse ones, which are refused by name
     attributes = _attributes(value)
     if not any(_is_array(part) for part in attributes.values()):
         return None

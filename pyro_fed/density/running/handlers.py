@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple, cast
 import pyro
 import torch
 from pyro import poutine
+from pyro.poutine import runtime
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.seed_messenger import SeedMessenger
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -22,6 +25,12 @@ from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
 from pyro_fed.density.running.torch_modes import Replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
+from pyro_fed.errors import SettingError, listed
+
+#: Where this package's own handlers are from.
+OURS = __name__.partition(".")[0] + "."
+#: Pyro's stack of handlers, torch's default dtype and the validation are one for all threads: one model at a time.
+_ONE_AT_A_TIME = threading.RLock()
 
 #: Gives the unconstrained value of a latent site from its message and its transform.
 Source = Callable[[Message, Any], Tensor]
@@ -66,10 +75,14 @@ def run_model(
         members: the rows of nested plates that belong to the rows at hand, by plate.
         declared: gets the plates' sizes as the model runs, for those who outlive its failure.
         incomplete: whether the data have NaN among them.
+
+    Raises:
+        SettingError: the call is inside handlers of somebody else.
     """
     members, declared = members or {}, {} if declared is None else declared
     held = {name: len(part) for name, part in members.items()}
     with (
+        alone(),
         conventions(dtype, validate),
         nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
         pinned_plates(filler.plate, indices, held, declared),
@@ -89,6 +102,41 @@ def run_model(
         if densities:
             trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
     return Execution(trace, filler, declared)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other thread runs a model, and no handler of the caller's changes this one.
+
+    Raises:
+        SettingError: `with poutine.scale(...)`, say, around a call of this package: the posterior would be another.
+    """
+    with _ONE_AT_A_TIME:
+        check_outside()
+        yield
+
+
+def check_outside() -> None:
+    """Refuse a call inside handlers of the caller's.
+
+    Raises:
+        SettingError: names them.
+    """
+    with _ONE_AT_A_TIME:  # another thread's are gone then
+        handlers = list(runtime._PYRO_STACK)
+    if any(isinstance(handler, FillLatents) for handler in handlers):
+        return  # what a model of this package's own run does in it
+    foreign = [
+        type(handler).__name__
+        for handler in handlers
+        if not isinstance(handler, SeedMessenger) and not type(handler).__module__.startswith(OURS)
+    ]
+    if foreign:
+        raise SettingError(
+            f"this is called inside Pyro's handlers {listed(foreign)}, which would change the model and so its "
+            "posterior: call it outside of their `with` block, and put what belongs to the model into it, such as "
+            "poutine.scale(model, scale=0.5)"
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.bounding import within_cohort
+from pyro_fed.algorithm.bounding import relative_rows, within_cohort
 from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -169,7 +169,9 @@ class FedAvg(Algorithm, Bounding):
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Steps whose every number is within the cohort's range."""
-        found, cut = within_cohort(sent.messages["delta"], limits.pull)
+        rows = sent.own_rows
+        share = None if rows is None else relative_rows(rows.double())
+        found, cut = within_cohort(sent.messages["delta"], limits.pull, share)
         return Held(shared, {**sent.messages, "delta": found}, {}, cut)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -1,0 +1,145 @@
+"""What data show of mistakes that no model sees: a number that stands for what is missing, rows that are there twice.
+
+Either is finite and in the support, and moves a posterior by many SDs in silence. Both are warned of, since they may be
+meant; what is looked at is exact equality and plain gaps, and no model of the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import listed
+
+#: A value is far away if nothing lies within so many times the range of all the others.
+FAR = 10.0
+#: A value is so large that the sum of squares of all the others is lost beside its own, in float64.
+OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
+#: Rows that are there twice are told where a client has so many of them, and such a part of its rows.
+FEWEST_TWICE, PART_TWICE = 5, 0.1
+#: Rows are told apart by a column if such a part of the different rows differ in it: a measurement, and no code.
+TOLD_APART = 0.9
+#: Findings of one kind that are listed.
+MOST_LISTED = 3
+
+
+def warn_of_odd_data(
+    arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
+) -> None:
+    """Warn of values far from all others of their column that recur or outweigh them, and of rows that recur.
+
+    Args:
+        arguments: pooled arguments.
+        clients: each client's row positions.
+        names: the clients' names.
+        local_numbering: count rows within the client instead of within the pooled data.
+    """
+    if arguments.nested_plates or not arguments.num_rows:
+        return
+    owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
+    place = torch.arange(len(owner))
+    for k, rows in enumerate(clients):
+        owner[rows] = k
+        if local_numbering:
+            place[rows] = torch.arange(len(rows))
+    found = []
+    for name, _, leaf in arguments.columns:
+        if leaf.dim() and leaf.numel() and name not in arguments.labels and leaf.dtype != torch.bool:
+            for column, value, low, high in _far_values(leaf):
+                at = (leaf.flatten(1)[:, column] if leaf.dim() > 1 else leaf) == value
+                rows = at.nonzero()[:, 0]
+                whose = [names[k] for k in owner[rows].unique().tolist() if k >= 0]
+                part = f", column {column}," if leaf.dim() > 1 else ""
+                found.append(
+                    f"argument '{name}'{part} is {value:g} in {len(rows)} row(s) of client(s) {listed(whose)}, the "
+                    f"first of them {int(place[rows[0]])}, and between {low:g} and {high:g} everywhere else"
+                )
+    if found:
+        more = f"; and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        warnings.warn(
+            f"{'; '.join(found[:MOST_LISTED])}{more}. If this stands for what is missing, or is a slip, it outweighs "
+            "the other rows: drop these rows, or let the model handle them as NaN",
+            UserWarning,
+            stacklevel=5,
+        )
+    _warn_of_rows_twice(arguments, clients, names)
+
+
+def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
+    """Column, value, and the range of all others, of a smallest or largest value that is far from these."""
+    flat = leaf.reshape(len(leaf), -1)
+    flat = flat.double() if flat.dtype != torch.float64 else flat
+    finite = flat.isfinite()
+    if not bool(finite.all()):
+        inside = torch.where(finite, flat, 0.0).sum(0) / finite.sum(0).clamp_min(1)
+        flat = torch.where(finite, flat, inside)
+    for end in (flat.amax(0), flat.amin(0)):
+        at = flat == end
+        count = at.sum(0)
+        low = torch.where(at, torch.inf, flat).amin(0)
+        high = torch.where(at, -torch.inf, flat).amax(0)
+        width, gap = high - low, torch.minimum((end - low).abs(), (end - high).abs())
+        recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR * width)
+        others = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
+        outweighs = (width > 0) & (end.abs() > OVERWHELMING * len(flat) ** 0.5 * others)
+        for column in (recurs | outweighs).nonzero()[:, 0].tolist():
+            yield column, float(end[column]), float(low[column]), float(high[column])
+
+
+def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> None:
+    columns = [leaf.reshape(len(leaf), -1) for _, _, leaf in arguments.columns if leaf.dim() and leaf.numel()]
+    if not any(leaf.is_floating_point() for leaf in columns):
+        return
+    generator = torch.Generator().manual_seed(0)
+    key = torch.zeros(len(columns[0]), dtype=torch.float64)
+    for leaf in columns:  # equal rows have equal sums, and others have not, by chance of one in 1e15
+        factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
+        key += (leaf.double().nan_to_num() * factors).sum(1)
+    _, group, count = key.unique(return_inverse=True, return_counts=True)
+    twice = count[group] > 1
+    if int(twice.sum()) < FEWEST_TWICE or not _told_apart(columns, group, len(count)):
+        return
+    sizes = [(int(twice[rows].sum()), k) for k, rows in enumerate(clients) if len(rows)]
+    many = [(n, k) for n, k in sizes if n >= FEWEST_TWICE and n >= PART_TWICE * len(clients[k])]
+    if not many:
+        return
+    number, k = max(many, key=lambda one: one[0] / len(clients[one[1]]))
+    own = group[clients[k]]
+    mine = own[twice[clients[k]]]
+    others = [
+        names[j]
+        for j, rows in enumerate(clients)
+        if j != k and bool(torch.isin(group[rows], mine).any()) and not _identical(group, rows, clients[k])
+    ]
+    inside = len(own) - len(own.unique())
+    if not others and not inside:
+        return
+    where = [f"at client(s) {listed(others)}"] * bool(others) + ["twice at that client"] * bool(inside)
+    warnings.warn(
+        f"{number} of the {len(own)} rows of client {names[k]} are there more than once, {' and '.join(where)}, equal "
+        "in every column: each counts as often. Leave them out where they are the same cases",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
+def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int) -> bool:
+    """Whether one column is of measurements, with another value in nearly every different row."""
+    if 2 * number < len(group):  # most rows recur: these are codes
+        return False
+    first = torch.zeros(number, dtype=torch.int64).scatter_(0, group, torch.arange(len(group)))
+    for leaf in columns:
+        if leaf.is_floating_point():
+            for column in leaf[first].T:
+                if len(column.unique()) >= TOLD_APART * number:
+                    return True
+    return False
+
+
+def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Whether two clients have the same rows in the same order, which `warn_duplicates` tells."""
+    return len(one) == len(other) and torch.equal(group[one], group[other])
