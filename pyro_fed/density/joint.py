@@ -22,17 +22,24 @@ from pyro_fed.density.running.trace_sites import Message
 
 @dataclass(frozen=True, eq=False)
 class JointProblem(Problem):
-    """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`."""
+    """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`.
+
+    Attributes:
+        numbers: (m,) what its rows are among all `num_rows` of the flat vector; None: they are all of them.
+    """
+
+    numbers: Tensor | None = None
 
     @classmethod
-    def of(cls, problem: Problem) -> JointProblem:
+    def of(cls, problem: Problem, numbers: Tensor | None = None) -> JointProblem:
         """The joint form of a problem, with a compiler of its own.
 
         Args:
             problem: with its rows' own latents integrated out.
+            numbers: (m,) as of the attribute, of a problem that has some of the rows alone.
         """
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
-        return cls(**parts | {"compiler": problem.compiler.of_form("joint")})
+        return cls(**parts | {"compiler": problem.compiler.of_form("joint"), "numbers": numbers})
 
     @property
     def sites(self) -> dict[str, Site]:
@@ -40,6 +47,7 @@ class JointProblem(Problem):
         sites = dict(self.layout.latents)
         start = sum(site.size for site in sites.values())
         for name, site in self.layout.local.items():
+            site = site if self.numbers is None else site.over(self.num_rows)
             sites[name] = replace(site, start=start)
             start += site.size
         return sites
@@ -59,7 +67,8 @@ class JointProblem(Problem):
     def rows(self) -> tuple[Tensor, ...]:
         """The row tensors, and last the rows' numbers."""
         rows = super().rows
-        return (*rows, torch.arange(len(rows[0]), device=rows[0].device))
+        numbers = torch.arange(len(rows[0])) if self.numbers is None else self.numbers
+        return (*rows, numbers.to(rows[0].device))
 
     @property
     def all_rows(self) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,19 @@ class Site:
     def row_size(self) -> int:
         """Length in the flat vector of one row (local sites)."""
         return self.size // self.unconstrained_shape[self.axis or 0]
+
+    def over(self, num_rows: int) -> Site:
+        """The same over another number of rows (local sites).
+
+        Args:
+            num_rows: how many.
+        """
+        axis = self.axis or 0
+
+        def resized(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return (*shape[:axis], num_rows, *shape[axis + 1 :])
+
+        return replace(self, shape=resized(self.shape), unconstrained_shape=resized(self.unconstrained_shape))
 
     def of_rows(self, block: Tensor) -> Tensor:
         """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d).

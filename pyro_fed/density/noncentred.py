@@ -129,7 +129,7 @@ def noncentred(problem: Problem) -> NonCentred | None:
     effects = effects_of(problem)
     if not effects:
         return None
-    parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
+    parts = {part.name: getattr(problem, part.name) for part in fields(problem)}
     form = NonCentredJoint if isinstance(problem, JointProblem) else NonCentred
     return form(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects})
 

@@ -116,6 +116,7 @@ class Share:
         constants: values of `pyro.param` statements.
         data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
         clients: their numbers in the run.
+        numbers: (m,) of the rows among those of the run; None where `data` has them.
         compiler: level, auto and rounds of the run's compiler.
         device: where the clients' steps are computed.
     """
@@ -130,6 +131,7 @@ class Share:
     constants: dict[str, Tensor]
     data: ClientData
     clients: list[int]
+    numbers: Tensor | None
     compiler: tuple[str, bool, int]
     device: torch.device
 
@@ -144,7 +146,7 @@ class Share:
                 constants=self.constants,
                 whole=self.whole,
             )
-        problem = JointProblem.of(problem) if issubclass(self.form, JointProblem) else problem
+        problem = JointProblem.of(problem, self.numbers) if issubclass(self.form, JointProblem) else problem
         if issubclass(self.form, NonCentred):
             problem = noncentred(problem) or problem
         data = self.data._replace(rows=self.data.rows or problem.rows)
@@ -158,11 +160,11 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
     used = index[valid].unique()
     # Padding stands at the worker's first row; it has weight zero.
     moved = torch.where(valid, torch.searchsorted(used, index), 0)
-    arguments, rows = problem.arguments, tuple[Tensor, ...]()
+    arguments, rows, numbers = problem.arguments, tuple[Tensor, ...](), None
     if arguments.num_rows is None:
         rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
     else:
-        arguments = arguments.alone(used)
+        arguments, numbers = arguments.alone(used), used if len(used) else used.new_zeros(1)
     compiler = problem.compiler.level, problem.compiler.auto, problem.compiler.rounds
     return Share(
         arguments,
@@ -175,6 +177,7 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         problem.bound.constants,
         ClientData(rows, moved, num_rows),
         clients,
+        numbers,
         compiler,
         problem.device,
     )
