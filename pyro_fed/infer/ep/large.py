@@ -25,7 +25,7 @@ from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Rounds of "ivon" by default: SDs begin narrow and widen over many; more of them gain little on networks.
+#: Rounds of "ivon" by default: SDs begin narrow and widen over many (`benchmarks/README.md`, networks).
 ROUNDS = 40
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
