@@ -241,6 +241,7 @@ class Neighbours(Network):
                 Flows.restored(links.wire.neighbours, kept) if kept else Flows.none(links.wire.neighbours, empty)
             )
         self._owed = within(kept, "owed")
+        links.outbox.restore(within(kept, "last"))
         if not kept:
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
@@ -262,8 +263,9 @@ class Neighbours(Network):
             )
 
     def kept(self) -> State:
-        """What has passed over the links, and what is still to be made up for."""
-        return {**self.links.flows.kept(), **prefixed("owed", self._owed)}
+        """What has passed over the links, what is still to be made up for, and the message that was sent last."""
+        last = prefixed("last", self.links.outbox.last())
+        return {**self.links.flows.kept(), **prefixed("owed", self._owed), **last}
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:

@@ -2,7 +2,8 @@
 
 An agent puts its message of a step here, and neighbours fetch it when they get there. Those of the last two rounds are
 kept: a neighbour that died is at most a round behind while the others wait for it, and goes through its round again,
-with the same messages and to the same bits.
+with the same messages and to the same bits. The last message is a part of an agent's checkpoint: who has ended a round
+has the last messages of its neighbours, but they need not have taken its own.
 
 A link is down from a step on until a round that both ends agree on. Within that time a neighbour is refused, so that
 what it cannot have is the same at both ends but for the one step in which the link failed (see `flows`).
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.errors import ProtocolError
 
 #: Rounds whose messages are kept.
@@ -96,6 +97,17 @@ class Outbox:
             gone = set(rounds[:-KEPT])
             self._messages = {one: kept for one, kept in self._messages.items() if (one.phase, one.round) not in gone}
             self.lock.notify_all()
+
+    def last(self) -> State:
+        """The message of the last step, with its step, for a checkpoint; nothing before the first."""
+        with self.lock:
+            message = self._messages.get(self._now)
+            return {} if message is None else {"at": self._now.tensor(), **prefixed("message", message)}
+
+    def restore(self, kept: State) -> None:
+        """Put what `last` wrote, if it is there."""
+        if kept:
+            self.put(At.of(kept["at"]), within(kept, "message"))
 
     def get(self, at: At, neighbour: int, seconds: float) -> State:
         """The message of a step, as soon as it is there.

@@ -17,7 +17,7 @@ from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.agents.certificates import Identity, write_certificates
 from pyro_fed.runtime.agents.farewell import Farewell
 from pyro_fed.runtime.agents.flows import Flows
-from pyro_fed.runtime.agents.neighbours import Links, Neighbours, neighbours_of
+from pyro_fed.runtime.agents.neighbours import SPREAD, Links, Neighbours, neighbours_of
 from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers, load_peers
 from pyro_fed.runtime.agents.rows import load_rows
@@ -288,6 +288,31 @@ def test_an_agent_that_dies_and_comes_back_late_counts_once(ring):
     assert min(nodes[0].heard) < 5  # who saw that it was away
     assert max(again.heard) == 5  # it has heard all of them again; a busy machine may miss one in any round
     assert float((beliefs - beliefs.mean(0)).abs().max()) < 1e-2 * float(put_in.abs().max())
+
+
+def test_who_comes_back_still_has_the_last_message_of_its_last_round(ring):
+    """It died with its state of a round on disk, and a neighbour had not yet taken what ends that round for it."""
+    peers, folder = ring
+    me, shared = peers.number("south"), {"q": torch.zeros(5, 2, dtype=torch.float64)}
+    identity, last = Identity.load(folder, "south"), At(0, 0, SPREAD + peers.diameter - 1)
+    told = {"known": torch.tensor([True, False]), "of.q": torch.ones(5, 2)}
+    links = wired(peers, identity, me)
+    try:
+        network = neighbours_of(links, Mean())
+        links.flows = Flows.none(links.wire.neighbours, {"q": shared["q"][:1]})
+        links.outbox.put(At(0, 0, 0), {"q": torch.zeros(1, 2)})
+        links.outbox.put(last, told)
+        kept = network.kept()
+    finally:
+        links.wire.close()
+    again = wired(peers, identity, me)
+    try:
+        neighbours_of(again, Mean()).begin(0, 1, Mean(), shared, {}, kept)
+        answer = again.answer("Take", again.wire.neighbours[0], {"at": last.tensor()}, 0.0)
+    finally:
+        again.wire.close()
+    assert answer.keys() == told.keys()
+    assert all(torch.equal(answer[name], told[name]) for name in told)
 
 
 def test_the_sums_of_a_link_are_brought_in_step():
