@@ -13,7 +13,7 @@ from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor
 from pyro_fed.conventions.output import check_writable, kept_elsewhere
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import PyroFedError, SettingError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 @options.out("Write the comparison as one HTML page.")
 @options.results
 @options.executor
+@options.max_seconds
 @options.as_json
 @options.verbose
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, apart: bool, clients: int | None,
     partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None,
-    executor_text: str, as_json: bool, verbose: bool, quiet: bool,
+    executor_text: str, max_seconds: float | None, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
     All run on the same clients; the reference works on their pooled data. Printed is a table of how close
     they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
+    A run that ends in an error does not end the others: it is told at the end, with exit code 1.
     """
     import pyro_fed as pf
     from pyro_fed.analysis.report import page, plain
@@ -67,7 +69,10 @@ def compare(
     stem = Path(reference).stem if reference else None
     split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
     given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
-    results = {}
+    if max_seconds is not None:
+        given += ["--max-seconds", str(max_seconds)]
+    results: dict[str, Any] = {}
+    errors: dict[str, Exception] = {}
     with ExitStack() as running:
         waited = None
         if apart:
@@ -77,14 +82,21 @@ def compare(
         for name, algorithm in algorithms.items():
             if not quiet:
                 click.echo(f"{name}: {chosen[name].description}", err=True)
-            if waited is not None and name == stem:
-                results[name] = waited()
-                continue
             settings = {**chosen[name].run_options(fed.num_clients), "executor": parse_executor(executor_text)}
-            results[name] = pf.run(algorithm, fed, seed=seed, progress=not quiet, **settings)
+            settings |= {"seed": seed, "progress": not quiet, "max_seconds": max_seconds}
+            try:
+                results[name] = waited() if waited and name == stem else pf.run(algorithm, fed, **settings)
+            except (PyroFedError, click.ClickException) as error:
+                errors[name] = error
+                if getattr(error, "result", None) is not None:
+                    results[name] = error.result  # type: ignore[union-attr]
+    if not results:
+        raise next(iter(errors.values()))
+    stem = stem if stem in results else None
     table = pf.compare(results, stem, federation=fed, test=test)
     what = {"model": Path(str(module.__file__)).stem, **split}
-    values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table)}
+    said = {name: str(error) for name, error in errors.items()}
+    values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table), "errors": said}
     click.echo(plain.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
         results_folder.mkdir(parents=True, exist_ok=True)
@@ -95,11 +107,18 @@ def compare(
     if out is not None:
         title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
+        lead += f"; ended in an error: {', '.join(errors)}" if errors else ""
         with kept_elsewhere(out) as place:
             page.write_report(
                 place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=typed_command()
             )
         click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
+    if errors:
+        for name, text in said.items():
+            click.echo(f"\n{name} ended in an error: {text}", err=True)
+        if reference is not None and stem is None:
+            click.echo("\nNothing was compared with the reference, which has no result.", err=True)
+        raise SystemExit(1)
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:

@@ -1,5 +1,6 @@
 """The command `compare` and its page."""
 
+import json
 import re
 import warnings
 
@@ -17,8 +18,8 @@ CHEAP = {
 }
 
 
-def call(*arguments):
-    settings = [f"--set={name}.{key}={value}" for name, each in CHEAP.items() for key, value in each.items()]
+def call(*arguments, cheap=("svgd", "nuts")):
+    settings = [f"--set={name}.{key}={value}" for name in cheap for key, value in CHEAP[name].items()]
     with warnings.catch_warnings():
         warnings.simplefilter("always")  # short runs warn, and the command shows it
         return CliRunner().invoke(main, ["compare", *map(str, arguments), *settings])
@@ -60,6 +61,42 @@ def test_a_process_that_fails_is_said():
         run_apart(["gaussian_mean", "nuts", "--no-such-option"]) as result,
     ):
         result()
+
+
+#: Ends in an error in its first round.
+DIVERGES = """
+description = "Steps that are far too long"
+algorithm = "pyro_fed.infer:FedAvg"
+[settings]
+step_size = 1e6  # on purpose
+"""
+
+
+def test_a_run_that_ends_in_an_error_costs_no_other(tmp_path):
+    """One that diverged has its last state in the table; a reference that takes too long has nothing."""
+    (tmp_path / "my_mean.py").write_text(CONJUGATE)
+    (tmp_path / "bad.toml").write_text(DIVERGES)
+    given = [tmp_path / "my_mean.py", "svgd", tmp_path / "bad.toml", "--clients", 2, "--quiet"]
+    options = ["--json", "--out", tmp_path / "page.html", "--results", tmp_path / "kept"]
+    result = call(*given, *options, cheap=["svgd"])
+    assert result.exit_code == 1
+    said = json.loads(result.stdout)
+    assert "left the finite numbers" in said["errors"]["bad"]
+    assert list(said["results"]) == ["svgd", "bad"]
+    assert "ended in an error: bad" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "kept" / "svgd.nc").exists()
+    assert "bad ended in an error" in result.stderr
+
+
+def test_a_reference_without_a_result_costs_no_other(tmp_path):
+    (tmp_path / "my_mean.py").write_text(CONJUGATE)
+    (tmp_path / "peers.toml").write_text(DIVERGES.replace("FedAvg", "P2PFedAvg"))  # without a graph
+    options = ("--clients", 2, "--quiet", "--reference", tmp_path / "peers.toml")
+    result = call(tmp_path / "my_mean.py", "svgd", *options, cheap=["svgd"])
+    assert result.exit_code == 1
+    assert "peers ended in an error: P2PFedAvg" in result.stderr
+    assert "Nothing was compared with the reference" in result.stderr
+    assert "svgd" in result.stdout
 
 
 def test_apart_needs_a_reference():
