@@ -12,6 +12,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.criticism.pointwise import Pointwise
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.errors import SettingError
+from pyro_fed.recipes import library
 
 pytestmark = [
     pytest.mark.flower,
@@ -48,6 +49,24 @@ def test_it_is_that_of_arviz_on_all_rows(over_grid, here, asked):
     assert float(found["elpd"].sum()) == pytest.approx(expected["elpd_loo"], abs=1e-6)
     np.testing.assert_array_equal(found["rows"].values, unequal_lines().row_counts.numpy())
     assert int(found["good"].sum() + found["bad"].sum() + found["very_bad"].sum()) == expected["n_data_points"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run, and of Pareto's k by ArviZ
+@pytest.mark.parametrize(
+    "name", ["linear_regression", "logistic_regression", "negative_binomial", "robust_regression", "zero_inflated"]
+)
+def test_it_is_that_of_arviz_for_models_of_the_gallery(flower, tmp_path, name):
+    module = library.load_model(name)
+    args = tuple(a.double() if a.is_floating_point() else a for a in module.load_data()[0])
+    fed = pf.Federation(module.model, args, plate=module.PLATE, num_clients=3)
+    idata = pf.run(pf.FedEP(), fed, num_rounds=1, num_draws=100, **QUIET | {"log_likelihood": True})
+    model, (_, recipes) = library.find_model(name), flower.write_case(tmp_path, {"FedEP": ""})
+    settings = flower.read({"num-clients": 3, "compile": "off", "rounds": 1, "num-draws": 100, "loo": True})
+    found = flower.serve(flower.grid(model, recipes, fed=fed), model, recipes["FedEP"], settings)["loo"].attrs
+    expected = az.loo(idata)
+    for field in ("elpd_loo", "se"):
+        assert found[field] == pytest.approx(expected[field], abs=1e-6)
+    assert found["p_loo"] == pytest.approx(expected["p_loo"], abs=1e-6)
 
 
 def test_waic_comes_with_it(over_grid, here):

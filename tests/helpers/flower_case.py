@@ -80,10 +80,14 @@ def write_case(folder, recipes=RECIPES):
     return folder / "line.py", {name: folder / f"{name}.toml" for name in recipes}
 
 
-def make_client(model, recipes, secure=False, dtype=torch.float64):
-    """A ClientApp with the rows of `unequal_lines`; what it closes over travels by value."""
-    fed = unequal_lines()
-    rows = [tuple(torch.tensor(leaf.tolist(), dtype=dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
+def _copied(leaf, dtype):
+    return torch.tensor(leaf.tolist(), dtype=dtype if leaf.is_floating_point() else leaf.dtype)
+
+
+def make_client(model, recipes, secure=False, dtype=torch.float64, fed=None):
+    """A ClientApp with the rows of a federation's three clients, else `unequal_lines`; these travel by value."""
+    fed = fed or unequal_lines()
+    rows = [tuple(_copied(leaf, dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
 
     def load_rows(module, node_config):
         return rows[node_config["partition-id"]]
@@ -187,6 +191,6 @@ class Watching(LocalGrid):
         return ids
 
 
-def grid(model, recipes, faults=None):
-    """A grid of clients that know the recipes {name: file}."""
-    return LocalGrid(make_client(model, recipes.values()), faults)
+def grid(model, recipes, faults=None, fed=None):
+    """A grid of clients that know the recipes {name: file}, with the rows of `make_client`."""
+    return LocalGrid(make_client(model, recipes.values(), fed=fed), faults)
