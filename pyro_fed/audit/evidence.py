@@ -21,8 +21,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 
-#: Draws that the checks look at, at most, and at least where more can be had.
+#: Draws that densities are computed at, at most; and at least, of a distribution that cannot be asked for more.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
+#: Draws that the moments of a distribution are taken from where it can be asked for more, so that chance (an SD 0.8 %
+#: off, the worst of sixty 2.5 %) is not taken for its error.
+MANY_DRAWS = 8192
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,13 @@ class Evidence:
 
     @cached_property
     def flat(self) -> Tensor:
-        """All draws, (S, D); of a distribution that can give more, `FEWEST_DRAWS` at least: it is what is judged."""
+        """All draws, (S, D); of a distribution that can give more, `MANY_DRAWS`: it is what is judged."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in ("independent", "agents")
-        if len(found) >= FEWEST_DRAWS or not more:
+        if len(found) >= MANY_DRAWS or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
-        return self.algorithm.sample(self.shared, FEWEST_DRAWS, generator).to(found).flatten(0, 1)
+        return self.algorithm.sample(self.shared, MANY_DRAWS, generator).to(found).flatten(0, 1)
 
     @cached_property
     def points(self) -> Tensor:

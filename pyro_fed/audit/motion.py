@@ -28,7 +28,8 @@ no number has long tails, whose SD few chains do not tell. What is wrong by more
 tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
 themselves poorly known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again
 `AGAIN` transitions later, one that is right but not by much at all looks, and one that is still undecided after `MOST`,
-and looks wrong, until `LONGEST`.
+and looks wrong, until `LONGEST`. Where these chains cannot tell, and an error of the size that they see would matter,
+`MANY_CHAINS` are run: long tails take that many.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ from pyro_fed.ops.entries import evenly
 #: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
 #: run a score.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
+#: Chains of a second walk, where one is likely to have missed an error that matters: of few chains with long tails an
+#: SD is hardly known. None where it could have less than so many times the first one's.
+MANY_CHAINS, WORTH = 2048, 4
 #: Where rows' own latents are integrated out a density is a search for a mode and a sum over nodes, of all that the row
 #: has: chains then make at most so many numbers, about twenty seconds, `NUMBERS_A_SCORE` of each that a density makes.
 NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
@@ -191,42 +195,81 @@ def moved(
     z = draws.double()
     afford = _affordable(target.problem)
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
-    at = _starts(len(z), wanted)
-    tailed = bool((_kurtosis(z) > TAILED).any())
-    looks = Looks(most=max(afford // len(at), FIRST), tailed=tailed, aim=aim)
-    white = target.white(z)[at]
-    reported = quantities(z)
-    centre, scale = reported.mean(0), reported.std(0)
-    # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
-    least = torch.finfo(z.dtype).eps * centre.abs().clamp_min(1.0)
-    scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
-    chains = Chains.begin(target, white, generator)
-    detour = Detour.of(target, z, generator)
-    places: list[Tensor] = []
-    momenta: list[Tensor] = []
-    while not looks.over:
-        while len(places) < looks.until:
-            if places:
-                chains.move()
-            else:
-                chains.settle()
-            if detour is not None:
-                detour.move(chains)
-            places.append(chains.place)
-            momenta.append(target.along(chains.momentum)[:, quantities.along])
-        later = len(places) // 2
-        values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
-        found = moments((reported[at] - centre) / scale, (values - centre) / scale, torch.stack(momenta[later:]))
-        known = _told(reported, values, target.problem.dim)
-        found = replace(
-            found,
-            log_sd=found.log_sd * known,
-            log_sd_error=found.log_sd_error * known,
-            accepted=chains.accepted,
-            whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
-        )
-        looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
+    walk = _Walk(target, quantities, z, generator, aim)
+    found, undecided = walk(wanted, max(afford // wanted, FIRST))
+    many = min(MANY_CHAINS, afford // LONGEST)
+    if undecided and not target.problem.looped and many >= WORTH * wanted:
+        found, _ = walk(many, LONGEST)
     return found
+
+
+@dataclass
+class _Walk:
+    """Chains from a result's draws, until they are judged.
+
+    Args:
+        target: the posterior, whitened by these draws.
+        quantities: the numbers whose moments are wanted.
+        draws: (S, D), float64.
+        generator: source of randomness.
+        aim: finer limits, or None.
+    """
+
+    target: Target
+    quantities: Quantities
+    draws: Tensor
+    generator: torch.Generator
+    aim: Limits | None
+
+    def __post_init__(self) -> None:
+        z = self.draws
+        self.white = self.target.white(z)
+        self.reported = self.quantities(z)
+        self.centre, scale = self.reported.mean(0), self.reported.std(0)
+        # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
+        least = torch.finfo(z.dtype).eps * self.centre.abs().clamp_min(1.0)
+        self.scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
+        self.tailed = bool((_kurtosis(z) > TAILED).any())
+
+    def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
+        """The moments, and whether these many chains could not tell: an error, if they saw it well, would matter.
+
+        Args:
+            wanted: chains.
+            most: transitions that can be afforded.
+        """
+        z, target, quantities = self.draws, self.target, self.quantities
+        at = _starts(len(z), wanted)
+        looks = Looks(most=most, tailed=self.tailed, aim=self.aim)
+        chains = Chains.begin(target, self.white[at], self.generator)
+        detour = Detour.of(target, z, self.generator)
+        begun = (self.reported[at] - self.centre) / self.scale
+        places: list[Tensor] = []
+        momenta: list[Tensor] = []
+        while not looks.over:
+            while len(places) < looks.until:
+                if places:
+                    chains.move()
+                else:
+                    chains.settle()
+                if detour is not None:
+                    detour.move(chains)
+                places.append(chains.place)
+                momenta.append(target.along(chains.momentum)[:, quantities.along])
+            later = len(places) // 2
+            values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
+            found = moments(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
+            known = _told(self.reported, values, target.problem.dim)
+            found = replace(
+                found,
+                log_sd=found.log_sd * known,
+                log_sd_error=found.log_sd_error * known,
+                accepted=chains.accepted,
+                whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
+            )
+            looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
+        undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > MIDDLE).any())
+        return found, undecided
 
 
 def _affordable(problem: Problem) -> int:

@@ -20,10 +20,6 @@ from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
 NEAR = 0.8
-#: Standard errors away from right from which on an error beyond a finer aim is likely. To look for a better answer asks
-#: for less than to call one wrong; what is less plain is mostly that few chains do not tell the SD of a long tail, and
-#: the next answer would be chosen by chance.
-LIKELY = 2.0
 
 
 def stillness(evidence: Evidence) -> list[str]:
@@ -98,7 +94,7 @@ def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
         measured: figures of `Evidence.measured`.
         aim: what an answer should keep to.
     """
-    worst = float(_off(measured, aim, LIKELY).max())
+    worst = float(_likely(measured, aim).max())
     return worst if worst > 1 else 0.0
 
 
@@ -116,7 +112,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         return []
     return [
         f"nothing that was tried is sure to be within {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
-        f"{_worst(measured, _off(measured, aim, LIKELY))}, by short exact chains. The group 'audit' has all of them"
+        f"{_worst(measured, _likely(measured, aim))}, by short exact chains. The group 'audit' has all of them"
     ]
 
 
@@ -151,6 +147,16 @@ def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0
     units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
     off = np.abs(np.stack([measured["mean_error"], np.log(ratio)])) / units
     return np.asarray(off * (off > errors * _noise(measured, limits)))
+
+
+def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> np.ndarray:
+    """Errors (2, F) in units of a finer aim; 0 where chance, in any of so many numbers, could be all of it.
+
+    To look for a better answer asks for less than to call one wrong: an error, but not one beyond the aim, is plain.
+    What is less so is mostly that few chains do not tell the SD of a long tail, and the next answer would be chosen by
+    chance.
+    """
+    return _off(measured, aim, margin(len(measured["mean_error"])) if measured else 0.0)
 
 
 def _noise(measured: Mapping[str, np.ndarray], limits: Limits) -> np.ndarray:

@@ -25,8 +25,8 @@ ENOUGH = 4
 #: More parameters than this are whitened one by one.
 LARGEST_FULL = 500
 #: Points that are computed together, at most, and made up to: each further size would have to be traced. Few points,
-#: as climbs are, have a size of their own.
-BATCH, SMALL_BATCH = 128, 32
+#: as climbs are, and very many have sizes of their own.
+BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: SDs that are less than this share of the largest are rounding.
 SMALLEST = 1e-10
 #: Half the distance over which scores are compared for a parameter's curvature, of its size or of one.
@@ -117,7 +117,7 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
         z: (S, D), the model's coordinates.
         temperature: of the likelihood.
     """
-    most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH
+    most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
     size = max(1, min(most, CHUNK // max(1, problem.evaluations)))
     # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
     compiled = problem.mapped(Tempered(temperature).score_and_value, (0, None))
