@@ -11,11 +11,12 @@ import collections.abc
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pyro_fed.conventions.setting_checks import is_number, is_whole
 
@@ -29,6 +30,9 @@ EXAMPLES = {
 }
 #: Items of a collection that are looked at.
 LOOKED_AT = 1000
+
+#: Kinds of one number: a list of them has one dimension.
+SCALARS = (int, float, bool)
 
 #: Collections that are neither text nor tables.
 _LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable, list)
@@ -82,10 +86,16 @@ def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> b
         )
         listed = listed and getattr(value, "ndim", 1) != 0  # an array of no dimension has a length in name alone
         listed = listed and not getattr(value, "is_sparse", False)  # nor has a sparse one items in order
+        if (origin or hint) in (collections.abc.Sequence, list) and isinstance(value, Set):
+            return False  # its items have no order that is the same in every process
+        if inner and inner[0] in SCALARS and hasattr(value, "dtype") and getattr(value, "ndim", 1) != 1:
+            return False
         if inner == (str,) and hasattr(value, "dtype") and not hasattr(value, "astype"):
             return False  # a tensor holds no text, though an empty one has no item that tells
         return listed and (not inner or all(fits(one, inner[0]) for one in _some(value)))
     wanted = origin if isinstance(origin, type) else hint
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return False  # few of torch's functions take sparse ones
     return isinstance(value, wanted) if isinstance(wanted, type) and not _is_protocol(wanted) else True
 
 

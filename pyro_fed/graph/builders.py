@@ -9,7 +9,7 @@ from scipy import sparse
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph.base import FixedGraph
-from pyro_fed.graph.checks import check_connected
+from pyro_fed.graph.checks import check_connected, check_size
 from pyro_fed.graph.mixing import lazy, mixing_matrix
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def complete(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     """
     import networkx as nx
 
-    return from_networkx(nx.complete_graph(_positive(num_agents)), mixing, name="complete graph")
+    graph = nx.complete_graph(check_size(num_agents, num_agents * (num_agents - 1) / 2))
+    return from_networkx(graph, mixing, name="complete graph")
 
 
 @checked
@@ -107,7 +108,7 @@ def ring(num_agents: int, mixing: str = "metropolis") -> FixedGraph:
     """
     import networkx as nx
 
-    graph = nx.cycle_graph(_positive(num_agents))
+    graph = nx.cycle_graph(check_size(num_agents, num_agents))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return from_networkx(graph, mixing, name="ring")
 
@@ -136,6 +137,7 @@ def star(num_agents: int, confidence: float = 0.5) -> FixedGraph:
         raise GraphError(
             f"a star needs at least 2 agents and confidence in (0, 1], received {num_agents}, {confidence}"
         )
+    check_size(num_agents, num_agents)
     return FixedGraph(star_matrix(num_agents, list(range(1, num_agents)), confidence), "star")
 
 
@@ -178,7 +180,10 @@ def grid(num_rows: int, num_columns: int, mixing: str = "metropolis") -> FixedGr
     """
     import networkx as nx
 
-    return from_networkx(nx.grid_2d_graph(_positive(num_rows), _positive(num_columns)), mixing, name="grid")
+    if min(num_rows, num_columns) < 1:
+        raise GraphError(f"a grid needs at least 1 row and 1 column, received {num_rows} and {num_columns}")
+    check_size(num_rows * num_columns, 2 * num_rows * num_columns)
+    return from_networkx(nx.grid_2d_graph(num_rows, num_columns), mixing, name="grid")
 
 
 @checked
@@ -203,7 +208,8 @@ def erdos_renyi(num_agents: int, probability: float, seed: int = 0, mixing: str 
     """
     import networkx as nx
 
-    graph = nx.fast_gnp_random_graph(_positive(num_agents), _probability(probability), seed=seed)
+    check_size(num_agents, _probability(probability) * num_agents * (num_agents - 1) / 2)
+    graph = nx.fast_gnp_random_graph(num_agents, probability, seed=seed)
     return from_networkx(graph, mixing, name=f"Erdős-Rényi graph (p={probability:g}, seed={seed})")
 
 
@@ -232,6 +238,7 @@ def small_world(num_agents: int, degree: int, rewiring: float, seed: int = 0, mi
 
     if not 2 <= degree < num_agents:
         raise GraphError(f"degree must be at least 2 and below the {num_agents} agents, received {degree}")
+    check_size(num_agents, num_agents * degree / 2)
     graph = nx.connected_watts_strogatz_graph(num_agents, degree, _probability(rewiring), tries=1000, seed=seed)
     return from_networkx(graph, mixing, name="small world")
 
@@ -262,13 +269,8 @@ def random_regular(num_agents: int, degree: int, seed: int = 0, mixing: str = "m
         raise GraphError(
             f"degree must be at least 1, below the {num_agents} agents, and agents × degree even; received {degree}"
         )
+    check_size(num_agents, num_agents * degree / 2)
     return from_networkx(nx.random_regular_graph(degree, num_agents, seed=seed), mixing, name="random regular graph")
-
-
-def _positive(count: int) -> int:
-    if count < 1:
-        raise GraphError(f"a graph needs at least 1 agent, received {count}")
-    return count
 
 
 def _probability(value: float) -> float:

@@ -17,6 +17,7 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.base import FixedGraph, Graph
 from pyro_fed.graph.builders import star_matrix
+from pyro_fed.graph.checks import check_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,7 @@ def rotating_stars(num_around: int, group_size: int, confidence: float = 0.5) ->
         raise GraphError(f"group_size must divide the {num_around} agents around the centre, received {group_size}")
     if not 0 < confidence <= 1:
         raise GraphError(f"confidence must be in (0, 1], received {confidence}")
+    check_size(num_around + 1, (num_around // group_size) * (num_around + 1))  # a matrix of all agents for each group
     groups = [list(range(first, first + group_size)) for first in range(1, num_around + 1, group_size)]
     graphs = [FixedGraph(star_matrix(num_around + 1, group, confidence), "star") for group in groups]
     return Periodic(graphs, [[0, *group] for group in groups])

@@ -47,6 +47,21 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, monkeypatch, changed, s
     assert said in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["", "é", "a" * 64, "a.b", "../a", "ca", "CA", "North"])
+def test_certificates_have_names_that_agents_can_have(folder, name):
+    result = call("certificates", folder / "new", name, "north")
+    assert result.exit_code == 2
+    assert "certificates: " in result.output
+    assert not (folder / "new").exists()
+
+
+def test_an_authority_that_cannot_be_read_is_said(folder):
+    (folder / "ca.key").write_bytes(b"no key")
+    result = call("certificates", folder, "west")
+    assert result.exit_code == 2
+    assert "are no authority's" in result.output
+
+
 def test_certificates_are_not_written_twice(folder):
     result = call("certificates", folder, "north")
     assert result.exit_code == 2

@@ -1,8 +1,10 @@
 """What the shell says of input that it cannot use: a line, and exit code 2; never a traceback, never work before it."""
 
+import collections
 import random
 import textwrap
 
+import fuzzing_commands
 import pytest
 from click.testing import CliRunner
 
@@ -115,14 +117,9 @@ def test_a_result_whose_file_cannot_be_written_after_all_is_kept(files, monkeypa
     assert "w" in az.from_netcdf(kept).posterior
 
 
-def test_random_command_lines_end_well(files):
-    """40 of them: exit codes are the shell's own, and no exception gets out."""
+def test_random_command_lines_models_and_recipes_end_well():
+    """100 of them; a thousand with `python tests/helpers/fuzzing_commands.py`."""
     rng = random.Random(0)
-    words = ["fails.py", "recipe.toml", "raises.py", "deep.toml", "", "-5", "1e3", "x=1", "--", "/dev/null", "é"]
-    flags = ["--seed", "--clients", "--partition", "--rounds", "--set", "--out", "--quiet", "--rows", "--reference"]
-    for _ in range(40):
-        command = [rng.choice(["run", "compare", "show", "list", "flower", "new"])]
-        arguments = command + rng.choices(words + flags, k=rng.randrange(5))
-        result = shell(*arguments)
-        assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
-        assert "Traceback" not in result.output, arguments
+    for _ in range(100):
+        *what, wrong = fuzzing_commands.called(rng, collections.Counter())
+        assert wrong is None, (what, wrong)

@@ -129,3 +129,23 @@ def test_random_calls_succeed_or_are_refused(seed, tmp_path, monkeypatch):
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 said = fuzzing.outcome(function, given)
             assert said in ("success", "refused"), (name, given)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pf.column_sums(torch.eye(2).to_sparse()), "rows must be"),
+        (lambda: pf.metrics.log_predictive_density(torch.eye(2).to_sparse()), "log_prob must be"),
+        (lambda: fuzzing.federation().client_data({1, 2}), "clients must be a list of"),
+        (lambda: fuzzing.federation().client_data(torch.zeros(0, 2)), "clients must be a list of"),
+        (lambda: pf.plot_graph(pf.graph.ring(3), figsize=(-1.0, 0.0)), "figsize must be two numbers of inches"),
+        (lambda: pf.graph.rotating_stars(2**40, 1), "is too large: .* take fewer agents"),
+        (lambda: pf.graph.ring(10**30), "is too large"),
+        (lambda: pf.graph.complete(100_000), "is too large"),
+        (lambda: pf.graph.random_regular(2**40, 4), "is too large"),
+    ],
+)
+def test_what_a_hundred_thousand_random_calls_found(call, message):
+    with pytest.raises(PyroFedError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)

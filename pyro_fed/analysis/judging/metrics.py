@@ -233,4 +233,4 @@ def rmse(mean: Tensor, value: Tensor) -> float:
     """
     if mean.shape != value.shape:
         raise DataError(f"predicted mean has shape {tuple(mean.shape)}, observed value {tuple(value.shape)}.")
-    return (mean - value).double().square().mean().sqrt().item()
+    return (mean.double() - value.double()).square().mean().sqrt().item()

@@ -38,6 +38,8 @@ WRITTEN_OUT = 1e6
 
 #: A logarithmic axis of less than this factor may have no power of ten on it: then 2, 3 and 5 are written too.
 NARROW = 30.0
+#: Inches of a figure's side at most.
+LARGEST = 200.0
 
 #: Axes that a function is given: one, or several.
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
@@ -69,7 +71,18 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """The axes given, or those of a new figure."""
-    return plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax
+    return plt.subplots(figsize=inches(size), layout="constrained")[1] if ax is None else ax
+
+
+def inches(size: tuple[float, float]) -> tuple[float, float]:
+    """The size of a figure that can be made.
+
+    Raises:
+        SettingError: a side that is not positive, or of no end.
+    """
+    if not all(0 < side <= LARGEST for side in size):
+        raise SettingError(f"figsize must be two numbers of inches above 0 and at most {LARGEST:g}, received {size}")
+    return size
 
 
 def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], **options: Any) -> np.ndarray:
@@ -95,7 +108,8 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
             raise SettingError(f"ax: the figure has {count} panels, and {len(given)} axes were given: pass {count}")
         return given[:count]
     columns = max(1, min(columns, count))
-    _, made = plt.subplots(-(-count // columns), columns, figsize=size, layout="constrained", squeeze=False, **options)
+    options = {"layout": "constrained", "squeeze": False, **options}
+    _, made = plt.subplots(-(-count // columns), columns, figsize=inches(size), **options)
     for unused in made.flat[count:]:
         unused.set_visible(False)
     return np.array(list(made.flat[:count]), dtype=object)

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pyro_fed.errors import SettingError
+from pyro_fed.runtime.agents.names import AUTHORITY, check_names
 
-#: Files of the authority; those of an agent are NAME.crt and NAME.key.
-AUTHORITY = "ca"
 #: Days that certificates are good for.
 DAYS = 30
 #: Clocks of two machines may differ by so many minutes.
@@ -91,12 +90,13 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
         The files, keys readable by their owner alone.
 
     Raises:
-        SettingError: a file of an agent is there already, or the folder cannot be written.
+        SettingError: a name that cannot be used, a file of an agent is there already, or the folder cannot be written.
 
     Example:
         >>> write_certificates(Path("certificates"), ["north", "south"])[0].name
         'ca.key'
     """
+    check_names(names, "certificates")
     taken = [folder / f"{name}.key" for name in names if (folder / f"{name}.key").exists()]
     if taken:
         raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
@@ -114,10 +114,14 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
 def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, list[Path]]:
     """The authority's key and certificate, and the files if they were made just now."""
     if (folder / f"{AUTHORITY}.key").exists():
-        key = serialization.load_pem_private_key((folder / f"{AUTHORITY}.key").read_bytes(), password=None)
+        try:
+            key = serialization.load_pem_private_key((folder / f"{AUTHORITY}.key").read_bytes(), password=None)
+            own = x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes())
+        except (ValueError, TypeError) as error:
+            raise SettingError(f"{folder / AUTHORITY}.key and .crt are no authority's: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SettingError(f"{folder / AUTHORITY}.key is not a key that was written here")
-        return key, x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes()), []
+        return key, own, []
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("pyro_fed agents' authority")
     public = key.public_key()

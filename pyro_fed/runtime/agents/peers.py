@@ -26,9 +26,8 @@ from pyro_fed.errors import SettingError, listed
 from pyro_fed.graph import FixedGraph, from_networkx
 from pyro_fed.recipes.components import resolve_component
 from pyro_fed.recipes.recipe import read_toml
+from pyro_fed.runtime.agents.names import check_names
 
-#: Names that can stand in a certificate as a DNS name.
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?")
 #: host:port, or [IPv6]:port.
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):[0-9]{1,5}")
 
@@ -104,9 +103,8 @@ def load_peers(path: Path) -> Peers:
 def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(table, dict) or len(table) < 2:
         raise SettingError(f"{path}: expected at least two tables [agents.NAME], each with an address")
+    check_names(table, str(path))
     for name, entry in table.items():
-        if not _NAME.fullmatch(name):
-            raise SettingError(f"{path}: an agent's name has letters, digits and '-' within, received {name!r:.80}")
         if not isinstance(entry, dict) or set(entry) != {"address"} or not isinstance(entry["address"], str):
             raise SettingError(f'{path}: [agents.{name}] has one key, address = "host:port"; received {entry!r:.200}')
         if not _ADDRESS.fullmatch(entry["address"]):
@@ -114,8 +112,6 @@ def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     addresses = tuple(entry["address"] for entry in table.values())
     if len(set(addresses)) < len(addresses):
         raise SettingError(f"{path}: two agents have one address, {listed(addresses)}")
-    if len({name.lower() for name in table}) < len(table):
-        raise SettingError(f"{path}: agents' names must differ by more than case, received {listed(table)}")
     return tuple(table), addresses
 
 
