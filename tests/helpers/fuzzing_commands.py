@@ -101,7 +101,7 @@ LINES = [
         "seed = -1",
         "[[run]]",
     ),
-    *("def load_data(): raise SystemExit(3)", "import sys; sys.exit(4)", "def load_test_data(): return 3", "COORDS = 3"),
+    *("def load_data(): raise SystemExit(3)", "import sys; sys.exit(4)", "COORDS = 3"),
     *("DIMS = {'mu': ['a']}", "def load_data(): return (torch.zeros(0),)", "step_size = nan", "schedule = 'all'"),
 ]
 
