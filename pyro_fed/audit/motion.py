@@ -268,7 +268,7 @@ class _Walk:
                 whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
             )
             looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
-        undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > MIDDLE).any())
+        undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > CLEAR).any())
         return found, undecided
 
 
