@@ -199,7 +199,7 @@ def moved(
     found, undecided = walk(wanted, max(afford // wanted, FIRST))
     many = min(MANY_CHAINS, afford // LONGEST)
     if undecided and not target.problem.looped and many >= WORTH * wanted:
-        found, _ = walk(many, LONGEST)
+        found, _ = walk(many, MOST)
     return found
 
 

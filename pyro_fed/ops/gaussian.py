@@ -33,6 +33,7 @@ from torch import Tensor
 
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.natural import NaturalParameters
+from pyro_fed.ops.points import even_normals
 
 
 class ImproperGaussianError(PyroFedError, ValueError):
@@ -149,6 +150,15 @@ class Gaussian(NaturalParameters, ABC):
         shape = (num_samples, *self.eta.shape)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return self.transform(noise.to(self.eta.device))
+
+    def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Draws, (num_samples, ..., D), spread evenly: each is the Gaussian's, together they have less chance error.
+
+        The same generator state gives the same draws in every dtype. See `pyro_fed.ops.points.even_normals`.
+        """
+        dim, count = self.eta.shape[-1], self.eta.shape[:-1].numel()
+        noise = torch.stack([even_normals(num_samples, dim, generator) for _ in range(count)], 1)
+        return self.transform(noise.reshape(num_samples, *self.eta.shape).to(self.eta.device))
 
     @abstractmethod
     def relative_change(self, delta: Gaussian) -> Tensor:

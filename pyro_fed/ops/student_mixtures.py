@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.importance import systematic
+from pyro_fed.ops.points import even_normals
 
 #: Smallest variance of a component, as a share of the whole's: components that have found one point stay densities.
 SMALLEST = 1e-8
@@ -66,10 +67,10 @@ class Mixture(NamedTuple):
 
     def _drawn(self, which: Tensor, freedom: int, generator: torch.Generator) -> Tensor:
         """One draw each of components (S,)."""
-        shape = (len(which), self.centres.shape[1])
-        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-        squares = torch.randn((len(which), freedom), generator=generator, dtype=torch.float64).square().mean(1)
-        scaled = (normal / squares.sqrt().unsqueeze(1)).to(self.centres)
+        dim = self.centres.shape[1]
+        normal = even_normals(len(which), dim + freedom, generator)
+        root = normal[:, dim:].square().mean(1).sqrt()
+        scaled = (normal[:, :dim] / root.unsqueeze(1)).to(self.centres)
         return self.centres[which] + torch.einsum("sde,se->sd", self.factors[which], scaled)
 
     def shared_out(self, total: int) -> Mixture:

@@ -243,7 +243,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
-        return shared["point"] + self._centred(shared).sample(num_draws, generator)[None]
+        return shared["point"] + self._centred(shared).even_sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """That of Laplace's approximation at the last point."""

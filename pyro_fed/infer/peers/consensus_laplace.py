@@ -148,7 +148,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
-        return _whole(shared).sample(num_draws, generator).transpose(0, 1)
+        return _whole(shared).even_sample(num_draws, generator).transpose(0, 1)
 
 
 def _whole(sums: State) -> Gaussian:

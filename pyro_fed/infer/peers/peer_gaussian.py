@@ -234,11 +234,11 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Independent draws of each agent's belief, (A, num_draws, D): agents are the chains.
+        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains.
 
         R-hat over these chains measures disagreement between agents, not convergence of a sampler.
         """
-        return gaussian(shared).require_proper("the agents' beliefs").sample(num_draws, generator).transpose(0, 1)
+        return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Agents that disagree at the end, and sites that could not move."""

@@ -155,7 +155,7 @@ class P2PPushSum(PeerGaussian):
         return super().witness(as_state(_ratio(before)), as_state(_ratio(after)))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Independent draws of each agent's belief, (A, num_draws, D): agents are the chains."""
+        """Draws of each agent's belief, (A, num_draws, D), spread evenly: agents are the chains."""
         return super().sample(as_state(_ratio(shared)), num_draws, generator)
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:

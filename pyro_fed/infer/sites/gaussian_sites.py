@@ -102,8 +102,8 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Independent draws of q, (1, num_draws, D)."""
-        return gaussian(shared).sample(num_draws, generator)[None]
+        """Draws of q, (1, num_draws, D), spread evenly (`pyro_fed.ops.points.even_normals`)."""
+        return gaussian(shared).even_sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """That of q, or of every agent's."""

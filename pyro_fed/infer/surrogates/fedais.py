@@ -60,6 +60,7 @@ from pyro_fed.ops.annealing import Annealed, Difference, anneal, levels_for
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
+from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
 
 #: Draws that a part of them must have for its own weights to be smoothed.
@@ -208,7 +209,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
 
     def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
         """Draws, with the weights that make them those of the prior with the sites."""
-        white = torch.randn(self.num_proposals, q.dim, generator=generator, dtype=torch.float64).to(q.eta.device)
+        white = even_normals(self.num_proposals, q.dim, generator).to(q.eta.device)
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))

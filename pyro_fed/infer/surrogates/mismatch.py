@@ -144,7 +144,7 @@ class Mismatch(Algorithm, Bounding, Advice):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of q, (1, num_draws, D)."""
-        return gaussian(shared).sample(num_draws, generator)[None]
+        return gaussian(shared).even_sample(num_draws, generator)[None]
 
 
 def _curves(problem: Problem, points: Tensor, directions: Tensor, batch: Batch) -> Tensor:
