@@ -270,10 +270,13 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
-        prior = shared["prior_value"][self._shortest]
+        # Values go on from where those of the round before have come to: the median level is another at another point,
+        # and the posterior's mass there would be compared with that of other levels.
+        known = shared["value"] - shared["prior_value"][self._shortest]
+        level = torch.where(known.isfinite(), known - start, 0.0) / len(values)
         return Held(
-            {**shared, "value": torch.where(shared["value"].isfinite(), prior + start, shared["value"])},
-            {**sent.messages, **as_state(found.sites), "values": values, "usable": usable},
+            shared,
+            {**sent.messages, **as_state(found.sites), "values": values + level, "usable": usable},
             {},
             found.beyond,
             found.widened,
