@@ -44,6 +44,8 @@ DRAWS = 4000
 #: Runs of more rounds than this are measured after every hundredth part of them.
 MOST_EVALUATIONS = 100
 SECONDS = 240.0
+#: Decades of bytes and of errors within which ends of lines share a label.
+NEAR = 0.9, 0.06
 
 
 def errors(case, args, agents):
@@ -102,6 +104,24 @@ def measure(name, recipe_name):
     }
 
 
+def labelled(axis, ends):
+    """Names at the ends of lines, together where ends are near one another."""
+    groups = []
+    for name, colour, at, error in sorted(ends, key=lambda end: (end[3], end[2])):
+        for group in groups:
+            if abs(np.log10(at / group[0][2])) < NEAR[0] and abs(np.log10(error / group[0][3])) < NEAR[1]:
+                group.append((name, colour, at, error))
+                break
+        else:
+            groups.append([(name, colour, at, error)])
+    for group in groups:
+        at, error = max(one[2] for one in group), group[0][3]
+        names = "\n".join(", ".join(one[0] for one in group[i : i + 2]) for i in range(0, len(group), 2))
+        axis.annotate(
+            names, (at, error), xytext=(5, 0), textcoords="offset points", va="center", color=group[0][1], fontsize=7
+        )
+
+
 def draw(found, path):
     """The figure."""
     import matplotlib as mpl
@@ -111,24 +131,21 @@ def draw(found, path):
 
     figure, axes = plt.subplots(1, 2, figsize=(11.0, 5.2), sharey=True, layout="constrained")
     for axis, name in zip(axes, CASES, strict=True):
+        ends = []
         for family, members in FAMILIES.items():
             for number, one in enumerate(members):
-                run = found.get(f"{name}/{one}")
-                if run is None or "error" not in run:
+                run = found.get(f"{name}/{one}", {})
+                if not run.get("error") or not np.isfinite(run["error"][-1]):
                     continue
-                style = ("-", "--", ":", "-.")[number % 4]
-                axis.plot(run["bytes"], run["error"], style, color=COLOURS[family], lw=1.1, label=one)
-                axis.plot(run["bytes"][-1], run["error"][-1], "o", color=COLOURS[family], ms=4)
-                axis.annotate(
-                    one,
-                    (run["bytes"][-1], run["error"][-1]),
-                    xytext=(4, 3),
-                    textcoords="offset points",
-                    color=COLOURS[family],
-                    fontsize=7,
-                )
+                style, end = ("-", "--", ":", "-.")[number % 4], (run["bytes"][-1], run["error"][-1])
+                axis.plot(run["bytes"], run["error"], style, color=COLOURS[family], lw=1.1)
+                axis.plot(*end, "o", color=COLOURS[family], ms=4)
+                ends.append((one, COLOURS[family], *end))
+        labelled(axis, ends)
+        first = min(end[2] for end in ends)
         axis.axhline(0.1, color="0.75", lw=0.8)
-        axis.set(xscale="log", yscale="log", ylim=(0.01, 20), title=TITLES[name], xlabel="bytes sent by ten clients")
+        axis.set(xscale="log", yscale="log", title=TITLES[name], xlabel="bytes sent by ten clients")
+        axis.set(ylim=(0.015, 60), xlim=(first / 3, 6 * max(end[2] for end in ends)))
     axes[0].set_ylabel("largest error of a mean (SDs) or of a log SD")
     lines = [plt.Line2D([], [], color=colour, label=family) for family, colour in COLOURS.items()]
     figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=8)

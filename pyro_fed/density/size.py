@@ -44,8 +44,8 @@ CONTINUOUS_VALUES = 3
 DRAWN_NUMBERS = 20_000_000
 #: Numbers that a run of a large model on several draws may make at once.
 WORKED_NUMBERS = 50_000_000
-#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait for
-#: one another longer than they work.
+#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
+#: for one another longer than they work.
 THREADED_NUMBERS = 1_000_000
 #: Draws that a result has at least.
 FEWEST_DRAWS = 10

@@ -32,9 +32,7 @@ SITE, BLOCK = "z", ("z",)
 
 
 class Leaf(NamedTuple):
-    """A leapfrog step's end: z, r, p, ∇U (D,), and U, H's error and acceptance probability (); a run's have an axis
-    of one before.
-    """
+    """A leapfrog step's end: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run's have an axis before."""
 
     z: Tensor
     r: Tensor
@@ -78,7 +76,7 @@ class Tree(NamedTuple):
         turning: whether it has made a U-turn.
         diverging: whether H has.
         acceptance: sum of the acceptance probabilities.
-        count: leaves.
+        leaves: how many.
     """
 
     first: NDArray[Any]
@@ -89,7 +87,7 @@ class Tree(NamedTuple):
     turning: bool
     diverging: bool
     acceptance: Any
-    count: int
+    leaves: int
 
 
 def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
@@ -164,7 +162,7 @@ class CompiledNUTS(mcmc.NUTS):
             tree.turning,
             tree.diverging,
             torch.as_tensor(tree.acceptance),
-            tree.count,
+            tree.leaves,
         )
 
     def _grow(self, z: Tensor, r: Tensor, gradient: Tensor, depth: int) -> Tree:
@@ -192,7 +190,7 @@ class CompiledNUTS(mcmc.NUTS):
             other.turning or turning(half.first, other.last.unscaled.numpy()[0], momentum),
             other.diverging,
             half.acceptance + other.acceptance,
-            half.count + other.count,
+            half.leaves + other.leaves,
         )
 
     def _sample_r(self, name: str) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:

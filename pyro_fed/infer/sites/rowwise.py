@@ -99,8 +99,8 @@ class Rowwise:
         nodes, shares = (part.to(mean) for part in self.rule())
         us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        found = _sums_of(slopes, of_t, [torch.tensordot(shares, part, 1) for part in each])
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+        sums = _sums_of(slopes, of_t, [torch.tensordot(shares, part, 1) for part in each])
+        return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
 
     def add_points(
         self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
