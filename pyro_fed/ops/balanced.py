@@ -19,8 +19,8 @@ from torch import Tensor
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF, Linear
 
-#: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is asked
-#: for each time.
+#: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is
+#: asked for each time.
 BLOCK = 640_000
 
 
