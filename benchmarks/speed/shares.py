@@ -1,14 +1,15 @@
 """Federated algorithms as a share of the time of Pyro's NUTS, 500 + 500 iterations, on logistic regression.
 
-    python -m benchmarks.speed.shares [ALGORITHM ...]
+    python -m benchmarks.speed.shares [ALGORITHM ...] [--compile auto|inductor]
 
 569 rows, 30 covariates, real, ten clients sorted by label; one thread, processor seconds, without audit and
 log-likelihood. Twice each: the first run in a process that has imported everything, and again on new data of the same
-shapes (each covariate with noise of a tenth of its SD). Beside it the largest error of a mean, in SDs of NUTS's draws,
-whose own Monte Carlo error is about 0.05.
+shapes (each covariate with noise of a tenth of its SD); by `--compile inductor`, which "auto" does not choose where a
+single run would not repay it, the second has compiled steps. Beside it the largest error of a mean, in SDs of NUTS's
+draws, whose own Monte Carlo error is about 0.05.
 """
 
-import sys
+import argparse
 import time
 import warnings
 
@@ -29,8 +30,8 @@ ALGORITHMS = {
 }
 
 
-def timed(name, fed):
-    make, options = ALGORITHMS[name]
+def timed(name, fed, how="auto"):
+    make, options = ALGORITHMS[name][0], {"compile": how, **ALGORITHMS[name][1]}
     began = time.process_time()
     idata = pf.run(make(), fed, seed=0, progress=False, audit=False, log_likelihood=False, **options)
     w = idata["posterior"]["w"].values
@@ -38,15 +39,18 @@ def timed(name, fed):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(ALGORITHMS))
+    parser.add_argument("--compile", choices=["auto", "inductor"], default="auto")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    names = sys.argv[1:] or list(ALGORITHMS)
     draws, whole = by_pyro(load(), 0, 500, 500, jit=False)
     print(f"Pyro's NUTS: {whole:.1f} s\n\n| | first | again | seconds | error |\n| --- | --- | --- | --- | --- |")
     timed("FedEP", pf.Federation.from_clients(*small(), plate="data"))
-    for name in names:
-        found, first = timed(name, sorted_clients())
-        _, again = timed(name, sorted_clients(noise=0.1))
+    for name in given.names:
+        found, first = timed(name, sorted_clients(), given.compile)
+        _, again = timed(name, sorted_clients(noise=0.1), given.compile)
         error = (np.abs(found.mean(0) - draws.mean(0)) / draws.std(0)).max()
         shares = f"{first / whole:.3f} | {again / whole:.3f}"
         print(f"| {name} | {shares} | {first:.1f}, {again:.1f} | {error:.2f} |", flush=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.conventions.calls import Checked, explained
+from pyro_fed.conventions.calls import Checked, explain
 from pyro_fed.errors import SettingError
 
 #: Characters of a wrong answer that are shown.
@@ -42,8 +42,14 @@ class Schedule(ABC, metaclass=Checked):
         Raises:
             SettingError: the answer is no list of different clients' numbers.
         """
-        name = f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
-        answer: Any = explained(SettingError, f"{name} failed")(self.select)(round, num_clients, rng)
+        answer: Any
+        try:
+            answer = self.select(round, num_clients, rng)
+        except Exception as error:  # of any kind, as it may be the user's code that raised it
+            explain(error, SettingError, f"{self._called(round, num_clients)} failed")
+        if type(answer) is list and len(answer) == 1 and type(answer[0]) is int and 0 <= answer[0] < num_clients:
+            return answer  # of chains there are many rounds
+        name = self._called(round, num_clients)
         expected = f"expected a list of different client numbers from 0 to {num_clients - 1}, empty where nobody works"
         if not isinstance(answer, list | tuple | range | np.ndarray | Tensor):
             raise SettingError(f"{name} returned {str(answer)[:SHOWN]} ({type(answer).__name__}); {expected}")
@@ -59,6 +65,9 @@ class Schedule(ABC, metaclass=Checked):
             cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""
             raise SettingError(f"{name} returned {what} in {str(found)[:SHOWN]}; {expected}{cure}")
         return [int(k) for k in found]
+
+    def _called(self, round: int, num_clients: int) -> str:
+        return f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
 
     @abstractmethod
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:

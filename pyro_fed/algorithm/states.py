@@ -13,6 +13,8 @@ State = dict[str, Tensor]
 
 def select(state: State, index: Tensor | slice) -> State:
     """Rows `index` of the leading axis."""
+    if isinstance(index, Tensor) and index.dtype == torch.int64:  # half the time, of which chains have much
+        return {name: value.index_select(0, index) for name, value in state.items()}
     return {name: value[index] for name, value in state.items()}
 
 

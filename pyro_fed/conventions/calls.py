@@ -18,7 +18,7 @@ import typing
 from abc import ABCMeta
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
@@ -91,15 +91,26 @@ def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:
         def call(*args: Any, **keywords: Any) -> Any:
             try:
                 return function(*args, **keywords)
-            except PyroFedError:
-                raise
             except Exception as error:  # of any kind, as it is the user's code that raised it; it stays the cause
-                said = next(iter(str(error).splitlines()), "")
-                raise kind(f"{what}: {type(error).__name__}: {said}") from error
+                explain(error, kind, what)
 
         return cast(F, call)
 
     return decorate
+
+
+def explain(error: Exception, kind: type[PyroFedError], what: str) -> NoReturn:
+    """Raise what a user's code has raised as one sentence, with its cause; an error of the package's as it is.
+
+    Args:
+        error: that was raised.
+        kind: of the error that is raised in its place.
+        what: could not be done.
+    """
+    if isinstance(error, PyroFedError):
+        raise error
+    said = next(iter(str(error).splitlines()), "")
+    raise kind(f"{what}: {type(error).__name__}: {said}") from error
 
 
 def _class_name(owner: Any) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class Problem:
         """Latent sites of the flat vector, by name, in its order."""
         return self.layout.latents
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """D, the length of the flat unconstrained vector."""
         return sum(site.size for site in self.sites.values())

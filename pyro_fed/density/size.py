@@ -44,6 +44,9 @@ CONTINUOUS_VALUES = 3
 DRAWN_NUMBERS = 20_000_000
 #: Numbers that a run of a large model on several draws may make at once.
 WORKED_NUMBERS = 50_000_000
+#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
+#: for one another longer than they work.
+THREADED_NUMBERS = 1_000_000
 #: Draws that a result has at least.
 FEWEST_DRAWS = 10
 
@@ -93,6 +96,15 @@ def has_predictors(problem: Problem) -> bool:
     return (
         problem.compiler.kept(("predictors", CHECK_ROWS), lambda: predictors(problem, CHECK_ROWS), problem) is not None
     )
+
+
+def repays_threads(problem: Problem) -> bool:
+    """Whether a pass over the rows is long enough for several threads.
+
+    Args:
+        problem: the model's densities.
+    """
+    return problem.num_rows * problem.dim >= THREADED_NUMBERS
 
 
 def affordable_draws(problem: Problem, wanted: int, chains: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
@@ -73,3 +75,9 @@ class Phase:
     name: str = ""
     drawn: int = -1
     slots: list[tuple[np.random.Generator, Any]] = field(default_factory=list)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The user's, or the algorithm's own."""
+        own = self.given is None or isinstance(self.algorithm, Pooled)
+        return self.algorithm.default_schedule() if own else cast(Schedule, self.given)

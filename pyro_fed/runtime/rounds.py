@@ -322,7 +322,7 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
     One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
     """
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
-    schedule = algorithm.default_schedule() if phase.given is None or isinstance(algorithm, Pooled) else phase.given
+    schedule = phase.schedule
     drawn = index // schedule.period(num_clients)
     if not isinstance(algorithm, Chains) or isinstance(schedule, Informed):
         rng = seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn)

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import check_outside
-from pyro_fed.density.size import affordable_draws
+from pyro_fed.density.size import affordable_draws, repays_threads
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
@@ -73,7 +73,7 @@ def run(
     seed: int = 0,
     compile: str = "auto",
     progress: Show = True,
-    num_threads: int | None = 1,
+    num_threads: int | Literal["auto"] | None = 1,
     log_likelihood: bool = True,
     collect_local: bool = True,
     audit: bool = True,
@@ -108,7 +108,8 @@ def run(
         progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
-            fastest with one.
+            fastest with one. "auto": one, or where rows × parameters are a million or more, those that torch has; sums
+            of other orders may differ in the last bits.
         log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
             `sample_stats`, is left out too where draws × rows are more than 5e7.
         collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
@@ -172,6 +173,8 @@ def run(
     if isinstance(combination, Bounded) and isinstance(first, Bounding):
         first = first.boundable()
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
+    if num_threads == "auto":
+        num_threads = None if repays_threads(federation.problem) else 1
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
@@ -254,7 +257,7 @@ def _check_folders(**folders: str | Path | None) -> None:
 
 
 def check_numbers(
-    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | None
+    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
 ) -> None:
     """Refuse numbers out of their ranges.
 
@@ -269,7 +272,7 @@ def check_numbers(
     Raises:
         SettingError: names the argument.
     """
-    if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+    if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
         bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
         raise SettingError(f"num_threads must be {bound}, received {num_threads}")
     if rounds < 1:

@@ -12,6 +12,7 @@ from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
+from pyro_fed.density import size
 
 
 @EVERY_ALGORITHM
@@ -144,3 +145,28 @@ def test_what_is_no_algorithm_or_no_federation_is_told_apart(swap):
     said = "algorithm must be an Algorithm, such as .*, received" if swap else "algorithm is the class FedEP.*: call it"
     with pytest.raises(pf.SettingError, match=said):
         pf.run(*wrong)
+
+
+def test_threads_are_chosen_by_the_work(monkeypatch):
+    """One for a small problem, and those that torch has for a large one."""
+
+    def seen():
+        found = []
+        pf.run(
+            pf.FedLaplace(),
+            unequal_lines(),
+            num_threads="auto",
+            progress=False,
+            audit=False,
+            evaluate=lambda idata: found.append(torch.get_num_threads()) or {},
+        )
+        return set(found)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert seen() == {1}
+        monkeypatch.setattr(size, "THREADED_NUMBERS", 1)
+        assert seen() == {2}
+    finally:
+        torch.set_num_threads(before)

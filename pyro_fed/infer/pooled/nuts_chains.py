@@ -136,9 +136,7 @@ class Chains:
             return slope[0], value[0]
 
         def leapfrog_step(*state: Tensor) -> Leaf:
-            with torch.no_grad():
-                out = step(*(value.contiguous()[None] for value in state), *rows)
-            return Leaf(*(value[0] for value in out))
+            return Leaf(*step(*state, *rows))
 
         return Density(value_and_gradient, leapfrog_step)
 

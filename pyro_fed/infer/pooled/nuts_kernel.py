@@ -1,6 +1,8 @@
 """Pyro's NUTS kernel with its leapfrog step as one compiled function.
 
-Pyro's kernel keeps the tree, the adaptation and the random numbers; what is replaced is the leaf of the tree:
+Pyro's kernel keeps the doubling, the adaptation and the random numbers; what is replaced is the tree that a doubling
+adds (its recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers),
+and its leaf:
 
     r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2)
     r'
@@ -16,8 +18,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyro.infer.mcmc as mcmc
 import torch
+from numpy.typing import NDArray
 from pyro.infer.mcmc.nuts import _TreeInfo
 from torch import Tensor
 
@@ -28,7 +32,7 @@ SITE, BLOCK = "z", ("z",)
 
 
 class Leaf(NamedTuple):
-    """A leapfrog step's end: z, r, p, ∇U (D,), and U, H's error and acceptance probability ()."""
+    """A leapfrog step's end: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run's have an axis before."""
 
     z: Tensor
     r: Tensor
@@ -60,12 +64,50 @@ def leapfrog(
     return Leaf(z, r, unscaled, gradient, potential, error, (-error).exp().clamp(max=1.0))
 
 
+class Tree(NamedTuple):
+    """Leaves in one direction of time.
+
+    Attributes:
+        first: p of the first leaf, (D,).
+        last: the leaf at the far end.
+        proposal: one of them, drawn by their weights.
+        momentum: the sum of all p, (D,).
+        weight: log Σ exp -H, from H at the beginning of the trajectory.
+        turning: whether it has made a U-turn.
+        diverging: whether H has.
+        acceptance: sum of the acceptance probabilities.
+        leaves: how many.
+    """
+
+    first: NDArray[Any]
+    last: Leaf
+    proposal: Leaf
+    momentum: NDArray[Any]
+    weight: Any
+    turning: bool
+    diverging: bool
+    acceptance: Any
+    leaves: int
+
+
+def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
+    """Whether a trajectory makes a U-turn (Betancourt 2017, A.4.2), as Pyro has it.
+
+    Args:
+        first: p at one end, (D,).
+        last: p at the other end, (D,).
+        momentum: the sum of p over all leaves, (D,).
+    """
+    along = momentum - (first + last) / 2
+    return bool(first @ along <= 0 or last @ along <= 0)
+
+
 class Density(NamedTuple):
     """The compiled functions of a run.
 
     Args:
         value_and_gradient: z (D,) → ∇U (D,), U ().
-        leapfrog: z, r, ∇U, root, step, energy → `Leaf`.
+        leapfrog: z, r, ∇U, root, step, energy → `Leaf`, each with an axis of one before.
     """
 
     value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -91,32 +133,64 @@ class CompiledNUTS(mcmc.NUTS):
         value = apply(params[SITE], self.density.value_and_gradient)
         return value
 
-    def _build_basetree(
+    def _build_tree(
         self,
         z: dict[str, Tensor],
         r: dict[str, Tensor],
         z_grads: dict[str, Tensor],
         log_slice: Tensor,
         direction: int,
+        tree_depth: int,
         energy_current: Tensor,
     ) -> _TreeInfo:
-        self.steps += 1
-        step = energy_current.new_tensor(self.step_size * (1 if direction == 1 else -1))
-        root = self.mass_matrix_adapter._mass_matrix_sqrt_inverse[BLOCK]
-        leaf = self.density.leapfrog(z[SITE], r[SITE], z_grads[SITE], root, step, energy_current)
-        end = ({SITE: leaf.z}, {SITE: leaf.r}, {BLOCK: leaf.unscaled}, {SITE: leaf.gradient})
+        """The tree that a doubling adds; of its two ends only the far one is asked for, which stands for both."""
+        step = energy_current.new_tensor([self.step_size * (1 if direction == 1 else -1)])
+        root = self.mass_matrix_adapter._mass_matrix_sqrt_inverse[BLOCK].contiguous()
+        self._along = root[None], step, energy_current.detach()[None]
+        with torch.no_grad(), np.errstate(all="ignore"):
+            tree = self._grow(z[SITE].detach()[None], r[SITE][None], z_grads[SITE][None], tree_depth)
+        last, proposal = tree.last, tree.proposal
+        end = ({SITE: last.z[0]}, {SITE: last.r[0]}, {BLOCK: last.unscaled[0]}, {SITE: last.gradient[0]})
         return _TreeInfo(
             *end,
             *end,
-            end[0],
-            leaf.potential,
-            end[3],
-            end[2],
-            -leaf.error,
-            False,
-            bool(leaf.error > self._max_sliced_energy),
-            leaf.acceptance,
-            1,
+            {SITE: proposal.z[0]},
+            proposal.potential[0],
+            {SITE: proposal.gradient[0]},
+            {BLOCK: torch.from_numpy(tree.momentum)},
+            torch.as_tensor(tree.weight),
+            tree.turning,
+            tree.diverging,
+            torch.as_tensor(tree.acceptance),
+            tree.leaves,
+        )
+
+    def _grow(self, z: Tensor, r: Tensor, gradient: Tensor, depth: int) -> Tree:
+        """A tree of so many doublings from z with momentum r, (1, D) each (Algorithm 6, `BuildTree`)."""
+        if not depth:
+            self.steps += 1
+            leaf = self.density.leapfrog(z, r, gradient, *self._along)
+            momentum, error = leaf.unscaled.numpy()[0], leaf.error.numpy()[0]
+            diverging = bool(error > self._max_sliced_energy)
+            acceptance = leaf.acceptance.numpy()[0]
+            return Tree(momentum, leaf, leaf, momentum, -error, False, diverging, acceptance, 1)
+        half = self._grow(z, r, gradient, depth - 1)
+        if half.turning or half.diverging:
+            return half
+        other = self._grow(half.last.z, half.last.r, half.last.gradient, depth - 1)
+        weight = np.logaddexp(half.weight, other.weight)
+        taken = torch.bernoulli(torch.as_tensor(np.exp(other.weight - weight))).item() == 1
+        momentum = half.momentum + other.momentum
+        return Tree(
+            half.first,
+            other.last,
+            other.proposal if taken else half.proposal,
+            momentum,
+            weight,
+            other.turning or turning(half.first, other.last.unscaled.numpy()[0], momentum),
+            other.diverging,
+            half.acceptance + other.acceptance,
+            half.leaves + other.leaves,
         )
 
     def _sample_r(self, name: str) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:

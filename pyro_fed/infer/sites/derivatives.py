@@ -31,7 +31,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, has_predictors, values_of
 from pyro_fed.infer.sites.fisher import fisher_information
-from pyro_fed.infer.sites.rowwise import WORTH, expected
+from pyro_fed.infer.sites.rowwise import WORTH, at_points, expected
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -76,6 +76,10 @@ class Derivatives:
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
+        if self._worth(problem, len(points)):
+            found = at_points(problem, points, batch)
+            if found is not None:
+                return Moments(*found)
         dim, rows = points.shape[-1], batch.weight.shape[-1]
         width = dim if self.kind == "hessian" else 1
         shares = self.shares(problem, len(points), batch)
@@ -136,11 +140,15 @@ class Derivatives:
         Returns:
             None where there is no such structure, or too little work for it.
         """
-        work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        if self.structure != "full" or self.kind != "hessian" or work < WORTH:
+        if not self._worth(problem, num_points):
             return None
         found = expected(problem, mean, root, data)
         return None if found is None else Moments(*found)
+
+    def _worth(self, problem: Problem, num_points: int) -> bool:
+        """Whether linear predictors would save more than it takes to look for them."""
+        work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
+        return self.structure == "full" and self.kind == "hessian" and work >= WORTH
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

@@ -14,10 +14,14 @@ t and u_i drawn as
 
 t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
 few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
+
+`at_points` takes the mean over given points z in place of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian
+of all rows at each point would give, by the same one product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,7 +33,7 @@ from torch.func import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, curvatures, predictors
 from pyro_fed.density.latents.quadrature import gauss_hermite
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, row_dtype
+from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.ops.points import standardised_sobol
 
 #: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
@@ -95,16 +99,30 @@ class Rowwise:
         nodes, shares = (part.to(mean) for part in self.rule())
         us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        value, by_u, by_t, uu, ut, tt = (torch.tensordot(shares, part, 1) for part in each)
-        flat = slopes.flatten(1)  # (D, b p)
-        score = flat @ by_u.flatten() + by_t @ of_t
-        turned = slopes * uu[..., 0] if parts.width == 1 else (slopes.unsqueeze(-2) * uu).sum(-1)
-        hessian = turned.flatten(1) @ flat.T
-        if at:
-            cross = (flat @ ut.flatten(0, 1)) @ of_t
-            hessian = hessian + cross + cross.T + of_t.T @ tt @ of_t
-        parts_of = (value, score, -hessian)
-        return Sums(*(t + p.double() for t, p in zip(total, parts_of, strict=True))), ()
+        sums = _sums_of(slopes, of_t, [torch.tensordot(shares, part, 1) for part in each])
+        return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
+
+    def add_points(
+        self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Sums, Any]:
+        """A piece of one client's rows, at points in place of nodes.
+
+        Args:
+            problem: the model's densities.
+            total: so far.
+            rows: the client's row tensors, each (n, ...).
+            piece: the rows' numbers (b,), their weights (b,), and points (s, D), over which the sum is taken.
+        """
+        index, weight, points = piece
+        picked = tuple(leaf[index] for leaf in rows)
+        parts = self.parts
+        us = vmap(lambda z: parts.linear(z, *picked))(points)
+        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        zero = parts.linear(torch.zeros_like(points[0]), *picked)
+        slopes = vmap(lambda z: parts.linear(z, *picked))(eye) - zero
+        each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, points)
+        found = _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each])
+        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
@@ -142,6 +160,39 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         made.append(_sums(problem, work, data.rows, mean[chosen], basis[chosen], index[:, chosen], weight[:, chosen]))
     whole = Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
     return whole if root is None else _unwhitened(whole, root)
+
+
+def at_points(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
+    """Means over points of C clients' log-likelihoods and derivatives; None where a row has no such structure.
+
+    Args:
+        problem: the model's densities.
+        points: (S, C, D).
+        batch: the clients' rows (C, n, ...) and weights (C, n).
+    """
+    count, (clients, longest) = len(points), batch.weight.shape
+    sample = kept(problem, CHECK_ROWS)
+    if sample is None:
+        return None
+    numbers = sample.width + len(sample.direct)
+    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (problem.dim * sample.width)))
+    parts = kept(problem, size)
+    if parts is None:
+        return None
+    most = max(1, BLOCK // (clients * size * numbers))
+    together = max(s for s in range(1, count + 1) if count % s == 0 and s <= max(1, most))
+    blocks = points.to(problem.dtype).unflatten(0, (-1, together)).transpose(1, 2)  # (B, C, s, D)
+    pieces_of = -(-longest // size)
+    place = torch.arange(pieces_of * size, device=points.device)
+    index = place.clamp_max(longest - 1).reshape(pieces_of, 1, size).expand(-1, clients, -1)
+    padded = torch.nn.functional.pad(batch.weight, (0, pieces_of * size - longest))
+    weight = padded.reshape(clients, pieces_of, size).transpose(0, 1)
+    which = torch.cartesian_prod(torch.arange(pieces_of), torch.arange(len(blocks))).reshape(-1, 2).T
+    zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
+    carry = Sums(zero, zero.new_zeros(points.shape[1:]), zero.new_zeros(*points.shape[1:], problem.dim))
+    xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
+    total, _ = problem.scan(Rowwise(parts, 0).add_points, carry, batch.rows, xs, which.shape[1], 0)
+    return Sums(*(part / count for part in total))
 
 
 def kept(problem: Problem, rows: int) -> Predictors | None:
@@ -242,6 +293,25 @@ def semidefinite_cholesky(matrix: Tensor) -> Tensor:
                 row.append(torch.where(pivot > 0, left / torch.where(pivot > 0, pivot, 1.0), 0.0))
         rows.append(row + [torch.zeros_like(matrix[..., 0, 0])] * (size - i - 1))
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def _sums_of(slopes: Tensor, of_t: Tensor, means: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, score and curvature of a piece of rows.
+
+    Args:
+        slopes: derivatives of the predictors along D directions, (D, b, p).
+        of_t: those of t, (r, D).
+        means: of `predictors.curvatures`.
+    """
+    value, by_u, by_t, uu, ut, tt = means
+    flat = slopes.flatten(1)  # (D, b p)
+    score = flat @ by_u.flatten() + by_t @ of_t
+    turned = slopes * uu[..., 0] if slopes.shape[2] == 1 else (slopes.unsqueeze(-2) * uu).sum(-1)
+    hessian = turned.flatten(1) @ flat.T
+    if len(of_t):
+        cross = (flat @ ut.flatten(0, 1)) @ of_t
+        hessian = hessian + cross + cross.T + of_t.T @ tt @ of_t
+    return value, score, -hessian
 
 
 def _unwhitened(sums: Sums, root: Tensor) -> Sums:

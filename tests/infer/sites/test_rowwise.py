@@ -1,5 +1,7 @@
 """Expected Newton sites from linear predictors: against many points, the model's own Hessians, and other models."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -156,6 +158,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_expectations_are_those_of_many_points(model, monkeypatch):
     monkeypatch.setattr(rowwise, "BLOCK", 4096)
+    monkeypatch.setattr(derivatives, "WORTH", math.inf)  # the points' Hessians, row by row
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     dim = problem.dim
@@ -167,6 +170,33 @@ def test_expectations_are_those_of_many_points(model, monkeypatch):
     many = Derivatives("full", "hessian").of_likelihood(problem, spread_points(q, 8192), data.full_batch())
     for a, b in zip(found, many, strict=True):
         torch.testing.assert_close(a, b, rtol=3e-3, atol=3e-3 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("block", [64, 262_144], ids=["pieces", "at once"])
+@pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
+def test_means_over_points_are_those_of_their_hessians(model, block, monkeypatch):
+    """The same numbers, with clients of 5 to 30 rows padded, and weights that are not one."""
+    monkeypatch.setattr(rowwise, "BLOCK", block)
+    fed = federation(model)
+    batch, problem = fed.client_data().full_batch(), fed.problem
+    g = torch.Generator().manual_seed(2)
+    points = 0.3 * torch.randn(6, 3, problem.dim, generator=g, dtype=torch.float64)
+    batch = batch._replace(weight=batch.weight * torch.rand(batch.weight.shape, generator=g, dtype=torch.float64))
+    assert 6 * ROWS * problem.dim < derivatives.WORTH
+    exact = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
+    monkeypatch.setattr(derivatives, "WORTH", 0)
+    for a, b in zip(Derivatives("full", "hessian").of_likelihood(problem, points, batch), exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert rowwise.at_points(problem, points, batch) is not None
+
+
+def test_models_without_structure_have_their_hessians_at_points(monkeypatch):
+    monkeypatch.setattr(derivatives, "WORTH", 0)
+    fed = federation(scaled_weights)
+    points = torch.zeros(2, 3, fed.problem.dim, dtype=torch.float64)
+    batch = fed.client_data().full_batch()
+    assert rowwise.at_points(fed.problem, points, batch) is None
+    assert bool(Derivatives("full", "hessian").of_likelihood(fed.problem, points, batch).finite().all())
 
 
 @pytest.mark.filterwarnings("ignore:clients")
