@@ -23,7 +23,7 @@ from pyro_fed.errors import SettingError
 #: Seconds of CPU that a cell has.
 LIMIT = 300.0
 #: The same where a quick look was asked for, and seconds until it takes no more cells.
-QUICK_LIMIT, QUICK_SECONDS = 20.0, 280.0
+QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run_benchmark(
         quick: five small cases, one split each, with little time a cell; ends within five minutes.
         jobs: processes at a time, one thread each.
         seed: of the splits and of the runs.
-        limit: seconds of CPU that a cell has; 300 by default, 20 where it is quick.
+        limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.
         minutes: take no more cells after so many.
         any_version: read cells of other versions of the code, too.
         said: called with each cell that has been run.
