@@ -67,7 +67,7 @@ ITEMS = {
         "selection",
         "Fig. 2 to 5, 120 clients",
         "client_selection",
-        (*("--data", "ringnorm", "--clients", "120", "--rounds", "120"), "--seeds", "4", "--out", "out/selection_120.png"),
+        ("--data", "ringnorm", "--clients", "120", "--rounds", "120", "--seeds", "4", "--out", "out/selection_120.png"),
         8,
     ),
     "fedep_table_4": Item("fedep", "Table 4", "table4", minutes=2),
