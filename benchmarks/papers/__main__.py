@@ -81,9 +81,10 @@ ITEMS = {
     "p2p_figure_1": Item("p2p", "Fig. 1", "p2p_linear_regression", minutes=0.3),
     "p2p_theorem_1": Item("p2p", "Theorem 1, Corollaries 1, 2", "p2p_rate", minutes=0.2),
     "p2p_figure_3": Item("p2p", "Fig. 3", "p2p_star", minutes=0.6),
-    "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_time_varying", ("25",), 1),
-    "p2p_figure_4_published": Item("p2p", "Fig. 4, the paper's steps", "p2p_time_varying", ("--published", "25"), 3),
+    "p2p_figure_2": Item("p2p", "Fig. 2 (stand-in)", "p2p_feature_skew", minutes=2),
+    "p2p_figure_4": Item("p2p", "Fig. 4", "p2p_time_varying", ("--published", "25"), 3),
     "p2p_figure_4_exact": Item("p2p", "Fig. 4, rows counted once", "p2p_time_varying", ("--exact", "25", "100"), 1),
+    "p2p_figure_4_sds": Item("p2p", "Fig. 4, rate in SDs", "p2p_time_varying", ("--published", "--sds", "25"), 3),
     "p2p_figure_4_rows": Item(
         "p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "--published", "25"), 5
     ),
