@@ -74,6 +74,7 @@ ITEMS = {
     "fedep_figure_1": Item("fedep", "Fig. 1", "fedep_figure1", ("out/papers/fedep_figure_1.png",), 0.1),
     "fedep_digits": Item("fedep", "Table 2, 5, Fig. 2, 3 (stand-in)", "fedep_digits", minutes=15),
     "fedep_inferences": Item("fedep", "Table 2, 3, 6, 8 (stand-in)", "fedep_inferences", minutes=4),
+    "fedep_tags": Item("fedep", "Table 3 (stand-in)", "fedep_inferences", ("--tags",), 4),
     "fedep_ablations": Item("fedep", "Fig. 4, 6 (stand-in)", "fedep_ablations", minutes=3),
     "fedep_momentum": Item("fedep", "Table 7's momentum", "fedep_momentum", minutes=1),
     "fsgld_figure_1": Item("fsgld", "Fig. 1", "fsgld_gradient_variance", minutes=0.1),

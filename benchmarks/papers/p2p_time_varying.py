@@ -4,7 +4,7 @@ N agents around a centre, N_0 of them awake at a time, data IID, confidence a = 
 in place of MNIST: about 59 rows an agent for N = 25 and 15 for N = 100. Each agent works as often in both
 graphs.
 
-    python -m benchmarks.papers.p2p_time_varying [--rows 2307] [--published] [--rate 0.005] [--sds] [--exact] [N ...]
+    python -m benchmarks.papers.p2p_time_varying [--rows 2307] [--published] [--rate R] [--sds] [--exact] [--visits V] [N ...]
 
 --rows gives every agent so many rows, as in the paper (2,307 for N = 25): training images shifted by up to a pixel,
 with noise. The test images stay as they are.
@@ -43,8 +43,9 @@ def run(
     published: bool = False,
     how: Mapping[str, Any] | None = None,
     exact: bool = False,
+    visits: int | None = None,
 ) -> dict[tuple[int, str], float]:
-    """Mean accuracy of all agents, for each N; `how` as of `settings`."""
+    """Mean accuracy of all agents, for each N; `how` as of `settings`, `visits` how often each agent works."""
     images, test = digits()
     found = {}
     for around in sizes:
@@ -52,6 +53,7 @@ def run(
         batch_size = 10
         if published:
             steps, batch_size, worked = AS_PUBLISHED[around]
+        worked = visits or worked
         train = images if rows is None else jittered(images, rows * (around + 1))
         fed = pf.Federation(model, train, plate="data", num_clients=around + 1)
         algorithm = {} if exact else settings(steps, batch_size, **how or {})
@@ -71,7 +73,13 @@ def run(
 
 
 def settings(
-    steps: int, batch_size: int, *, rate: float = 0.005, width: float = WIDTH, sds: bool = False
+    steps: int,
+    batch_size: int,
+    *,
+    rate: float = 0.005,
+    decay: float = DECAY,
+    width: float = WIDTH,
+    sds: bool = False,
 ) -> dict[str, Any]:
     """Of the published algorithm.
 
@@ -79,14 +87,13 @@ def settings(
         steps: u.
         batch_size: B.
         rate: Adam's first, in weights; with `sds` 0.05, in SDs of the belief, and it does not fall.
+        decay: its factor from one round to the next.
         width: of the first beliefs' SDs, a share of the prior's; with `sds` the prior's own.
         sds: whether the rate is in SDs.
     """
     if sds:
         return {**PUBLISHED, "trace": False, "update": pf.update.SVI(steps=steps, batch_size=batch_size)}
-    update = pf.update.SVI(
-        steps=steps, batch_size=batch_size, step_size=rate, units="parameters", round_decay=DECAY
-    )
+    update = pf.update.SVI(steps=steps, batch_size=batch_size, step_size=rate, units="parameters", round_decay=decay)
     return {**PUBLISHED, "width": width, "trace": False, "update": update}
 
 
@@ -107,14 +114,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="rows an agent; by default those there are")
     parser.add_argument("--published", action="store_true", help="the paper's steps, batches and rounds")
     parser.add_argument("--rate", type=float, default=0.005, help="Adam's rate, in weights")
+    parser.add_argument("--decay", type=float, default=DECAY, help="its factor by round")
+    parser.add_argument("--visits", type=int, help="how often each agent around the centre works")
     parser.add_argument("--width", type=float, default=WIDTH, help="SDs of the first beliefs, a share of the prior's")
     parser.add_argument("--sds", action="store_true", help="Adam's rate in SDs of the belief, 0.05")
     parser.add_argument("--exact", action="store_true", help="P2PVI by default: each row counts once")
     options = parser.parse_args()
-    how = {"rate": options.rate, "width": options.width, "sds": options.sds}
+    how = {"rate": options.rate, "decay": options.decay, "width": options.width, "sds": options.sds}
     if not options.exact:
         together(**how)
-    run(tuple(options.sizes) or tuple(SETTINGS), options.rows, options.published, how, options.exact)
+    run(tuple(options.sizes) or tuple(SETTINGS), options.rows, options.published, how, options.exact, options.visits)
 
 
 if __name__ == "__main__":
