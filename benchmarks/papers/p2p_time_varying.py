@@ -4,7 +4,7 @@ N agents around a centre, N_0 of them awake at a time, data IID, confidence a = 
 in place of MNIST: about 59 rows an agent for N = 25 and 15 for N = 100. Each agent works as often in both
 graphs.
 
-    python -m benchmarks.papers.p2p_time_varying [--rows 2307] [--published] [--rate R] [--sds] [--exact] [--visits V] [N ...]
+    python -m benchmarks.papers.p2p_time_varying [--rows 2307] [--published] [--rate R] [--sds] [--exact] [N ...]
 
 --rows gives every agent so many rows, as in the paper (2,307 for N = 25): training images shifted by up to a pixel,
 with noise. The test images stay as they are.
