@@ -1,6 +1,6 @@
 """Accuracy of a network on digits by round, in the form of Figures 7 and 18 of Kassab and Simeone.
 
-    python -m benchmarks.papers.bnn_accuracy_by_round [--seeds 1] [--clients 2,20] [--out out/bnn_accuracy.png]
+    python -m benchmarks.papers.bnn_accuracy_by_round [--seeds 1] [--clients 2,20] [--rounds 20] [--out FILE]
 
 scikit-learn's digits (for MNIST and Fashion-MNIST), half of them to test on, 50 hidden units, one client a round in
 turn, L = L' = 200 steps, N = 20 particles, AdaGrad at 0.001 (Table 3): published DSVGD, SVGD on the pooled data with as
@@ -23,8 +23,8 @@ from benchmarks.papers.calibration_digits import METHODS, STEPS
 from benchmarks.papers.logistic_accuracy import LANGEVIN
 from models import bnn_classification
 
-HIDDEN, PARTICLES, ROUNDS = 50, 20, 20
-SHOWN = (1, 2, 5, 10, ROUNDS)
+HIDDEN, PARTICLES = 50, 20
+SHOWN = (1, 2, 5, 10, 20)
 
 
 def algorithms():
@@ -33,7 +33,7 @@ def algorithms():
     return {**{name: make(PARTICLES) for name, make in METHODS.items()}, "DSGLD": chains}
 
 
-def curves(clients, seeds):
+def curves(clients, seeds, rounds):
     """Accuracy in % by round, (seed, round), by method."""
     found = {name: [] for name in algorithms()}
     for seed in range(seeds):
@@ -42,7 +42,7 @@ def curves(clients, seeds):
         fed = pf.Federation(model, train, plate="data", num_clients=clients, seed=seed)
         for name, algorithm in algorithms().items():
             schedule = {} if name == "DSGLD" else {"schedule": pf.schedule.RoundRobin()}
-            record = by_round(algorithm, fed, on_test(fed, test), ROUNDS, seed=seed, audit=False, **schedule)
+            record = by_round(algorithm, fed, on_test(fed, test), rounds, seed=seed, audit=False, **schedule)
             found[name].append(100 * record["accuracy"].values)
     return {name: np.stack(runs) for name, runs in found.items()}
 
@@ -52,14 +52,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--clients", default="2,20")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("out/bnn_accuracy.png"))
     options = parser.parse_args()
     sizes = [int(text) for text in options.clients.split(",")]
     figure, axes = plt.subplots(1, len(sizes), figsize=(5 * len(sizes), 3.6), layout="constrained", squeeze=False)
-    rounds = range(1, ROUNDS + 1)
+    rounds = range(1, options.rounds + 1)
+    shown = [one for one in SHOWN if one <= options.rounds]
     for axis, clients in zip(axes[0], sizes, strict=True):
-        found = curves(clients, options.seeds)
-        print_table(f"digits, K = {clients}: accuracy in %", found, at_rounds(rounds, SHOWN))
+        found = curves(clients, options.seeds, options.rounds)
+        print_table(f"digits, K = {clients}: accuracy in %", found, at_rounds(rounds, shown))
         plot_curves(axis, found, rounds, f"digits, K = {clients}", "test accuracy in %")
     axes[0, 0].legend(fontsize=8)
     save(figure, options.out)

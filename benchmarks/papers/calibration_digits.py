@@ -12,12 +12,12 @@ Accuracy / ECE / MCE, three seeds, 2,697 test rows:
 
     N = 20           20 hidden units       50 hidden units      100 hidden units
     FedAvg         88.6 / 0.051 / 0.28   90.2 / 0.048 / 0.37   88.0 / 0.071 / 0.38
-    SVGD (pooled)  96.9 / 0.070 / 0.25   97.0 / 0.055 / 0.29   97.0 / 0.048 / 0.21
-    DSVGD          92.4 / 0.039 / 0.13   93.0 / 0.031 / 0.16   93.2 / 0.028 / 0.30
+    SVGD (pooled)  96.9 / 0.070 / 0.25   97.0 / 0.055 / 0.28   97.0 / 0.048 / 0.21
+    DSVGD          92.3 / 0.038 / 0.22   93.1 / 0.033 / 0.31   93.1 / 0.027 / 0.31
 
     50 units                   N = 2                 N = 5                N = 10                N = 20
-    SVGD (pooled)  96.9 / 0.052 / 0.23   97.1 / 0.056 / 0.40   97.1 / 0.056 / 0.25   97.0 / 0.055 / 0.29
-    DSVGD          92.2 / 0.014 / 0.26   92.1 / 0.022 / 0.12   92.8 / 0.030 / 0.12   93.0 / 0.031 / 0.16
+    SVGD (pooled)  96.8 / 0.052 / 0.23   97.1 / 0.056 / 0.40   97.1 / 0.056 / 0.25   97.0 / 0.055 / 0.28
+    DSVGD          92.3 / 0.018 / 0.20   92.4 / 0.022 / 0.12   92.7 / 0.029 / 0.10   93.1 / 0.033 / 0.31
 
 As in the paper DSVGD is right more often than FedAvg and better calibrated, in ECE and MCE at any number of units and
 of particles; more units cost FedAvg its calibration and not the others; more particles leave the MCE as it is. FedAvg

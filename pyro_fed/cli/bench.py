@@ -45,7 +45,7 @@ def _parts(text: str | None) -> list[str]:
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes, one thread each; default 1, with --quick 2.")
 @options.seed
-@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 20.")
+@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 30.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Begin no cell after so many; 0 writes the page alone.")
 @click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code in place of running them.")
 @options.as_json

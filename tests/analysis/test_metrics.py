@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -52,6 +53,20 @@ def test_gaussian_metrics(num_draws):
     assert measured["num_rows"] == 3
     assert measured["log_predictive_density"] == pytest.approx(np.log(density.mean(0)).mean(), abs=1e-12)
     assert measured["rmse"] == pytest.approx(np.sqrt(np.mean((draws.mean() - y) ** 2)), abs=1e-12)
+
+
+def test_what_a_partial_model_holds_is_the_federations():
+    """Test rows are given as the model is called: without the width that `functools.partial` has given it."""
+
+    def scaled(y, *, width=1.0):
+        mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mu, width), obs=y)
+
+    test = (torch.tensor([1.0], dtype=torch.float64),)
+    held = fed(functools.partial(scaled, width=3.0))
+    density = metrics.test_metrics(result([0.0, 0.0]), held, test)["log_predictive_density"]
+    assert density == pytest.approx(float(dist.Normal(0.0, 3.0).log_prob(torch.tensor(1.0))), abs=1e-6)
 
 
 def test_decisions_come_from_the_average_prediction():

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 RECIPES = ("fedep", "fedais", "p2p_vi", "dsvgd", "fsgld", "consensus_mc", "auto", "fedlaplace")
 #: The adapters that are.
 ADAPTERS = ("pyro_nuts", "pyro_consensus_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace")
+#: Those of a quick look: without two that cost a quarter of it, and whose like is there.
+QUICK_ADAPTERS = ("pyro_nuts", "pyro_svi_normal", "pyro_laplace")
 #: Where they are.
 FOLDER = Path(__file__).parent / "adapters"
 #: What an adapter builds on: where one of these changes, its cells are run anew.

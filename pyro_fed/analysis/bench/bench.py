@@ -23,7 +23,7 @@ from pyro_fed.errors import SettingError
 #: Seconds of CPU that a cell has.
 LIMIT = 300.0
 #: The same where a quick look was asked for, and seconds until it takes no more cells.
-QUICK_LIMIT, QUICK_SECONDS = 20.0, 280.0
+QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,14 @@ def run_benchmark(
         folder: of the cells.
         cases: patterns of their names, such as "linear*"; all by default.
         partitions: such as "sorted/10"; `SPLITS` by default.
-        recipes: names of recipes and shipped adapters, or paths; `RECIPES` and `ADAPTERS` by default.
+        recipes: names of recipes and shipped adapters, or paths; `RECIPES` and `ADAPTERS` by default, three of these
+            where it is quick.
         adapters: files with `run(model, clients)`, besides.
         posteriordb: folder of posteriordb, a clone or extracts; `$PYRO_FED_DATA/posteriordb` by default.
-        quick: five small cases, one split each, with little time a cell; ends within five minutes.
+        quick: five small cases, one split each, with little time a cell; takes no more cells after 280 s.
         jobs: processes at a time, one thread each.
         seed: of the splits and of the runs.
-        limit: seconds of CPU that a cell has; 300 by default, 20 where it is quick.
+        limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.
         minutes: take no more cells after so many.
         any_version: read cells of other versions of the code, too.
         said: called with each cell that has been run.
@@ -96,7 +97,8 @@ def run_benchmark(
     """
     known = all_cases(posteriordb)
     chosen = _matching(cases or (tuple(QUICK) if quick else ()), list(known), missing_cases(posteriordb))
-    entries = algorithms.find(list(recipes), list(adapters))
+    usual = [*algorithms.RECIPES, *algorithms.QUICK_ADAPTERS] if quick else []
+    entries = algorithms.find(list(recipes) or usual, list(adapters))
     splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
     limit = limit or (QUICK_LIMIT if quick else LIMIT)
     store, code = Store(folder, any_version), code_version()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import resource
 import time
 import traceback
@@ -149,13 +150,18 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
             found = _answer(idata, reference, federation, cell.seed)
         except Exception as error:  # whatever is raised: it is what the cell says
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
-            lines = "".join(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
+            lines = _where(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
             said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
             settled: dict[str, Any] = {"outcome": kind, "error": f"{said}\n\n{lines[-TEXT_KEPT:]}".strip()}
             return Outcome(**noted, **settled, scores={"cpu_seconds": cpu_seconds() - spent}, warned=_texts(caught))
     found["scores"] |= cost
     others = [text for text in _texts(caught) if not any(doubt in text for doubt in found["doubts"])]
     return Outcome(**noted, **found, warned=others)
+
+
+def _where(lines: list[str]) -> str:
+    """A traceback's lines; of each file's path the last two parts: tables are passed on, a machine's folders not."""
+    return re.sub(r'File "[^"]*?([^"/\\]+[/\\][^"/\\]+)"', r'File "\1"', "".join(lines))
 
 
 def _texts(caught: list[warnings.WarningMessage]) -> list[str]:

@@ -8,7 +8,10 @@ import warnings
 from pyro_fed import infer
 
 #: Libraries that are imported within functions, here or in what is used here.
-LIBRARIES = ("arviz", "pandas", "scipy.stats", "sklearn.datasets", "pyro.infer.autoguide", "torch.func")
+LIBRARIES = (
+    *("arviz", "pandas", "scipy.stats", "sklearn.datasets", "pyro.infer.autoguide", "torch.func"),
+    *("torch._dynamo", "torch.fx.experimental.proxy_tensor", "torch.fx.experimental.symbolic_shapes"),
+)
 
 
 def load() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -351,7 +352,8 @@ def rows_like(
         arguments: the federation's.
         model: the Pyro model.
         args: other positional arguments of it.
-        kwargs: other keyword arguments.
+        kwargs: other keyword arguments; what is not given here and has no rows, such as what `functools.partial` held,
+            is the federation's.
 
     Returns:
         each (m, ...).
@@ -359,7 +361,10 @@ def rows_like(
     Raises:
         DataError: the arguments do not have the structure, or the row shapes, of the federation's.
     """
-    other = flatten(model, args, kwargs, arguments.labels).to(arguments.floating_dtype())
+    given = positional(model, args, kwargs)
+    held = {**_without_rows(arguments), **(kwargs or {})}
+    kwargs = held if _binds(model, given, held) else kwargs
+    other = flatten(model, given, kwargs, arguments.labels).to(arguments.floating_dtype())
     if other.spec != arguments.spec:
         raise DataError(f"expected arguments {list(arguments.names)}, received {list(other.names)}")
     if not arguments.sharded:
@@ -372,6 +377,13 @@ def rows_like(
                 f"argument '{name}' has rows of shape {tuple(theirs.shape[1:])}, expected {tuple(mine.shape[1:])}"
             )
     return rows
+
+
+def _without_rows(arguments: Arguments) -> dict[str, Any]:
+    """The keyword arguments no leaf of which is split by rows."""
+    _, kwargs = arguments.whole()
+    split = {re.split(r"[\[.]", name)[0] for name in arguments.row_names}
+    return {name: value for name, value in kwargs.items() if name not in split}
 
 
 def _check_like(name: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:

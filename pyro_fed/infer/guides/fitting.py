@@ -4,7 +4,9 @@
 
 with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO` and an automatic Gaussian guide, or Bayes by
 backprop for a network, for all clients of a round in one compiled step. The guide begins at a Gaussian of mean m and
-covariance A A', so that Adam's rate is in its SDs. Adam starts afresh in every round.
+covariance A A', so that Adam's rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is
+one of θ, as where μ and log σ are what Adam moves (a step of log σ is the same in both). Adam starts afresh in every
+round.
 
 Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
 
@@ -15,7 +17,7 @@ logarithm of its diagonal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,11 +39,12 @@ class GuideFit:
 
     Args:
         steps: Adam's steps in a round.
-        step_size: Adam's rate, in SDs of the Gaussian at which the guide begins.
+        step_size: Adam's rate, in `units`.
         samples: draws of the guide a step.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         adam: β_1, β_2 and ε; the defaults are those of Kingma & Ba.
         falling: whether the rate falls linearly to zero.
+        units: of the rate: SDs of the Gaussian at which the guide begins, or the parameters' own, where it is diagonal.
     """
 
     steps: int
@@ -50,6 +53,7 @@ class GuideFit:
     batch_size: int | None
     adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)
     falling: bool = False
+    units: Literal["sds", "parameters"] = "sds"
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Draws of z, the step's number (for Adam's bias correction) and minibatches."""
@@ -109,9 +113,10 @@ class GuideFit:
         rate = pace * (self.step_size * (1 - (count - 1) / self.steps) if self.falling else self.step_size)
         first = tuple(b1 * m + (1 - b1) * g for m, g in zip(first, slope, strict=True))
         second = tuple(b2 * v + (1 - b2) * g.square() for v, g in zip(second, slope, strict=True))
+        rates = (rate / frame[2] if self.units == "parameters" else rate, rate)
         guide = tuple(
-            part - rate * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
-            for part, m, v in zip(guide, first, second, strict=True)
+            part - own * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + eps)
+            for part, m, v, own in zip(guide, first, second, rates, strict=True)
         )
         return (guide, first, second), ()
 

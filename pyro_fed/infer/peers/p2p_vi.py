@@ -152,6 +152,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         if isinstance(self.update, SVI):
             refuse_unused(self, "update='svi' takes pf.update.SVI(batch_size=...)", "batch_size")
             refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "num_points", "curvature")
+            if self.update.units == "parameters" and self.covariance != "diag":
+                raise SettingError(
+                    "P2PVI: pf.update.SVI(units='parameters') moves each parameter of a diagonal belief by itself: it "
+                    f"needs covariance='diag'; received {self.covariance!r}"
+                )
         if isinstance(self.update, IVON):
             refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "batch_size", "curvature")
         if not self._ends:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.infer.guides.fitting import GuideFit
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 
@@ -59,7 +59,9 @@ class SVI(Update):
 
     Args:
         steps: u, Adam's steps a round.
-        step_size: Adam's rate, in SDs of the belief.
+        step_size: Adam's rate, in `units`.
+        units: of the rate: "sds" of the belief, which is free of the parameters' units, or "parameters": their own, as
+            published; of diagonal beliefs alone.
         round_decay: the rate's factor from one round to the next, in (0, 1]: 0.99 and 0.998 in Tables I and II.
         num_samples: draws of the guide a step.
         batch_size: B, rows a step, weighted to all of the agent's; None takes all.
@@ -73,6 +75,7 @@ class SVI(Update):
 
     steps: int = 100
     step_size: float = 0.05
+    units: Literal["sds", "parameters"] = "sds"
     round_decay: float = 1.0
     num_samples: int = 1
     batch_size: int | None = None
@@ -81,13 +84,18 @@ class SVI(Update):
         check_at_least(self, 1, "steps", "num_samples")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size")
+        check_choice(self, "units", ("sds", "parameters"))
         check_between(self, "round_decay", 0, 1)
 
     @property
     def guide_fit(self) -> GuideFit:
         """The fit of a guide with these settings, at Adam's own β and ε."""
         return GuideFit(
-            steps=self.steps, step_size=self.step_size, samples=self.num_samples, batch_size=self.batch_size
+            steps=self.steps,
+            step_size=self.step_size,
+            samples=self.num_samples,
+            batch_size=self.batch_size,
+            units=self.units,
         )
 
 

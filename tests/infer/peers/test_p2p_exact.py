@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conjugate import KeptEP, KeptVI, beliefs, data, exact, federation
+from conjugate import PRIOR_SD, KeptEP, KeptVI, beliefs, data, exact, federation
 
 import pyro_fed as pf
 
@@ -133,3 +133,20 @@ def test_bayes_by_backprop_is_near_the_pooled_posterior() -> None:
     # A stochastic optimiser with a fixed seed; its noise is about 0.1 SD and 10 %.
     assert ((mean - want_mean) / sd).abs().max() < 0.5
     assert (covariance.diagonal(dim1=-2, dim2=-1).sqrt() / sd - 1).abs().max() < 0.4
+
+
+@pytest.mark.parametrize("units", ["sds", "parameters"])
+def test_the_first_step_of_adam_is_its_rate_in_the_units_asked_for(units: str) -> None:
+    """Adam's first step is the rate, up or down; that of log σ has no units."""
+    update = pf.update.SVI(steps=1, step_size=0.01, units=units)
+    algorithm = KeptVI(weighting="paper", covariance="diag", gossip_steps=1, update=update)
+    with pytest.warns(UserWarning, match="does not end at the posterior"):
+        mean, variance, _ = beliefs(algorithm, federation(1), pf.graph.complete(1), num_rounds=1)
+    rate = torch.full((3,), 0.01, dtype=torch.float64)
+    torch.testing.assert_close(mean[0].abs(), rate * (PRIOR_SD if units == "sds" else 1), atol=1e-9, rtol=0)
+    torch.testing.assert_close((variance[0].sqrt() / PRIOR_SD).log().abs(), rate, atol=1e-9, rtol=0)
+
+
+def test_the_parameters_own_units_are_of_diagonal_beliefs() -> None:
+    with pytest.raises(pf.errors.SettingError, match="needs covariance='diag'; received 'auto'"):
+        pf.P2PVI(weighting="paper", update=pf.update.SVI(units="parameters"))
