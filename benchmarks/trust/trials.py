@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Trial:
             options: more arguments of `run`, above the trial's.
         """
         fed = self.target.federation(**self.federation)
-        own = {key: value(fed) if callable(value) else value for key, value in self.options.items()}
+        own = {key: value(fed) if isfunction(value) else value for key, value in self.options.items()}
         settings = {"progress": False, "log_likelihood": False, "seed": 0, **own, **options}
         return pf.run(self.make(), fed, **settings)
 

@@ -24,8 +24,9 @@ from pyro_fed.ops.entries import evenly
 #: Draws that densities are computed at, at most; and at least, of a distribution that cannot be asked for more.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 #: Draws that the moments of a distribution are taken from where it can be asked for more, so that chance (an SD 0.8 %
-#: off, the worst of sixty 2.5 %) is not taken for its error.
-MANY_DRAWS = 8192
+#: off, the worst of sixty 2.5 %) is not taken for its error; fewer, of many parameters, than these make so many numbers
+#: (16 MB in double precision, of which a handful of copies are made).
+MANY_DRAWS, MANY_NUMBERS = 8192, 2_000_000
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,14 @@ class Evidence:
 
     @cached_property
     def flat(self) -> Tensor:
-        """All draws, (S, D); of a distribution that can give more, `MANY_DRAWS`: it is what is judged."""
+        """All draws, (S, D); of a distribution that can give more, `MANY_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in ("independent", "agents")
-        if len(found) >= MANY_DRAWS or not more:
+        many = min(MANY_DRAWS, max(FEWEST_DRAWS, MANY_NUMBERS // max(1, self.problem.dim)))
+        if len(found) >= many or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
-        return self.algorithm.sample(self.shared, MANY_DRAWS, generator).to(found).flatten(0, 1)
+        return self.algorithm.sample(self.shared, many, generator).to(found).flatten(0, 1)
 
     @cached_property
     def points(self) -> Tensor:
