@@ -194,7 +194,7 @@ def test_a_liar_with_more_rows_than_all_others_leads_no_line_search():
 
 
 def test_honest_clients_of_unequal_sizes_lead_the_line_search_to_the_mode():
-    """It compares the mass of points of different rounds: at the median client's level of each it stopped 6.8 SDs off."""
+    """It compares the mass of points of different rounds: at the median level of each it stopped 6.8 SDs off."""
     sizes, generator = [400 // k for k in range(1, 11)], torch.Generator().manual_seed(1)
     x = torch.randn(sum(sizes), 3, generator=generator, dtype=torch.float64)
     truth = torch.randn(3, generator=generator, dtype=torch.float64)
