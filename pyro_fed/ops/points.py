@@ -79,7 +79,8 @@ def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tenso
     engine: Any = SobolEngine  # torch gives its constructor no types
     seed = int(torch.randint(2**31, (), generator=generator))
     uniform: Tensor = engine(dim, scramble=True, seed=seed).draw(num_points, dtype=torch.float64)
-    return torch.special.ndtri(uniform + SOBOL_HALF_CELL)[torch.randperm(num_points, generator=generator)]
+    drawn: Tensor = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
+    return drawn[torch.randperm(num_points, generator=generator)]
 
 
 def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
