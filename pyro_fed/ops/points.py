@@ -78,7 +78,9 @@ def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tenso
         return torch.randn(num_points, dim, generator=generator, dtype=torch.float64)
     engine: Any = SobolEngine  # torch gives its constructor no types
     seed = int(torch.randint(2**31, (), generator=generator))
-    uniform: Tensor = engine(dim, scramble=True, seed=seed).draw(num_points, dtype=torch.float64)
+    sobol = engine(dim, scramble=True, seed=seed)
+    uniform: Tensor = sobol.draw(num_points, dtype=torch.float64)
+    uniform[0] = sobol.shift.double() * 2 * SOBOL_HALF_CELL  # torch has the first one in the default dtype
     drawn: Tensor = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
     return drawn[torch.randperm(num_points, generator=generator)]
 

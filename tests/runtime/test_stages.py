@@ -204,11 +204,12 @@ def marginals():
 
 
 def test_a_stage_on_the_non_centred_form_gives_the_models_own_sites():
-    """4,000 weighted draws, some 1,500 of them independent: 0.13 SDs are five standard errors, in an SD 10 %."""
+    """64,000 proposals: over twelve seeds means are 0.044 SDs off at most, log tau's SD is 0.97 ± 0.03 times."""
     fed = pf.Federation(eight_effects, (torch.arange(8), SCHOOLS), plate="data", num_clients=4)
-    weighed = pf.FedAIS(surrogates=pf.FedEP())
-    idata, steps = tried(Stage(weighed, noncentred=True), federation=fed)
-    assert steps[0]["algorithm"] == "FedAIS(surrogates=FedEP()), non-centred"
+    weighed = pf.FedAIS(surrogates=pf.FedEP(), num_proposals=64_000)
+    idata = pf.run(Listed(tried=(Stage(weighed, noncentred=True),)), fed, **QUIET | {"num_draws": 8000})
+    steps = json.loads(idata.attrs["steps"])
+    assert steps[0]["algorithm"] == "FedAIS(surrogates=FedEP(), num_proposals=64000), non-centred"
     assert set(idata.posterior.data_vars) == {"mu", "tau", "theta"}
     for values_of, (mean, sd) in zip((idata.posterior["mu"], np.log(idata.posterior["tau"])), marginals(), strict=True):
         assert abs(float(values_of.mean()) - mean) < 0.13 * sd
