@@ -67,6 +67,7 @@ _here: ContextVar[Show | None] = ContextVar("progress", default=None)
 
 
 @calls.checked_but("show")
+@calls.checked
 def set_progress(show: Show) -> None:
     """Show the progress of all runs of this process, or do not.
 

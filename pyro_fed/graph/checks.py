@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from pyro_fed.errors import GraphError
+from pyro_fed.errors import GraphError, shown
 
 #: How far a row of W may be from summing to one.
 ROW_SUM_TOLERANCE = 1e-9
@@ -55,8 +55,11 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     Raises:
         GraphError: not square, not finite, negative, or a row that does not sum to one.
     """
-    matrix = sparse.csr_array(weights if sparse.issparse(weights) else np.asarray(weights, dtype=np.float64))
-    matrix = matrix.astype(np.float64)
+    try:
+        matrix = sparse.csr_array(weights if sparse.issparse(weights) else np.asarray(weights, dtype=np.float64))
+        matrix = matrix.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise GraphError(f"W must be a matrix of numbers, received {shown(weights)}: {error}") from error
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         raise GraphError(f"W must be square, one row and one column an agent; received shape {matrix.shape}")
     _check_entries(matrix)

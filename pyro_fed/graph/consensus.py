@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
+from pyro_fed.conventions.calls import Checked
 from pyro_fed.graph import analysis
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
@@ -39,7 +40,7 @@ POINTS_A_DEGREE, SLACK = 64, 1e-6
 
 
 @dataclass(frozen=True)
-class Consensus:
+class Consensus(metaclass=Checked):
     """The consensus steps of a round.
 
     Args:

@@ -112,6 +112,16 @@ def test_signatures_are_those_of_the_functions():
     assert pf.run.__doc__.startswith("Run an algorithm")
 
 
+def test_every_public_function_is_fuzzed():
+    known = {inspect.unwrap(function) for function, _, _ in fuzzing.targets().values()}
+    public = {name: getattr(pf, name) for name in pf.__all__}
+    for module in [value for value in public.values() if inspect.ismodule(value)]:
+        public |= {f"{module.__name__}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
+    functions = {name: inspect.unwrap(value) for name, value in public.items() if inspect.isfunction(value)}
+    assert len(functions) > 40
+    assert not [name for name, function in functions.items() if function not in known]
+
+
 def test_valid_calls_are_valid():
     """Else the next test would say nothing."""
     for name, (function, given, _) in fuzzing.targets().items():

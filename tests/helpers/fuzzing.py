@@ -70,6 +70,13 @@ def result():
         return pf.run(pf.FedEP(start="prior"), federation(), num_rounds=1, **FAST)
 
 
+@functools.cache
+def other_result():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(pf.DSVGD(num_particles=10), federation(), num_rounds=2, **FAST)
+
+
 FAST = {"progress": False, "compile": "off", "audit": False, "num_draws": 30}
 
 
@@ -184,7 +191,7 @@ def targets():
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
-    return found | of_results() | of_federations()
+    return found | of_results() | of_federations() | of_the_rest()
 
 
 def defaults(kind):
@@ -277,6 +284,75 @@ def of_federations():
     }  # fmt: skip
 
 
+def of_the_rest():
+    """Weights of graphs, reports, curves of reliability and cost, and what has few arguments; likewise."""
+    path, weights = nx.path_graph(3), pf.graph.ring(3).matrix
+    probs, table = torch.full((4, 3), 0.6), of_result("compared")
+    several = {"a": result(), "b": other_result()}
+    return {
+        "graph.lazy": (pf.graph.lazy, {"weights": [[0.5, 0.5], [0.5, 0.5]], "holding": 0.5}, 1),
+        "graph.max_degree": (pf.graph.max_degree, {"graph": path}, 1),
+        "graph.metropolis": (pf.graph.metropolis, {"graph": path}, 1),
+        "graph.uniform": (pf.graph.uniform, {"graph": path, "self_weight": 0.5}, 1),
+        "graph.spectral_gap": (pf.graph.spectral_gap, {"matrix": weights}, 1),
+        "graph.stationary_distribution": (pf.graph.stationary_distribution, {"matrix": weights}, 1),
+        "graph.Consensus": (pf.graph.Consensus, {"shifts": (0.5, 0.2)}, 1),
+        "schedule.All": (pf.schedule.All, {}, 1),
+        "schedule.Shuffled": (pf.schedule.Shuffled, {}, 1),
+        "schedule.HIP": (pf.schedule.HIP, {"clients_per_round": 1}, 1),
+        "schedule.Informed": (pf.schedule.Informed, {"clients_per_round": 1}, 1),
+        "executors.Sequential": (pf.executors.Sequential, {}, 1),
+        "executors.Vectorised": (pf.executors.Vectorised, {}, 1),
+        "metrics.multilabel": (
+            pf.metrics.multilabel, {"probs": probs, "value": torch.ones(4, 3), "threshold": 0.5}, 2),
+        "shared": (pf.shared, {"name": "groups", "value": 3}, 1),
+        "set_progress": (set_progress, {"show": False}, 1),
+        "plot_consensus": (
+            pf.plot_consensus,
+            {"idata": of_result("agents"), "parameter": 0, "reference": (0.0, 1.0), "ax": None, "figsize": None},
+            2,
+        ),
+        "plot_cost": (
+            pf.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
+        "plot_reliability": (
+            pf.plot_reliability,
+            {"results": of_result("labels"), "federation": labelled(), "test": labels(), "bins": 4, "ax": None,
+             "figsize": None},
+            2,
+        ),
+        "write_report": (
+            pf.write_report,
+            {"path": "report.html", "table": table, "results": several, "federation": federation(), "title": "a",
+             "lead": "", "reference": None, "test": None, "command": ""},
+            1,
+        ),
+    }  # fmt: skip
+
+
+@functools.wraps(pf.set_progress)
+def set_progress(*args, **keywords):
+    """Progress bars as asked, then as they were."""
+    pf.set_progress(*args, **keywords)
+    pf.set_progress(True)
+
+
+def labels():
+    x, y = data()
+    return x, (y > 0).double()
+
+
+@functools.cache
+def labelled():
+    """A federation of labels, whose probabilities have a curve of reliability."""
+
+    def of_labels(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    return pf.Federation(of_labels, labels(), plate="data", num_clients=3)
+
+
 @checked
 def without(names):
     return federation().without(*names) if isinstance(names, list | tuple) else federation().without(names)
@@ -299,6 +375,12 @@ def of_result(what):
         warnings.simplefilter("ignore")
         if what == "steps":
             return pf.fit(federation(), max_rounds=20, **FAST)
+        if what == "compared":
+            return pf.compare({"a": result(), "b": other_result()}, "b", federation=federation())
+        if what == "labels":
+            return pf.run(pf.FedEP(start="prior"), labelled(), num_rounds=1, **FAST)
+        if what == "agents":
+            return pf.run(pf.P2PVI(trace=True), federation(), graph=pf.graph.ring(3), num_rounds=2, **FAST)
         if what == "chains":
             return pf.run(pf.NUTS(num_samples=30, warmup_steps=10, num_chains=1), federation(), **FAST)
     if what == "checks":

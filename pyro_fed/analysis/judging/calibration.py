@@ -20,6 +20,8 @@ from pyro_fed.errors import SettingError
 
 #: B where none is given.
 BINS = 10
+#: Bins that there may be: more than any plot shows, few enough to be held.
+MOST_BINS = 10_000
 
 
 class Reliability(NamedTuple):
@@ -50,7 +52,7 @@ def calibration_errors(probs: Tensor, value: Tensor, bins: int = BINS) -> dict[s
         `ece` and `mce`, in [0, 1].
 
     Raises:
-        SettingError: no bins.
+        SettingError: no bins, or more than `MOST_BINS`.
 
     Example:
         >>> calibration_errors(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))
@@ -79,8 +81,8 @@ def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
         >>> reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0])).accuracy
         array([0.5])
     """
-    if bins < 1:
-        raise SettingError(f"calibration needs at least one bin of confidence, received bins={bins}")
+    if not 1 <= bins <= MOST_BINS:
+        raise SettingError(f"calibration needs 1 to {MOST_BINS:,} bins of confidence, received bins={bins}")
     confidence, predicted = (part.numpy() for part in probs.double().max(-1))
     correct = predicted == value.long().numpy()
     edges = np.arange(bins) / bins

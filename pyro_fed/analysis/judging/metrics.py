@@ -84,6 +84,7 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
 
 
 @checked
+@explained(DataError, "the test data do not fit the model")
 def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
     """Evaluate the observations of a model under posterior draws.
 

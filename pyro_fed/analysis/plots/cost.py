@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
@@ -13,9 +12,6 @@ from pyro_fed.analysis.plots.style import REFERENCE_LINE, line_colors, new_axes,
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.errors import SettingError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @checked

@@ -16,12 +16,16 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.conventions.calls import checked, explained
+from pyro_fed.errors import ModelError
+
 #: Begins the names of shared values among a model's constants.
 PREFIX = "shared: "
 
 _KEPT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("kept", default=None)
 
 
+@checked
 def shared(name: str, value: Any | Callable[[], Any]) -> Any:
     """A value that depends on all rows, and that all clients have in common.
 
@@ -36,6 +40,9 @@ def shared(name: str, value: Any | Callable[[], Any]) -> Any:
     Returns:
         The value: numbers, tensors, or tuples, lists and dictionaries of them.
 
+    Raises:
+        ModelError: the function fails.
+
     Example:
         >>> def model(g, y):
         ...     num_groups = pf.shared("groups", lambda: int(g.max()) + 1)
@@ -47,7 +54,9 @@ def shared(name: str, value: Any | Callable[[], Any]) -> Any:
     kept = _KEPT.get()
     if kept is not None and PREFIX + name in kept:
         return kept[PREFIX + name]
-    found = value() if callable(value) and not isinstance(value, Tensor) else value
+    found = value
+    if callable(value) and not isinstance(value, Tensor):
+        found = explained(ModelError, f"shared({name!r}): its function fails")(value)()
     if kept is not None:
         kept[PREFIX + name] = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, found)
     return found
