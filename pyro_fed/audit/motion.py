@@ -389,8 +389,8 @@ def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
 
 def _kurtosis(x: Tensor) -> Tensor:
     """Of x (n, F), (F,)."""
-    away = x - x.mean(0)
-    return away.pow(4).mean(0) / away.square().mean(0).square()
+    squares = (x - x.mean(0)).square()
+    return squares.square().mean(0) / squares.mean(0).square()
 
 
 def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ what it is wrong by. Each client's rows go through the model by themselves, with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ LARGEST_DIFFERENCE = 0.1
 MOST_DENSITIES = 5_000_000
 
 Terms = dict[str, Tensor]
+
+#: What a model raises that cannot be run on some rows.
+NOT_RUN = (PyroFedError, RuntimeError, ValueError, IndexError)
 
 
 def splitting(evidence: Evidence) -> list[str]:
@@ -60,12 +64,14 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
     outside, inside = _terms(problem, z, problem.all_rows, local)
     off: dict[tuple[str, str], Tensor] = {}
     worst: dict[tuple[str, str], tuple[float, int]] = {}
+    client_rows = evidence.federation.client_rows
     chosen = _chosen(evidence.federation.row_counts)
+    together = _alike(problem, z, local, client_rows, chosen)
     for k in chosen:
-        at = evidence.federation.client_rows[k]
+        at = client_rows[k]
         try:
-            own_outside, own = _terms(problem, z, tuple(leaf[at] for leaf in problem.rows), local[at])
-        except (PyroFedError, RuntimeError, ValueError, IndexError) as error:
+            own_outside, own = together.get(k) or _terms(problem, z, _of(problem, at), local[at])
+        except NOT_RUN as error:
             return [
                 f"the model does not run on the rows of client {evidence.federation.client_names[k]} alone, as it "
                 f"would there: {str(error).splitlines()[0]}"
@@ -87,6 +93,39 @@ def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) ->
     """Densities outside the plate (S,), and inside it (S, m)."""
     found: tuple[Terms, Terms] = problem.vmap(lambda one: problem.log_terms(one, rows, local))(z)
     return found
+
+
+def _alike(
+    problem: Problem, z: Tensor, local: Tensor, client_rows: Sequence[Tensor], chosen: list[int]
+) -> dict[int, tuple[Terms, Terms]]:
+    """Terms of the clients with as many rows as another, each with its rows alone, from one run for all of a number.
+
+    Where the model cannot be mapped over clients there are none: they are run one by one.
+    """
+    found: dict[int, tuple[Terms, Terms]] = {}
+    sizes: dict[int, list[int]] = {}
+    for k in chosen:
+        sizes.setdefault(len(client_rows[k]), []).append(k)
+    for clients in sizes.values():
+        if problem.looped or len(clients) == 1:
+            continue
+        at = torch.stack([client_rows[k] for k in clients])
+        mapped = torch.vmap(lambda rows, own: _terms(problem, z, rows, own))
+        try:
+            outside, inside = mapped(_of(problem, at), local[at])
+        except NOT_RUN:
+            continue
+        for place, k in enumerate(clients):
+            found[k] = (
+                {name: value[place] for name, value in outside.items()},
+                {name: value[place] for name, value in inside.items()},
+            )
+    return found
+
+
+def _of(problem: Problem, at: Tensor) -> tuple[Any, ...]:
+    """These rows, of indices (m,); or of several clients, (C, m)."""
+    return tuple(leaf[at] for leaf in problem.rows)
 
 
 def _difference(one: Tensor, two: Tensor) -> Tensor:

@@ -379,8 +379,14 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         return sds_moved(common, (gaussian(sent.messages) / mine) ** (1.0 / count))
 
     def boundable(self) -> Algorithm:
-        """From the agents' own Laplace approximations, where a start is not asked for."""
-        return replace(self, start="local") if self.start == "auto" and self.begin == "consensus" else self
+        """From the agents' own Laplace approximations, where a start is not asked for, and without acceleration.
+
+        Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
+        that is new in every round is none: it would be followed up to five times as far as the limits let it.
+        """
+        local = self.start == "auto" and self.begin == "consensus"
+        plain = replace(self.update, memory=1) if isinstance(self.update, Newton) else self.update
+        return replace(self, start="local" if local else self.start, update=plain)
 
     def cannot_bound(self) -> str:
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
