@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling import tracing
 from pyro_fed.density.compiling.recording import record
@@ -96,3 +97,28 @@ def test_a_binding_takes_the_arguments_of_its_operation(name):
 def test_a_number_asked_of_an_input_is_refused(asks):
     with pytest.raises(RuntimeError, match="the value of a tensor is asked for while the step is traced"):
         record(asks, [X.clone()])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda whole: whole[:, 1:3],
+        lambda whole: whole[:, 1:3].contiguous(),
+        lambda whole: whole.transpose(1, 2)[:, 1:, :3].transpose(1, 2)[:, :2],
+        lambda whole: whole[:, :1].expand(4, 2, 4),
+        lambda whole: whole[:, 1:3].flip(0),
+        lambda whole: whole[:0, 1:3],
+    ],
+)
+def test_a_step_fits_the_strides_of_its_leaves(part):
+    """A product over two axes is a view of the leaf or a copy of it, by its strides: `clone` would lose them."""
+    whole = torch.arange(64.0, dtype=torch.float64).reshape(4, 4, 4)
+    leaf = part(whole)
+
+    def step(z):
+        return (z[..., 1:].unsqueeze(-1).reshape(-1, z.shape[-1] - 1, 1) * 2.0).sum(1)
+
+    traced = tracing.trace(step, pytree.tree_structure((leaf,)), [leaf])
+    (found,) = traced.run(leaf)
+    assert torch.equal(found, step(leaf))
+    assert torch.equal(whole, torch.arange(64.0, dtype=torch.float64).reshape(4, 4, 4))

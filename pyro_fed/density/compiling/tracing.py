@@ -103,7 +103,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
         leaves: tensors of the shapes that it is traced for.
     """
     step = eager(batched, spec)
-    recorder = record(step.run, [leaf.clone() for leaf in leaves])  # inputs are told apart by identity
+    recorder = record(step.run, [copied(leaf) for leaf in leaves])  # inputs are told apart by identity
     graph = recorder.graph
     pin_dtypes(graph)
     straighten(graph)
@@ -111,6 +111,18 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     graph.eliminate_dead_code()
     call_bindings(graph)
     return Step(torch.fx.GraphModule(recorder.root, graph), step.spec)
+
+
+def copied(leaf: Tensor) -> Tensor:
+    """A copy of the same strides, which `clone` makes smaller where a tensor is a part of another: its views differ.
+
+    Args:
+        leaf: any tensor.
+    """
+    if not leaf.numel():
+        return leaf.clone()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride(), 0)
 
 
 def straighten(graph: torch.fx.Graph) -> None:
