@@ -20,6 +20,8 @@ LARGEST_PARETO_K = 0.7
 PARTS = 8
 #: A smaller Pareto shape is that of an exponential tail.
 SMALL_SHAPE = 1e-6
+#: Steps of a bisection for a power: of weights that span a million nats too.
+HALVINGS = 50
 #: SD of log weights that is rounding: they are equal.
 EQUAL = 1e-6
 
@@ -44,6 +46,28 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     smooth, k = psis(log_weights.cpu().numpy())
     weights = torch.as_tensor(smooth, device=log_weights.device).exp()
     return Smoothed(weights / weights.sum(), k)
+
+
+def flattened(log_weights: Tensor, least: float) -> Tensor:
+    """Weights (S,) that sum to one, raised to the largest power up to one that leaves them worth `least` draws.
+
+    Args:
+        log_weights: (S,), of raw weights; -inf where a draw is impossible.
+        least: effective draws, below S.
+    """
+    log_weights = log_weights.double()
+
+    def raised(power: float) -> Tensor:
+        return (log_weights * power).softmax(0)
+
+    low, high = 0.0, 1.0
+    if float(1 / raised(high).square().sum()) >= least:
+        return raised(high)
+    for _ in range(HALVINGS):
+        power = (low + high) / 2
+        enough = float(1 / raised(power).square().sum()) >= least
+        low, high = (power, high) if enough else (low, power)
+    return raised(low)
 
 
 def log_mean(log_weights: Tensor) -> tuple[float, float]:

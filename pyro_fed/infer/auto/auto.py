@@ -1,8 +1,8 @@
 """The answer, not the choice: FedEP, and what else its answer's doubts ask for.
 
-    with a server   FedEP → FedAIS of its sites → DSVGD → FedAIS of its particles → FSGLD
-                    where a latent's scale is itself latent, before DSVGD: FedEP and FedAIS of its sites on the
-                    non-centred form of the model, which has no funnel
+    with a server   FedEP → FedAIS of its sites → FedAIS around those draws → DSVGD → FedAIS of its particles → FSGLD
+                    where a latent's scale is itself latent, before DSVGD: FedEP and both FedAIS on the non-centred
+                    form of the model, which has no funnel
                     FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
     on a graph      P2PVI → P2PEP
 
@@ -30,6 +30,10 @@ from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.surrogates.fedais import FedAIS
+
+
+#: Parameters up to which draws around weighted draws are tried: beyond, some hundred points have no neighbours.
+AGAIN_DIM = 20
 
 
 @explains_unknown
@@ -69,8 +73,11 @@ class Auto(Plan):
             return [P2PVI()] if is_large(problem) else [P2PVI(), P2PEP()]
         if is_large(problem):  # where nothing is audited, nothing says that another would be better
             return [FedEP()]
-        weighed = FedAIS(surrogates=FedEP())
-        apart = [Stage(FedEP(), noncentred=True), Stage(weighed, noncentred=True)] if effects_of(problem) else []
+        has_effects = bool(effects_of(problem))
+        apart = [Stage(FedEP(), noncentred=True)] if has_effects else []
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
-            return [FedEP(), *apart[:1], FSGLD(), DSVGD()]
+            return [FedEP(), *apart, FSGLD(), DSVGD()]
+        weighed = FedAIS(surrogates=FedEP())
+        again = [FedAIS(surrogates=weighed)] if problem.dim <= AGAIN_DIM else []
+        apart = [*apart, *(Stage(one, noncentred=True) for one in (weighed, *again))] if has_effects else again
         return [FedEP(), weighed, *apart, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]

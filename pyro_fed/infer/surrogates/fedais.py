@@ -21,9 +21,12 @@ message; likelihoods of many rows are near their sites. Weights cannot see a mod
 
 Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them
 (`surrogates.neighbourhoods`), a_s / t is p_0 / q at each, and nothing is annealed. In few dimensions that follows
-any shape, and several modes.
+any shape, and several modes. So are they where the surrogates are `FedAIS` itself: around its draws, chosen by their
+weights, which are raised to the power that leaves enough of them (adaptive importance sampling, as Cappé et al. 2004).
+What the first round saw nothing of, a mode, the second does not see either.
 
-None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation.
+None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé,
+Guillin, Marin & Robert (2004), *Population Monte Carlo*, proposals around weighted draws.
 """
 
 from __future__ import annotations
@@ -59,14 +62,16 @@ from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
 from pyro_fed.ops.annealing import Annealed, Difference, anneal, levels_for
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, log_mean, smoothed, systematic, weighted_errors
+from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, flattened, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
 
 #: Draws that a part of them must have for its own weights to be smoothed.
 FEWEST_A_PART = 50
-#: Particles, or draws of chains, around which draws are proposed, at most.
+#: Particles, or draws, around which draws are proposed, at most.
 MOST_POINTS = 400
+#: Effective draws that weights are to leave where proposals are made around weighted draws.
+FEWEST_EFFECTIVE = 100
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
 #: Share of the draws at which a client's log-likelihood may be no number, beyond the range of its precision in the
@@ -88,7 +93,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         surrogates: where the sites come from: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
             up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
-            or chains, such as `DSVGD()`, gives the points around which draws are proposed.
+            or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
         num_proposals: S, draws that every client is asked about.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
             the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
@@ -168,7 +173,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Proposals and the logarithms of a_s / t(z_s), or of p_0(z_s) / q(z_s)."""
-        if isinstance(self.surrogates, Algorithm) and self.surrogates.draws_are in ("particles", "chains"):
+        if self._of_points:
             return self._around(problem, num_clients, generator, started(start, self))
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
@@ -184,10 +189,15 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
     def _around(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
     ) -> tuple[State, State]:
-        """Proposals around the points that particles or chains left."""
+        """Proposals around the points that particles, chains or weighted draws left."""
         assert isinstance(self.surrogates, Algorithm)
-        points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
-        q = around(points[evenly(len(points), MOST_POINTS)])
+        if isinstance(self.surrogates, FedAIS):
+            weights = flattened(start.shared["log_weights"], min(FEWEST_EFFECTIVE, self.surrogates.num_proposals / 2))
+            points = start.shared["draws"][systematic(weights, MOST_POINTS, generator).unique()]
+        else:
+            points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
+            points = points[evenly(len(points), MOST_POINTS)]
+        q = around(points)
         draws = q.sample(self.num_proposals, FREEDOM, generator).to(problem.dtype)
         log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
         log_weights = log_prior - q.log_density(draws.double(), FREEDOM)
@@ -281,9 +291,16 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
 
     def cannot_bound(self) -> str:
         """Log-likelihoods are compared with those of the clients' sites."""
-        if isinstance(self.surrogates, Algorithm) and self.surrogates.draws_are in ("particles", "chains"):
-            return "particles and chains have no sites to compare log-likelihoods with: surrogates='auto'"
+        if self._of_points:
+            return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
         return ""
+
+    @property
+    def _of_points(self) -> bool:
+        """Whether the surrogates are points, and no sites."""
+        surrogates = self.surrogates
+        points = isinstance(surrogates, Algorithm) and surrogates.draws_are in ("particles", "chains")
+        return points or isinstance(surrogates, FedAIS)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The weights so far."""
