@@ -490,6 +490,7 @@ def test_the_liar_is_named():
         (pf.DSGLD(), "no rule for Bounded", None),
         (pf.DSVGD(start="modes"), "start='gaussian'", None),
         (pf.FedAIS(surrogates=pf.DSVGD()), "surrogates='auto'", None),
+        (pf.FedAIS(surrogates=pf.FedAIS()), "surrogates='auto'", None),
         (pf.FALD(alpha=0), "alpha=1", None),
         (pf.FedEP(start="prior", damping=0.1, server_optimiser="adam"), "optimiser moves q", None),
         (pf.P2PVI(start="consensus"), "start='local', or 'prior'", pf.graph.complete(3)),
