@@ -12,8 +12,9 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.motion import Moments, moved
+from pyro_fed.audit.motion import Moments, moved, wrong
 from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.tails import beyond
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
@@ -95,11 +96,17 @@ class Evidence:
 
     @cached_property
     def moments(self) -> Moments | None:
-        """Where the posterior's means and SDs are, by chains that begin at the draws; None where there is no target."""
+        """Where the posterior's means and SDs are, None where there is no target.
+
+        By chains that begin at the draws; where these find nothing wrong, by points in tails that they may not reach.
+        """
         if self.target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        return moved(self.target, self.quantities, self.flat, generator, self.aim)
+        found = moved(self.target, self.quantities, self.flat, generator, self.aim)
+        if found.stuck or bool(wrong(found).any()):
+            return found
+        return beyond(self.target, self.quantities, self.flat, generator) or found
 
     @property
     def measured(self) -> dict[str, np.ndarray]:

@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,6 +103,7 @@ class Moments:
         log_sd_error: (F,) its standard error.
         accepted: mean acceptance of the chains' last trajectories.
         whole: whether the chains' coordinates whiten the draws in full.
+        by: "chains", or "weights" of points wider than the draws.
     """
 
     mean: Tensor
@@ -110,6 +112,7 @@ class Moments:
     log_sd_error: Tensor
     accepted: float = 1.0
     whole: bool = True
+    by: Literal["chains", "weights"] = "chains"
 
     @property
     def excess(self) -> Tensor:

@@ -16,6 +16,8 @@ from pyro_fed.audit.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 
+#: What tells where the posterior's moments are.
+BY = {"chains": "short exact chains that begin at them", "weights": "importance weights of points wider than they are"}
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
@@ -42,7 +44,7 @@ def stillness(evidence: Evidence) -> list[str]:
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
     name = quoted(evidence.quantities.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
-    return [f"these draws are not the posterior's: short exact chains that begin at them {said}. {cure(evidence)}"]
+    return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence)}"]
 
 
 def _mean(found: Moments, number: int, name: str) -> str:

@@ -23,6 +23,10 @@ OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
 FEWEST_TWICE, PART_TWICE = 5, 0.1
 #: Rows are told apart by a column if such a part of the different rows differ in it: a measurement, and no code.
 TOLD_APART = 0.9
+#: Rows on a grid are told to be there twice where they are so many times as many as chance makes equal.
+CHANCE = 2.0
+#: Numbers are on a grid where they are nearer to it than this part of its gap: those of float32 are rounded.
+ON_A_GRID = 0.01
 #: Findings of one kind that are listed.
 MOST_LISTED = 3
 
@@ -101,7 +105,7 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
         key += (leaf.double().nan_to_num() * factors).sum(1)
     _, group, count = key.unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
-    if int(twice.sum()) < FEWEST_TWICE or not _told_apart(columns, group, len(count)):
+    if int(twice.sum()) < FEWEST_TWICE or not _told_apart(columns, group, len(count), int(twice.sum())):
         return
     sizes = [(int(twice[rows].sum()), k) for k, rows in enumerate(clients) if len(rows)]
     many = [(n, k) for n, k in sizes if n >= FEWEST_TWICE and n >= PART_TWICE * len(clients[k])]
@@ -127,17 +131,33 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     )
 
 
-def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int) -> bool:
-    """Whether one column is of measurements, with another value in nearly every different row."""
+def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
+    """Whether one column is of measurements, which chance would not make equal in so many rows.
+
+    It has another value in nearly every different row, and not on a grid so coarse, as counts and rounded numbers have,
+    that n rows are likely to meet there: about n² / M of them do in M places.
+    """
     if 2 * number < len(group):  # most rows recur: these are codes
         return False
     first = torch.zeros(number, dtype=torch.int64).scatter_(0, group, torch.arange(len(group)))
     for leaf in columns:
         if leaf.is_floating_point():
-            for column in leaf[first].T:
-                if len(column.unique()) >= TOLD_APART * number:
+            for column in leaf[first].double().T:
+                values = column[~column.isnan()].unique()
+                met = len(group) ** 2 / _places(values)
+                if len(values) >= TOLD_APART * number and twice > FEWEST_TWICE + CHANCE * met:
                     return True
     return False
+
+
+def _places(values: Tensor) -> float:
+    """How many there are between the least and the largest of some different numbers, in order; infinite off a grid."""
+    if len(values) < 2:
+        return 1.0
+    gaps = values.diff()
+    steps = (gaps / gaps.min()).round()  # the least gap is rounded too, so that it is not the grid's
+    off = (gaps / (gaps.sum() / steps.sum()) - steps).abs()
+    return float(steps.sum()) + 1 if bool((off < ON_A_GRID).all()) else float("inf")
 
 
 def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:

@@ -84,6 +84,28 @@ def test_rows_of_another_client_and_rows_twice_are_named():
     assert said(*coarse) == ""  # a few combinations of codes recur in any data
 
 
+def one_column(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 100.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mean, 5.0), obs=y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "decimals"), [(8, 0), (30, 0), (60, 1), (400, 1), (1000, 2)])
+def test_counts_and_rounded_numbers_alone_recur_by_chance(size, decimals, dtype):
+    """Rows of one column, of SD 5: a few of 30 whole numbers are equal in any data, and of 1,000 to two decimals."""
+    for seed in range(10):
+        y = 30 + 5 * torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        y = y.round(decimals=decimals).to(dtype)
+        assert said((y[: size // 2],), (y[size // 2 :],), model=one_column) == ""
+
+
+def test_measurements_alone_that_recur_are_named():
+    y = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64).round(decimals=4)
+    words = said((y[:15],), (torch.cat([y[15:], y[:8]]),), model=one_column)
+    assert "8 of the 15 rows of client 0 are there more than once, at client(s) 1" in words
+
+
 def test_codes_of_minus_one_are_said_to_be_the_last_groups():
     x, group = rows(0)[0][:, 0], torch.arange(20) % 3
     missing = group.where(torch.arange(20) > 3, -1)

@@ -31,7 +31,6 @@ from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.surrogates.fedais import FedAIS
 
-
 #: Parameters up to which draws around weighted draws are tried: beyond, some hundred points have no neighbours.
 AGAIN_DIM = 20
 

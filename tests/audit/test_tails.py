@@ -1,0 +1,82 @@
+"""Weights of points wider than a result find what its own draws do not reach, and leave right draws alone."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.tails import beyond, weighted
+from pyro_fed.audit.target import Target
+
+
+def scale_of_two(y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=y.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w.sum() * torch.ones_like(y), 1.0), obs=y)
+
+
+def zero_inflated(y):
+    gate = pyro.sample("gate", dist.Beta(y.new_tensor(1.0), 1.0))
+    rate = pyro.sample("rate", dist.Gamma(y.new_tensor(2.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.ZeroInflatedPoisson(rate, gate=gate), obs=y)
+
+
+def problem_of(model, y):
+    return pf.Federation(model, (y,), plate="data", num_clients=1).problem
+
+
+def found(problem, draws, seed=1):
+    target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
+    return beyond(target, quantities, draws, torch.Generator().manual_seed(seed))
+
+
+def exact(count, seed):
+    """Draws of the conjugate posterior of `scale_of_two` on no information but one row at zero: precision I + 1 1'."""
+    factor = torch.linalg.cholesky(torch.linalg.inv(torch.eye(2) + torch.ones(2, 2)).double())
+    return torch.randn(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) @ factor.T
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exact_draws_are_left_alone(seed):
+    """Wrong takes an SD of 0.8 or 1.25 times, eight of the standard errors that 2,000 draws and the points have."""
+    problem = problem_of(scale_of_two, torch.zeros(1, dtype=torch.float64))
+    assert found(problem, exact(2000, seed), seed) is None
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.6])
+def test_another_spread_is_told_with_its_size(factor):
+    problem = problem_of(scale_of_two, torch.zeros(1, dtype=torch.float64))
+    result = found(problem, factor * exact(8000, 0))
+    assert result.by == "weights"
+    assert result.log_sd.tolist() == pytest.approx([-math.log(factor)] * 2, abs=0.1)
+    assert bool((result.log_sd_error < 0.05).all())
+
+
+def test_a_tail_that_the_draws_lack_has_the_size_of_a_grid():
+    """The logit of a gate that the data do not need has no lower end but the prior's."""
+    y = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0, 1.0, 4.0], dtype=torch.float64)
+    problem = problem_of(zero_inflated, y)
+    axes = torch.linspace(-16, 6, 441, dtype=torch.float64), torch.linspace(-4, 3, 281, dtype=torch.float64)
+    z = torch.cartesian_prod(*axes)
+    at = problem.vmap(lambda one: problem.log_prior(one) + problem.log_lik(one))
+    weights = torch.cat([at(piece) for piece in z.split(20_000)]).softmax(0)
+    mean = weights @ z
+    sd = (weights @ (z - mean).square()).sqrt()
+    generator = torch.Generator().manual_seed(0)
+    draws = mean + 0.7 * sd * torch.randn(8000, 2, generator=generator, dtype=torch.float64)
+    result = found(problem, draws)
+    assert result.log_sd[:2].exp().tolist() == pytest.approx([1 / 0.7] * 2, rel=0.1)
+
+
+def test_a_variance_of_few_points_is_not_judged():
+    """exp(6 x) of standard normal x: its variance is that of the largest points."""
+    x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numbers = torch.cat([x, (6 * x).exp()], 1)
+    result = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000])
+    assert float(result.log_sd[1]) == float(result.mean[1]) == 0.0
+    assert float(result.log_sd_error[0]) == pytest.approx(1 / math.sqrt(2 * 2000), rel=0.1)
