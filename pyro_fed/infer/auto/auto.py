@@ -73,10 +73,10 @@ class Auto(Plan):
         if is_large(problem):  # where nothing is audited, nothing says that another would be better
             return [FedEP()]
         has_effects = bool(effects_of(problem))
-        apart = [Stage(FedEP(), noncentred=True)] if has_effects else []
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
-            return [FedEP(), *apart, FSGLD(), DSVGD()]
+            return [FedEP(), *([Stage(FedEP(), noncentred=True)] if has_effects else []), FSGLD(), DSVGD()]
         weighed = FedAIS(surrogates=FedEP())
         again = [FedAIS(surrogates=weighed)] if problem.dim <= AGAIN_DIM else []
-        apart = [*apart, *(Stage(one, noncentred=True) for one in (weighed, *again))] if has_effects else again
-        return [FedEP(), weighed, *apart, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
+        apart = [Stage(one, noncentred=True) for one in (FedEP(), weighed, *again)]
+        more: list[Algorithm | Stage] = [*apart] if has_effects else [*again]
+        return [FedEP(), weighed, *more, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
