@@ -26,7 +26,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 DRAWS = 50
 
 
-class Enough(Exception):  # noqa: N818  # nothing went wrong
+class Enough(Exception):  # nothing went wrong
     """As accurate as was wanted."""
 
 
