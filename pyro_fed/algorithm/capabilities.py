@@ -27,7 +27,7 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, cast
 
@@ -462,6 +462,18 @@ class KnownDensity(ABC):
     @abstractmethod
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """At draws (chain, draw, D), up to a constant: (chain, draw); None where it is not known after all."""
+
+
+class OwnErrors(ABC):
+    """Its figures tell how far off its answer may be."""
+
+    @abstractmethod
+    def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
+        """The largest error of a mean, in SDs, and of the logarithm of an SD, as far as it can tell; 0 where not.
+
+        Args:
+            figures: of its last round.
+        """
 
 
 class DrawStats(ABC):

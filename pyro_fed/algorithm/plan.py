@@ -62,7 +62,7 @@ class Plan(SettingsRepr, ABC):
     sd_factor: float = SD_MATTERS
     aim_mean_error: float = 0.1
     aim_sd_factor: float = 1.1
-    refine: int = 2
+    refine: int = 3
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "max_rounds", "max_bytes", allow_none=True)

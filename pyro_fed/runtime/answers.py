@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.capabilities import OwnErrors
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
+from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
 
@@ -57,6 +59,18 @@ class Answer:
     def name(self) -> str:
         """The algorithm's, with what it starts from where that has been set."""
         return named(self.stage)
+
+    def off(self, aim: Limits) -> float:
+        """How far off a finer aim it is likely to be, in units of that, or 1 where its own figures say so; 0 if not.
+
+        Args:
+            aim: of the plan.
+        """
+        algorithm, own = self.stage.algorithm, False
+        if isinstance(algorithm, OwnErrors) and self.figures:
+            mean, log_sd = algorithm.own_errors(self.figures[-1])
+            own = mean > aim.mean_error or log_sd > math.log(aim.sd_factor)
+        return max(off_aim(self.measured, aim), float(own))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -152,7 +166,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
             if other is not one
         )
 
-    off = {one.number: off_aim(one.measured, plan.aim) for one in answers}
+    off = {one.number: one.off(plan.aim) for one in answers}
 
     def rank(one: Answer) -> tuple[int, float, bool, bool, int]:
         ordered = confirmed(one), one.stage.algorithm.draws_are != "particles", one.number

@@ -49,8 +49,8 @@ class Auto(Plan):
             is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
         mean_error: two answers agree where no mean differs by more than this many SDs,
         sd_factor: and no SD by more than this factor.
-        aim_mean_error: where nothing speaks against the answer but, as the audit's chains estimate, a mean is off by
-            more than this many SDs,
+        aim_mean_error: where nothing speaks against the answer but, as the audit's chains estimate, or the answer's own
+            weights, a mean is off by more than this many SDs,
         aim_sd_factor: or an SD by more than this factor, further stages are tried for a better one,
         refine: at most so many. 0: none.
 

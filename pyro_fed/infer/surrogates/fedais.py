@@ -32,6 +32,7 @@ Guillin, Marin & Robert (2004), *Population Monte Carlo*, proposals around weigh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, Sent
+from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, OwnErrors, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -86,7 +87,7 @@ LEAST = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
+class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -322,6 +323,10 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize):
         if bool(after["proper"]):
             figures["log_evidence"], figures["log_evidence_se"] = log_mean(after["log_weights"])
         return figures | work
+
+    def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
+        """As parts of the draws show."""
+        return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all clients have answered."""
