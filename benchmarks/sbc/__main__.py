@@ -34,6 +34,7 @@ ALGORITHMS = {
     "P2PVI": (pf.P2PVI, 200),
     "DSVGD": (pf.DSVGD, 50),
     "FSGLD": (pf.FSGLD, 50),
+    "Auto": (pf.Auto, 50),
 }
 SKEWS = ("label", "covariate")
 #: Replicates of a cell before the next cell has its turn, so that a run that is cut has all cells.
