@@ -232,7 +232,7 @@ class _Walk:
         # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
         least = torch.finfo(z.dtype).eps * self.centre.abs().clamp_min(1.0)
         self.scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
-        self.tailed = bool((_kurtosis(z) > TAILED).any())
+        self.tailed = bool((kurtosis(z) > TAILED).any())
 
     def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
         """The moments, and whether these many chains could not tell: an error, if they saw it well, would matter.
@@ -270,7 +270,7 @@ class _Walk:
                 accepted=chains.accepted,
                 whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
             )
-            looks.take(found, bool((_kurtosis(values.flatten(0, 1)) > LONG).any()))
+            looks.take(found, bool((kurtosis(values.flatten(0, 1)) > LONG).any()))
         undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > CLEAR).any())
         return found, undecided
 
@@ -372,6 +372,11 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
 
 
 def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
+    """Which SDs (F,) can be told, of draws (S, F) and places (T, chains, F): see `told_by_tails`."""
+    return told_by_tails(kurtosis(draws), kurtosis(places.flatten(0, 1)), dim, places.shape[1])
+
+
+def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int = CHAINS) -> Tensor:
     """Which SDs (F,) can be told: not those of draws that have long tails, as the posterior has.
 
     With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. Where that is more
@@ -380,17 +385,17 @@ def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
     site's own scale is told by neither: the same number without constraint is judged all the same.
 
     Args:
-        draws: (S, F).
-        places: (T, chains, F).
+        left: kurtosis of the draws, (F,).
+        come: of the posterior, as far as it is known, (F,).
         dim: how many of the numbers are unconstrained, the first.
+        chains: how many there are.
     """
-    own = torch.arange(draws.shape[1]) >= dim
-    most = 1 + places.shape[1] * (2 * math.log(SD_MATTERS)) ** 2
-    left, come = _kurtosis(draws), _kurtosis(places.flatten(0, 1))
+    own = torch.arange(len(left)) >= dim
+    most = 1 + chains * (2 * math.log(SD_MATTERS)) ** 2
     return ~((left > most) & (come > LONG) | own & (torch.maximum(left, come) > most))
 
 
-def _kurtosis(x: Tensor) -> Tensor:
+def kurtosis(x: Tensor) -> Tensor:
     """Of x (n, F), (F,)."""
     squares = (x - x.mean(0)).square()
     return squares.square().mean(0) / squares.mean(0).square()

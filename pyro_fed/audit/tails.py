@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.motion import Moments, wrong
+from pyro_fed.audit.motion import Moments, kurtosis, told_by_tails, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import BATCH, Target
 from pyro_fed.ops.importance import smoothed
@@ -52,17 +52,19 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, generator: tor
     weights = smoothed(target(white)[0] - wide.log_density(white, FREEDOM))
     if weights.effective < WORTH * POINTS or weights.pareto_k > LONGEST_TAIL:
         return None
-    found = weighted(weights.weights, quantities(target.model(white)), quantities(draws.double()))
+    numbers = quantities(target.model(white)), quantities(draws.double())
+    found = weighted(weights.weights, *numbers, target.problem.dim)
     return found if bool(wrong(found).any()) else None
 
 
-def weighted(weights: Tensor, points: Tensor, draws: Tensor) -> Moments:
+def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
     """Moments of weighted points against those of draws; no error of a number that is none somewhere, or unknown.
 
     Args:
         weights: (N,), which sum to one.
         points: (N, F).
         draws: (S, F).
+        dim: how many of the numbers are unconstrained, the first.
     """
     centre, scale = draws.mean(0), draws.std(0)
     usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
@@ -73,6 +75,7 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor) -> Moments:
     squares = weights.square()
     usable &= variance.square() > FEWEST * (squares @ away.square())  # (Σ w a)² / Σ (w a)² points make it
     variance = torch.where(usable, variance, 1.0)
+    usable &= told_by_tails(kurtosis(draws), (weights @ away.square()) / variance.square(), dim)
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
 

@@ -77,6 +77,6 @@ def test_a_variance_of_few_points_is_not_judged():
     """exp(6 x) of standard normal x: its variance is that of the largest points."""
     x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     numbers = torch.cat([x, (6 * x).exp()], 1)
-    result = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000])
+    result = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
     assert float(result.log_sd[1]) == float(result.mean[1]) == 0.0
     assert float(result.log_sd_error[0]) == pytest.approx(1 / math.sqrt(2 * 2000), rel=0.1)
