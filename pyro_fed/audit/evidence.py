@@ -25,8 +25,8 @@ from pyro_fed.ops.entries import evenly
 #: Draws that densities are computed at, at most; and at least, of a distribution that cannot be asked for more.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 #: Draws that the moments of a distribution are taken from where it can be asked for more, so that chance (an SD 1.1 %
-#: off, the worst of sixty 3.5 %, and less by Sobol points) is not taken for its error; fewer, of many parameters, than these make so many numbers
-#: (16 MB in double precision, of which a handful of copies are made).
+#: off, the worst of sixty 3.5 %, and less by Sobol points) is not taken for its error; fewer, of many parameters, than
+#: these make so many numbers (16 MB in double precision, of which a handful of copies are made).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
 
