@@ -63,10 +63,11 @@ class Marginal(Kernel):
 
     def velocity(self, points: Tensor, particles: Tensor, scores: Tensor) -> Tensor:
         # Some coordinates at a time, in units of √h: k = exp(-(y - x)²), and sums over particles are products with k,
-        # Σ k (s + 2 (y - x) / √h) = Σ k (s - 2 x / √h) + 2 y / √h Σ k, so that few (D, N, M) numbers are made.
+        # Σ k (s + 2 (y - x) / √h) = Σ k (s - 2 x / √h) + 2 y / √h Σ k, so that few (D, N, M) numbers are made. They lie
+        # coordinate by coordinate: of other strides torch multiplies one matrix after another, each copied first.
         unit = self._fitted().sqrt()
         middle = particles.mean(-2, keepdim=True)  # far from the origin the sums would cancel
-        x, y = (((part - middle) / unit).mT for part in (particles, points))
+        x, y = (((part - middle) / unit).mT.contiguous() for part in (particles, points))
         weights = torch.stack([scores.mT - 2.0 * x / unit.unsqueeze(-1), torch.ones_like(x)], -2)
         size = max(1, BLOCK // (x.element_size() * x.shape[-1] * y.shape[-1]))
         blocks = zip(x.split(size, -2), y.split(size, -2), weights.split(size, -3), strict=True)

@@ -21,6 +21,7 @@ from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
+from pyro_fed.runtime.growth import Growth
 from pyro_fed.runtime.interruption.sigint import Interruption
 from pyro_fed.runtime.network import Connect, connect
 
@@ -60,6 +61,7 @@ class Phase:
         ledger: the clients' sites as the server can follow them; empty where it cannot.
         name: as its progress is shown.
         drawn: the schedule's period of which there are `slots`: generators, and their states when it begins.
+        growth: how large its state has been, to tell when it grows without end.
     """
 
     algorithm: Algorithm
@@ -75,6 +77,7 @@ class Phase:
     name: str = ""
     drawn: int = -1
     slots: list[tuple[np.random.Generator, Any]] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -78,6 +78,9 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
+    turns = {run_as(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
+    assert turns == {10} and run_as(pf.DSVGD(start="apart"), fed.problem).local_steps == 50
+    assert run_as(pf.SVGD(), fed.problem).local_steps == 50
     assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
     langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (4, None, 300)

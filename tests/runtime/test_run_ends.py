@@ -110,26 +110,6 @@ def test_a_last_state_that_is_no_distribution_is_a_divergence_and_is_kept():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Far(pf.BCM):
-    """Its draws are far away, and finite."""
-
-    away: float = 1e148
-
-    def sample(self, shared, num_draws, generator):
-        return self.away * (2 + super().sample(shared, num_draws, generator).abs())
-
-
-@pytest.mark.parametrize(("dtype", "away"), [(torch.float32, 1e13), (torch.float64, 1e103), (torch.float64, 1e148)])
-def test_draws_so_far_away_that_products_overflow_are_a_divergence(dtype, away):
-    """Chains of a step that is too long get there before their numbers end."""
-    args = [part.to(dtype) for part in line_data()]
-    fed = pf.Federation(line, tuple(args), plate="data", num_clients=3)
-    with pytest.raises(pf.DivergenceError, match=r"has diverged: its draws of 'w\[\d\]' reach \d"):
-        quiet(Far(away=away), fed)
-    assert np.isfinite(values(quiet(Far(away=1e3), fed))).all()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Criterion(pf.PaperDSVGD):
     """Stops after `enough` rounds."""
 

@@ -85,6 +85,7 @@ class ParallelDSVGD(DSVGD, ServerWork):
     """
 
     of_large_models: ClassVar[Mapping[str, Any]] = {"num_particles": 20}
+    turns_of_large_models: ClassVar[Mapping[str, Any]] = {}  # nobody has a turn
 
     local_steps: int = 50
 

@@ -32,13 +32,10 @@ from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
 from pyro_fed.runtime.ending.collecting import collected, integration_notes
 from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
-from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
+from pyro_fed.runtime.interruption.outcome import no_posterior
 from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
-
-#: Power of the largest number of a dtype beyond which draws have diverged: products of three of them overflow.
-USABLE = 1 / 3
 
 
 @dataclass
@@ -81,7 +78,7 @@ class Finish:
         Raises:
             InterruptedRun: the run was interrupted before there was a posterior.
             TimeLimitError: its time was up before.
-            DivergenceError: there is no distribution, or its draws are not finite or nearly so. It keeps the state.
+            DivergenceError: there is no distribution, or its draws are not finite. It keeps the state.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
@@ -92,12 +89,6 @@ class Finish:
             raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
-        farthest = draws.abs().flatten(0, 1).amax(0)
-        if float(farthest.max()) > torch.finfo(draws.dtype).max ** USABLE:
-            name = self.context.problem.name_of(int(farthest.argmax()))
-            raise self._undrawn(shared, f"has diverged: its draws of '{name}' reach {float(farthest.max()):.0e}")
-        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
-            raise self._without(shared)
         return draws
 
     @property
