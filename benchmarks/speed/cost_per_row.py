@@ -95,6 +95,8 @@ def draw(cells, path):
             axis.loglog(*zip(*found, strict=True), marker="o", label=kind) if found else None
     axes[0].set(xlabel=f"rows, at {AT_COVARIATES} covariates", ylabel="a run of FedEP, µs of the processor a row")
     axes[1].set(xlabel=f"covariates, at {AT_ROWS:,} rows")
+    axes[1].set_xticks(COVARIATES, [str(d) for d in COVARIATES])
+    axes[1].set_xticks([], minor=True)
     axes[0].legend()
     figure.savefig(path, dpi=150)
 
