@@ -32,7 +32,7 @@ from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
 from pyro_fed.runtime.ending.collecting import collected, integration_notes
 from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
-from pyro_fed.runtime.interruption.outcome import no_posterior
+from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class Finish:
             raise self._undrawn(shared, "has no draws yet")
         if not bool(torch.isfinite(draws).all()):
             raise self._undrawn(shared, "has draws that are not finite, far beyond the range of its numbers")
+        if self._cut and self.algorithm.draws_are == "chains" and draws.shape[1] < FEWEST_DRAWS:
+            raise self._without(shared)
         return draws
 
     @property
