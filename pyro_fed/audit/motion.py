@@ -24,12 +24,12 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
-no number has long tails, whose SD few chains do not tell. What is wrong by more than chance after one, without such
-tails, needs no second: draws that are right hold still at every transition. Errors of few chains with long tails are
-themselves poorly known: a result whose draws have such tails, wrong by less than `FAR_BEYOND`, is looked at again
-`AGAIN` transitions later, one that is right but not by much at all looks, and one that is still undecided after `MOST`,
-and looks wrong, until `LONGEST`. Where these chains cannot tell, and an error of the size that they see would matter,
-`MANY_CHAINS` are run: long tails take that many.
+no number has long tails, whose SD few chains do not tell. What is wrong by `FAR_BEYOND` after one, without such tails,
+needs no second; less does, as one place a chain says how far it is off worse than its standard error. Errors of few
+chains with long tails are themselves poorly known: a result whose draws have such tails, wrong by less than
+`FAR_BEYOND`, is looked at again `AGAIN` transitions later, one that is right but not by much at all looks, and one
+that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell, and an error of
+the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ LONGEST = 48
 #: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look, and
 #: before `MOST`.
 CLEAR, NEARLY_CLEAR = 0.5, 0.8
-#: How many times what matters a result is beyond it, by more than chance, to be called wrong at one look; less has to
-#: be seen again so many transitions later.
+#: How many times what matters a result is beyond it, by more than chance, to be called wrong at one look, of chains
+#: with long tails or after one transition; less has to be seen again so many transitions later.
 FAR_BEYOND, AGAIN = 2.0, 2
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 CHANCE = 0.1
@@ -313,7 +313,7 @@ class Looks:
             long: whether some number has long tails.
         """
         if self.until == EARLY:
-            self.over = not (self.tailed or long) and judged(found) is True
+            self.over = not (self.tailed or long) and judged(found, beyond=FAR_BEYOND) is True
             self.until = EARLY if self.over else LOOK
             return
         if self.until == LOOK and long:

@@ -1,6 +1,10 @@
 """What a result is not as it was asked for; errors near their limits; points away from the mode."""
 
+import warnings
+
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from conjugate import federation
@@ -62,5 +66,27 @@ def test_errors_near_their_limits_are_noted(figures, said):
 def test_a_point_is_judged_by_its_distance_from_the_mode(fed):
     with pytest.warns(UserWarning, match="this point is not the posterior's mode: 'w.*posterior SDs"):
         pf.run(pf.FedAvg(step_size=1e-4), fed, num_rounds=3, **QUIET)
-    near = pf.run(pf.FedAvg(prior=True, chain_steps=1, step_size=0.3, momentum=0.0), fed, num_rounds=100, **QUIET)
+    settings = {"prior": True, "chain_steps": 1, "momentum": 0.0}
+    near = pf.run(pf.FedAvg(step_size=0.1, **settings), fed, num_rounds=100, **QUIET)
     assert near.attrs["doubts"] == ""
+    with pytest.warns(UserWarning, match=r"'w\[\d\]' is 4.58e\+07 posterior SDs"):  # no climb from there arrives
+        pf.run(pf.FedAvg(step_size=0.3, **settings), fed, num_rounds=30, **QUIET)
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+@pytest.mark.parametrize("steps", [pytest.param(1, id="early"), pytest.param(50, id="near")])
+def test_a_point_of_many_parameters_is_judged_by_its_gradient(steps):
+    """A search for modes takes a curvature of 60 × 60; the log density along the gradient takes seven scores."""
+    x = torch.randn(200, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = (x[:, :10].sum(1) > 0).double()
+    fed = pf.Federation(logistic, (x, y), plate="data", num_clients=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pf.run(pf.FedAvg(prior=True, step_size=0.1, momentum=0.0), fed, num_rounds=steps, **QUIET)
+    said = [str(w.message) for w in caught if "not the posterior's mode: along its gradient" in str(w.message)]
+    assert len(said) == (steps == 1)

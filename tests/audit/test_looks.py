@@ -37,9 +37,9 @@ def test_what_is_wrong_without_tails_ends_after_one_transition():
 
 
 def test_what_is_wrong_by_little_is_looked_at_again():
-    """Where draws have tails, which a few of them do not stand for."""
+    """Later where draws have tails, which a few of them do not stand for."""
     assert looked((1.8, 0.3)) == [EARLY, LOOK, LOOK + AGAIN]
-    assert looked((1.8, 0.3), tailed=False) == [EARLY]
+    assert looked((1.8, 0.3), tailed=False) == [EARLY, LOOK]
 
 
 def test_what_looked_wrong_once_and_is_undecided_goes_on():

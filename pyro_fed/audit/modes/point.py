@@ -1,8 +1,13 @@
 """A result that is a point has no draws to judge: is it the posterior's mode, and is the mode where the mean is?
 
-The mode is what the point climbs to. Where it is one, draws of the Gaussian with the curvature there are moved by short
-exact chains (`motion`), which tell where the posterior's means are: in a skewed or bent posterior not at the mode. And
-there may be other modes.
+The mode is what the point climbs to; where that climb does not arrive, as from far away, what the origin of
+unconstrained space or draws of the prior climb to. Where the point is a mode, draws of the Gaussian with the curvature
+there are moved by short exact chains (`motion`), which tell where the posterior's means are: in a skewed or bent
+posterior not at the mode. And there may be other modes.
+
+Where a climb would take too long, or there is no mode, it is asked how much the log density rises along its gradient
+alone. Most draws of a posterior of D parameters lie some D / 2 nats below its mode (exactly so in the mean of a
+Gaussian): a point from which it rises by more is farther from the mode than they.
 """
 
 from __future__ import annotations
@@ -15,14 +20,18 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, Mode, ascended, climbed
+from pyro_fed.audit.modes.climbs import APART, CLIMB, LARGEST_DIM, Mode, ascended, climbed
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.motion import DENSITIES, wrong
 from pyro_fed.audit.quantities import quoted
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import Target, for_checks, scores_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
 
+#: Draws of the prior that climbs begin at, where those from the point and from the origin do not arrive.
+STARTS = 4
+#: Where the log density is looked at along its gradient, in parts of the way to the top that its bend promises.
+PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 def off_mode(evidence: Evidence) -> list[str]:
     """A point that is not the posterior's mode, as near as it may be, or whose mode is not its mean.
@@ -31,28 +40,73 @@ def off_mode(evidence: Evidence) -> list[str]:
         evidence: the result.
 
     Returns:
-        One sentence, or none: of distributions, and of points from which no climb arrives.
+        One sentence, or none: of distributions, and of points that seem to be it.
     """
     problem, points = evidence.problem, evidence.flat.double()
-    if evidence.algorithm.draws_are != "point" or problem.dim > LARGEST_DIM or problem.looped:
+    if evidence.algorithm.draws_are != "point":
         return []
-    if problem.evaluations * (CLIMB + problem.dim) > DENSITIES:
-        return []
-    target = Target.around(problem, points.mean(0), evidence.temperature)
-    ends, arrived = climbed(target, target.white(points.mean(0)[None]))
-    mode = ascended(target, ends[0]) if bool(arrived[0]) else None
+    at = points.mean(0)
+    costly = problem.evaluations * (CLIMB + problem.dim) > DENSITIES
+    if problem.dim > LARGEST_DIM or problem.looped or costly:
+        return _below(evidence, at)
+    target = Target.around(problem, at, evidence.temperature)
+    mode = _mode(target, at)
     if mode is None:
-        return []
+        from_prior = problem.init(STARTS, seeding.torch_generator(evidence.seed, seeding.AUDIT), checked=False).double()
+        for start in (torch.zeros_like(at), *from_prior):
+            target = Target.around(problem, start, evidence.temperature)
+            mode = _mode(target, start)
+            if mode is not None:
+                break
+    if mode is None:
+        return _below(evidence, at)
     sd = torch.linalg.inv(mode.precision).diagonal().sqrt()
     away = ((target.white(points) - mode.at) / sd).abs().amax(0)
     if not float(away.max()) > MATTERS:
         return _off_mean(evidence, target, mode, points)
-    without = ", and prior=True, without which it is not what it aims at" if not _prior(evidence) else ""
     return [
-        f"this point is not the posterior's mode: '{problem.name_of(int(away.argmax()))}' is {float(away.max()):.2f} "
-        f"posterior SDs (by Laplace) from it. Take more rounds, with fewer steps each or shorter ones{without}; FedEP "
-        "and FedLaplace give SDs too"
+        f"this point is not the posterior's mode: '{problem.name_of(int(away.argmax()))}' is {float(away.max()):.3g} "
+        f"posterior SDs (by Laplace) from it. {_cure(evidence)}; FedEP and FedLaplace give SDs too"
     ]
+
+
+def _mode(target: Target, start: Tensor) -> Mode | None:
+    """The mode that a point (D,) climbs to; None where it does not arrive."""
+    ends, arrived = climbed(target, target.white(start[None]))
+    return ascended(target, ends[0]) if bool(arrived[0]) else None
+
+
+def _below(evidence: Evidence, at: Tensor) -> list[str]:
+    """A point (D,) that is farther below the posterior's mode than most draws would be: one sentence, or none."""
+    problem = for_checks(evidence.problem)
+
+    def heights(points: Tensor) -> tuple[Tensor, Tensor]:
+        score, value = scores_at(problem, points.to(problem.dtype), evidence.temperature)
+        return score.double(), value.double()
+
+    score, value = heights(at[None])
+    if not (bool(value.isfinite().all()) and bool(score.isfinite().all())):
+        return [f"the model has no log density at this point. {_cure(evidence)}"]
+    along = score[0] / score[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
+    gap = APART * float(at.abs().max().clamp_min(1.0))
+    bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
+    # To the top of a parabola of this bend; or as far as the point is from the origin, where it bends the other way.
+    top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
+    tried = heights(at + top * torch.tensor(PARTS, dtype=torch.float64)[:, None] * along)[1]
+    risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])
+    if not risen > problem.dim / 2:
+        return []
+    return [
+        f"this point is not the posterior's mode: along its gradient the log density rises by {risen:.3g} nats, where "
+        f"most draws of a posterior of {problem.dim} parameters are {problem.dim / 2:.3g} below the mode. "
+        f"{_cure(evidence)}"
+    ]
+
+
+def _cure(evidence: Evidence) -> str:
+    """What to do about a point that is not the mode."""
+    without = ", and prior=True, without which it is not what it aims at" if not _prior(evidence) else ""
+    return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 
 def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[str]:
