@@ -42,6 +42,8 @@ TURN = 50
 #: Independent draws that the truth is ranked among; of chains, every so many that so many are left.
 RANKED = 99
 COLUMNS = ("model", "skew", "algorithm", "replicate", "parameter", "rank", "draws", "doubted", "seconds")
+#: Replicates below which nothing is said.
+FEWEST = 10
 #: p-values below this one are printed in bold: over some 100 of them the least of uniform ones is about as small.
 SMALLEST_P = 0.001
 
@@ -100,26 +102,30 @@ def turns(cells: list[Cell], replicates: int | None) -> Iterable[tuple[Cell, int
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """p-values and coverage by cell and parameter; entries of a vector together."""
+    """p-values and coverage by cell and parameter; of 90 % also by whether the result was doubted."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         groups[row["model"], row["skew"], row["algorithm"], row["parameter"]].append(row)
     widths = " | ".join(f"{100 * width:.0f} %" for width in INTERVALS)
-    print(f"| model | skew | algorithm | parameter | replicates | failed | doubted | chi² p | ECDF p | {widths} |")
-    print("| --- " * (9 + len(INTERVALS)) + "|")
+    print(
+        f"| model | skew | algorithm | parameter | replicates | failed | doubted | chi² p | ECDF p | {widths} "
+        "| 90 %, not doubted | 90 %, doubted |"
+    )
+    print("| --- " * (11 + len(INTERVALS)) + "|")
     rng = np.random.default_rng(0)
     for key, part in sorted(groups.items()):
         worked = [row for row in part if int(row["rank"]) >= 0]
-        if len(worked) < 10:
+        if len(worked) < FEWEST:
             continue
         rank, draws = (np.array([int(row[name]) for row in worked]) for name in ("rank", "draws"))
         u = smooth(rank, draws, rng)
-        doubted = sum(row["doubted"] == "True" for row in worked) / len(worked)
+        doubted = np.array([row["doubted"] == "True" for row in worked])
         tests = [f"**{p:.1g}**" if p < SMALLEST_P else f"{p:.2g}" for p in (chi_square(u), ecdf(u))]
         covered = " | ".join(f"{share:.2f}" for share in coverage(u))
+        apart = (f"{coverage(u[of])[-1]:.2f}" if of.sum() >= FEWEST else "" for of in (~doubted, doubted))
         print(
-            f"| {' | '.join(key)} | {len(part)} | {len(part) - len(worked)} | {100 * doubted:.0f} % "
-            f"| {' | '.join(tests)} | {covered} |"
+            f"| {' | '.join(key)} | {len(part)} | {len(part) - len(worked)} | {100 * doubted.mean():.0f} % "
+            f"| {' | '.join(tests)} | {covered} | {' | '.join(apart)} |"
         )
 
 
