@@ -269,6 +269,7 @@ class Record:
             (float(value), number, client)
             for number, one in enumerate(self.rounds)
             for client, value in zip(one.clients, one.info.get("moved", ()), strict=False)
+            if not np.isnan(value)
         ]
         if len({client for _, _, client in moves}) < FEWEST_MOVERS:
             return ""

@@ -92,13 +92,15 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     if not NEW:
         import arviz
 
-        smooth, k = arviz.psislw(log_weights, efficiency)
+        with np.errstate(over="ignore"):  # quantiles of a tail of k = 100 are infinite before they are cut at the largest
+            smooth, k = arviz.psislw(log_weights, efficiency)
         return smooth, float(k)
     from arviz_stats.base import array_stats
 
     try:
         # It takes what leave-one-out has, the logarithms of ratios 1/w.
-        smooth, k = array_stats.psislw(-log_weights, r_eff=efficiency)
+        with np.errstate(over="ignore"):
+            smooth, k = array_stats.psislw(-log_weights, r_eff=efficiency)
     except ValueError:  # "n_draws_tail must be at least 5", "All tail values are the same"
         return log_weights - np.logaddexp.reduce(log_weights), math.inf
     return smooth, float(k) if math.isfinite(k) else math.inf

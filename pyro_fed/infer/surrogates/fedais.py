@@ -281,11 +281,16 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
         return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the weights with and without the client's log-likelihoods."""
+        """By the weights with the client's log-likelihoods and with its site in their place; NaN where none is known.
+
+        With neither in the weights the answer is another one, however honest the client: that would tell nothing.
+        """
         values, draws = sent.messages["log_lik"], shared["draws"].double()
+        if not kept:
+            return values.new_full((len(values),), torch.nan)
         whole = shared["log_weights"] + values.sum(0)
         mean = whole.softmax(0) @ draws
-        others = (whole - values).softmax(1)
+        others = (whole - values + _of_sites(shared, kept, sent.clients)).softmax(1)
         other = others @ draws
         spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
         return ((mean - other).abs() / spread).amax(-1)
