@@ -92,7 +92,7 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
     if not NEW:
         import arviz
 
-        with np.errstate(over="ignore"):  # quantiles of a tail of k = 100 are infinite before they are cut at the largest
+        with np.errstate(over="ignore"):  # of a tail of k = 100, before quantiles are cut at the largest
             smooth, k = arviz.psislw(log_weights, efficiency)
         return smooth, float(k)
     from arviz_stats.base import array_stats
