@@ -258,6 +258,35 @@ def test_the_corrupted_client_is_named_without_sites(kind):
     assert all(named), named
 
 
+def measured(w, y):
+    """A covariate that is measured with an error; the scale s is hardly known, and its posterior long."""
+    slope = pyro.sample("b", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(w)):
+        pyro.sample("y", dist.Normal(slope * w / 1.49, (scale**2 + slope**2 * 0.49 / 1.49) ** 0.5), obs=y)
+
+
+def test_of_skewed_draws_no_honest_client_stands_apart():
+    """Sites divided out of the draws' Gaussian, which is not their product, leave what nobody has said (the first)."""
+    from pyro_fed.audit.clients.influence import who_stands_apart
+    from pyro_fed.audit.clients.say import answer_and_sites
+
+    named = []
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        x, e, f = torch.randn(3, 30, generator=g, dtype=torch.float64)
+        w, y = x + 0.7 * e, 1.5 * x + 0.4 * f
+        fed = pf.Federation(measured, (w, y), plate="data", num_clients=6, seed=seed)
+        b, s = torch.meshgrid(torch.linspace(0.5, 2.5, 80), torch.linspace(-9, 1, 200), indexing="ij")
+        grid = torch.stack([b.flatten(), s.flatten()], 1).double()
+        sds = (grid[:, 1:].exp().square() + grid[:, :1].square() * 0.49 / 1.49).sqrt()
+        log_p = dist.Normal(grid[:, :1] * w / 1.49, sds).log_prob(y).sum(1) - (2 * grid[:, 1]).exp() / 2 + grid[:, 1]
+        draws = grid[torch.multinomial((log_p - log_p.max()).exp(), 4000, replacement=True, generator=g)]
+        with torch.no_grad():
+            named.append(who_stands_apart(answer_and_sites(fed, draws), fed.client_names, ["b", "s"]))
+    assert named == [""] * 6
+
+
 @pytest.mark.filterwarnings("ignore:this point is not the posterior's mode")  # nor could it be
 def test_messages_that_stand_apart_are_told():
     fed, _ = trial(0, "none")

@@ -20,11 +20,10 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import NOT_NEEDED, checked_draws, kept_sites, require_result
-from pyro_fed.audit.clients.say import around, sites_at
+from pyro_fed.audit.clients.say import around, with_product
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import SettingError
-from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import moments_of
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
@@ -102,10 +101,7 @@ def _sites(idata: InferenceData, federation: Federation | None) -> _Sites:
         )
     problem = federation.problem
     with threads(1), torch.no_grad():
-        q = around(problem, checked_draws(idata, federation))
-        found = sites_at(federation, q)
-        prior = FedEP().prior_site(federation.problem, q)
-        q = type(found)(prior.precision + found.precision.sum(0), prior.eta + found.eta.sum(0))
+        q, found = with_product(federation, around(problem, checked_draws(idata, federation)))
     return _Sites(q, found, federation.client_names, [problem.name_of(number) for number in range(problem.dim)])
 
 

@@ -17,7 +17,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_sites
-from pyro_fed.audit.clients.say import around, client_log_likelihoods, sites_at
+from pyro_fed.audit.clients.say import around, client_log_likelihoods, with_product
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.errors import DataError, SettingError
@@ -156,8 +156,9 @@ def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[st
 def _by_draws(federation: Federation, draws: Tensor) -> Without:
     """Of draws and the clients' log-likelihoods there, with their sites at the draws where weights are no good."""
     log_lik = client_log_likelihoods(federation, draws)
-    q = around(federation.problem, draws)
-    found = by_sites(q, sites_at(federation, q))
+    at = around(federation.problem, draws)
+    product, sites = with_product(federation, at)
+    found = by_sites(product if bool(product.is_proper()) else at, sites)
     _weigh(found, draws, log_lik)
     return found
 

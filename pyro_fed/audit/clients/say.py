@@ -73,25 +73,36 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     return gaussian(state)
 
 
-def answer_and_sites(federation: Federation, draws: Tensor) -> State:
-    """The answer as a Gaussian and the clients' sites there, as `Record.sites` has them; of any algorithm.
+def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
+    """The product of the prior's and the clients' sites under a Gaussian, and the sites, (K,).
 
-    Of a single point the answer is the product of the prior's and the clients' sites there.
+    Args:
+        federation: the model and its clients.
+        at: where.
+    """
+    sites = sites_at(federation, at)
+    return FedEP().prior_site(federation.problem, at).product(sites.product_over(0)), sites
+
+
+def answer_and_sites(federation: Federation, draws: Tensor) -> State:
+    """The clients' sites at an answer of any algorithm, and the answer as their product, as `Record.sites` has them.
+
+    The product of the prior's and all sites is what a site can be divided out of: a Gaussian of the draws' moments, where
+    these are skewed, is another one, and without a client that has nothing to do with the others'.
 
     Args:
         federation: the model and its clients.
         draws: (S, D), unconstrained.
+
+    Returns:
+        Nothing where the product is no distribution.
     """
     problem = federation.problem
     if len(draws) > 1 and bool((draws != draws[0]).any()):
-        q = around(problem, draws)
-        sites = sites_at(federation, q)
+        at = around(problem, draws)
     else:
         structure = FedEP().structure(problem)
         spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
-        sites = sites_at(federation, at)
-        q = FedEP().prior_site(problem, at).product(sites.product_over(0))
-        if not bool(q.is_proper()):
-            return {}
-    return {**as_state(sites), **as_state(q, "q_")}
+    q, sites = with_product(federation, at)
+    return {**as_state(sites), **as_state(q, "q_")} if bool(q.is_proper()) else {}
