@@ -1,10 +1,11 @@
-"""Whether the server's state grows without end, which ends a run before its numbers are no numbers any more.
+"""Whether a point, particles or chains go away without end, which ends a run before their numbers are none any more.
 
-Steps that are too long multiply a state by the same factor in every round. With a factor near one it is finite for
+Steps that are too long multiply a place by the same factor in every round. With a factor near one it is finite for
 thousands of rounds: at 1.07 a round, 5,000 rounds end at 10^147. What has grown by a constant factor over the whole of
 the last half of the rounds, and by so much that nothing of where it began is left in double precision, is no answer and
-will be none. A state that jumps once, because the data have a large unit, stays there; one that heavy tails make large
-does not go on by the same factor.
+will be none. A place that jumps once, because the data have a large unit, stays there; one that heavy tails make large
+does not go on by the same factor. Precisions, dampings and step sizes may grow so and be right, as where a climb stands
+still: they are not looked at, nor is what only begins another phase.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.errors import DivergenceError
 
+#: Entries of a server's state that are places, in the model's coordinates.
+PLACES = ("point", "particles", "position")
 #: The state is looked at this often while rounds double, from `FIRST` on; the last so many intervals are judged.
 LOOKS = 4
 FIRST = 8
@@ -55,7 +58,7 @@ class Growth:
         if done < self.next and not end:
             return
         if done >= self.next:
-            self.seen = [*self.seen, _sizes(algorithm, shared)][-LOOKS - 1 :]
+            self.seen = [*self.seen, _sizes(shared)][-LOOKS - 1 :]
             while self.next <= done:
                 self.next = max(self.next + 1, round(self.next * 2 ** (1 / LOOKS)))
         if len(self.seen) <= LOOKS:
@@ -67,15 +70,14 @@ class Growth:
             if steady and size >= limit * self.first.get(name, 1.0):
                 raise _grown(algorithm, shared, name, sizes, len(record.rounds) - 1, record)
 
-    def begin(self, algorithm: Algorithm, shared: State) -> None:
+    def begin(self, shared: State) -> None:
         """Take the state that the rounds begin with."""
-        self.first = {name: max(1.0, size) for name, size in _sizes(algorithm, shared).items()}
+        self.first = {name: max(1.0, size) for name, size in _sizes(shared).items()}
 
 
-def _sizes(algorithm: Algorithm, shared: State) -> dict[str, float]:
-    """The largest magnitude of each entry that has numbers, and is not one that may be infinite."""
-    kept = {name: value for name, value in shared.items() if value.is_floating_point() and value.numel()}
-    sizes = {n: float(v.abs().max()) for n, v in kept.items() if n not in algorithm.may_be_infinite}
+def _sizes(shared: State) -> dict[str, float]:
+    """The largest magnitude of each entry that is a place."""
+    sizes = {name: float(shared[name].abs().max()) for name in PLACES if name in shared and shared[name].numel()}
     return {name: size for name, size in sizes.items() if size < torch.inf}
 
 

@@ -207,7 +207,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     if not phase.done:
         _save(phase, context, network)  # who is killed in the first round has something to resume from
     before = len(record.rounds) - phase.done
-    phase.growth.begin(algorithm, phase.shared)
+    phase.growth.begin(phase.shared)
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
         with context.budget.of_rounds():
@@ -219,7 +219,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                 if ahead_of == 1 or not _several(phase, context, network, data, ahead_of):
                     singly = max(singly, index + ahead_of)
                     _round(phase, context, network, data, index)
-                phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
+                if phase.last:
+                    phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
                 for _ in range(len(record.rounds) - before_these):
                     bar.advance(_postfix(phase, context))
                 if not record.converged:

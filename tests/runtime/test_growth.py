@@ -1,4 +1,4 @@
-"""A state that grows without end stops the run, whatever the algorithm; one that jumps or grows as sums do does not."""
+"""A place that goes away without end stops the run, whatever the algorithm; one that jumps or grows as sums do does not."""
 
 import pyro
 import pyro.distributions as dist
@@ -13,7 +13,7 @@ from pyro_fed.runtime.growth import Growth
 def watched(size, rounds=1000, entry="point", start=1.0):
     """Look at a state of the size that each round gives it; the round that ends the run, or None."""
     growth, record, algorithm = Growth(), Record(["a", "b"]), pf.FedAvg()
-    growth.begin(algorithm, {entry: torch.tensor([start])})
+    growth.begin({entry: torch.tensor([start])})
     for done in range(1, rounds + 1):
         try:
             growth.look(algorithm, {entry: torch.tensor([size(done)], dtype=torch.float64)}, done, rounds, record)
@@ -51,6 +51,12 @@ def test_at_the_end_half_of_the_digits_are_enough():
 )
 def test_other_growth_does_not(size):
     assert watched(size) is None
+
+
+@pytest.mark.parametrize("entry", ["precision", "damping", "step_size"])
+def test_what_is_no_place_may_grow(entry):
+    """A climb that stands still is damped by a factor in every round; a mixture whose modes were looked for so is right."""
+    assert watched(lambda done: 2.0**done, entry=entry) is None
 
 
 @pytest.mark.filterwarnings("ignore:the steps are too long")  # of the draws so far, which the error keeps

@@ -87,8 +87,8 @@ def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussi
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
     """The clients' sites at an answer of any algorithm, and the answer as their product, as `Record.sites` has them.
 
-    The product of the prior's and all sites is what a site can be divided out of: a Gaussian of the draws' moments, where
-    these are skewed, is another one, and without a client that has nothing to do with the others'.
+    The product of the prior's and all sites is what a site can be divided out of: a Gaussian of the draws' moments,
+    where these are skewed, is another one, and without a client that has nothing to do with the others'.
 
     Args:
         federation: the model and its clients.
