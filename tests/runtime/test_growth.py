@@ -1,4 +1,4 @@
-"""A place that goes away without end stops the run, whatever the algorithm; one that jumps or grows as sums do does not."""
+"""A place that goes away without end stops the run, whatever the algorithm; one that jumps or grows as sums do, not."""
 
 import pyro
 import pyro.distributions as dist
@@ -55,7 +55,7 @@ def test_other_growth_does_not(size):
 
 @pytest.mark.parametrize("entry", ["precision", "damping", "step_size"])
 def test_what_is_no_place_may_grow(entry):
-    """A climb that stands still is damped by a factor in every round; a mixture whose modes were looked for so is right."""
+    """A climb that stands still is damped by a factor in every round, and a mixture looked at so is right."""
     assert watched(lambda done: 2.0**done, entry=entry) is None
 
 
