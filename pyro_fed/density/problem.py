@@ -525,6 +525,19 @@ class Problem:
         values = {name: filler.values[name] for name in self.sites}
         return values | {name: trace.nodes[name]["value"] for name in self.reported}
 
+    @cached_property
+    def transformed(self) -> Tensor:
+        """Which entries of the flat vector are logarithms, logits and the like of what their site has, (D,) bool."""
+        z = torch.full((self.dim,), 0.1, dtype=self.dtype)
+        with torch.no_grad():
+            values = self.constrain(z, self.fewest_rows)
+        found = torch.ones(self.dim, dtype=torch.bool)
+        for name, site in self.sites.items():
+            value, part = values[name].reshape(-1), slice(site.start, site.start + site.size)
+            if len(value) == site.size:
+                found[part] = value.to(z) != z[part]
+        return found
+
     def sample_prior(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draws of the unconstrained vector from the prior, (num_samples, D).
 

@@ -11,6 +11,10 @@ best in the round before, and 1 near the mode, so that a round is a Newton step.
 better the server goes there and asks again, with d = 0. A climb that leaves the mass for a spike of the density ends
 back at the point around which it found most, f(θ) |H|^(-1/2).
 
+Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST` do not count: far away a
+likelihood is flat, Newton's step to there as long as that is far, and what a density is at e^40 is rounding, as of the
+lgamma of a Dirichlet's parameters.
+
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
 structure H is its own diagonal.
@@ -53,6 +57,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
+LONGEST = 20.0
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -143,6 +149,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             "fruitless": point.new_zeros(()),
             "back": point.new_zeros(()),
             "aim": torch.ones_like(point[0]),
+            "transformed": problem.transformed.to(point),
             "num_clients": torch.tensor(num_clients),
             "prior_value": trials,
             **as_state(site),
@@ -205,7 +212,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
                 f"FedLaplace needs all {expected} clients in every round, received {len(weights)}: use schedule.All()"
             )
         totals = shared["prior_value"] + messages["values"].sum(0)
-        totals = torch.where(totals.isfinite(), totals, -torch.inf)
+        lengths = totals.new_tensor(self.fractions) * (shared["direction"].abs() * shared["transformed"]).amax()
+        totals = torch.where(totals.isfinite() & (lengths <= LONGEST), totals, -torch.inf)
         best, aimed = int(totals.argmax()), self.fractions.index(float(shared["aim"]))
         gain, aimed_gain = float(totals[best] - shared["value"]), float(totals[aimed] - shared["value"])
         slack = float(shared["rounding"] * totals[aimed].abs())

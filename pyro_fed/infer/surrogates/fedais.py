@@ -80,6 +80,9 @@ IMPOSSIBLE = -1e30
 MOST_UNKNOWN = 0.1
 #: Under which names clients' states hold their sites.
 HELD = "held_"
+#: Nats by which the highest log-likelihood of all draws is above the eighth where it is looked at for rounding; how far
+#: beside a draw, in roundings of it; and by which part of itself it has to be another number there.
+ABOVE, HIGHEST, ROUNDINGS, ROUGH = 5.0, 8, 16, 1e-3
 #: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
 #: departs by so much over all draws moves a mean by as many SDs at most.
 LEAST = 0.5
@@ -243,7 +246,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
-        values = clients_log_likelihoods(problem, shared["draws"], data)
+        values = _computed(problem, shared["draws"], data)
         few = values.isnan().double().mean(1, keepdim=True) <= MOST_UNKNOWN
         values = torch.where(values.isnan() & few, IMPOSSIBLE, values).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
@@ -363,6 +366,21 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
         """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
         weights = smoothed(shared["log_weights"]).weights
         return shared["draws"][systematic(weights, num_draws, generator)][None]
+
+
+def _computed(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
+    """The clients' log-likelihoods at draws (S, D), (C, S), NaN where they are rounding alone.
+
+    Far away a likelihood may be the difference of numbers that are too large for it, as lgamma(a + n) - lgamma(a) at
+    a = e^50, and come out thousands of nats above all others. There it is another number next to the same draw.
+    """
+    values = clients_log_likelihoods(problem, draws, data)
+    highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST, values.shape[1]), 1).values
+    if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
+        return values
+    beside = clients_log_likelihoods(problem, draws * (1 + ROUNDINGS * torch.finfo(draws.dtype).eps), data)
+    apart = (values - beside).abs()
+    return torch.where(apart > torch.maximum(torch.ones_like(apart), ROUGH * values.abs()), torch.nan, values)
 
 
 def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:

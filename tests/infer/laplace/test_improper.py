@@ -47,3 +47,37 @@ def test_a_mode_that_exists_is_not(algorithm):
 def test_the_committee_machine_needs_a_proper_prior():
     with pytest.raises(pf.errors.ModelError, match=r"BCM gives every client the whole prior.*\['w'\].*proper priors"):
         pf.run(pf.BCM(), federation(2.0), **QUIET)
+
+
+def overdispersed(y):
+    a = pyro.sample("a", dist.LogNormal(torch.zeros(3, dtype=y.dtype), 1.5).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.DirichletMultinomial(a, total_count=8), obs=y)
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """Rows, and the posterior's means and SDs of the logarithms on a grid."""
+    g = torch.Generator().manual_seed(1)
+    p = torch._sample_dirichlet(torch.tensor([0.6, 1.5, 4.0], dtype=torch.float64).expand(30, 3), generator=g)
+    y = torch.nn.functional.one_hot(torch.multinomial(p, 8, replacement=True, generator=g), 3).sum(1).double()
+    axis = torch.linspace(-3.0, 4.5, 40, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis, axis)
+    log_p = -grid.square().sum(1) / (2 * 1.5**2)
+    log_p = log_p + sum(dist.DirichletMultinomial(grid.exp(), total_count=8).log_prob(row) for row in y)
+    weights = log_p.softmax(0)
+    mean = weights @ grid
+    return y, mean, (weights @ (grid - mean).square()).sqrt()
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedLaplace(), pf.FedEP(), pf.FedAIS()], ids=["FedLaplace", "FedEP", "FedAIS"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Laplace's approximation
+def test_a_density_that_is_rounding_far_away_has_its_mode(counts, algorithm):
+    """lgamma(a + n) - lgamma(a) at a = e^50 is thousands of nats too high: that is no mode at infinity, and no draw."""
+    y, mean, sd = counts
+    fed = pf.Federation(overdispersed, (y,), plate="data", num_clients=5)
+    draws = pf.run(algorithm, fed, **QUIET | {"num_draws": 1000}, seed=0).posterior["a"].values.reshape(-1, 3)
+    found = torch.as_tensor(draws).double().log()
+    near = 0.6 if isinstance(algorithm, pf.FedLaplace) else 0.15
+    assert float(((found.mean(0) - mean) / sd).abs().max()) < near
+    assert 0.75 < float((found.std(0) / sd).min()) and float((found.std(0) / sd).max()) < 1.25
