@@ -13,12 +13,15 @@ Source: Owen & Zhou (2000), *Safe and effective importance sampling*, for mixtur
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from pyro_fed.audit.motion import Moments, kurtosis, told_by_tails, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import BATCH, Target
+from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.ops.importance import smoothed
 from pyro_fed.ops.student_mixtures import Mixture
 
@@ -32,6 +35,8 @@ LARGEST_DIM = 8
 WORTH, LONGEST_TAIL = 0.25, 0.5
 #: Points that a number's variance has to be made of.
 FEWEST = 100
+#: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told.
+SIGMAS = 3
 
 
 def beyond(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> Moments | None:
@@ -75,7 +80,11 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     squares = weights.square()
     usable &= variance.square() > FEWEST * (squares @ away.square())  # (Σ w a)² / Σ (w a)² points make it
     variance = torch.where(usable, variance, 1.0)
-    usable &= told_by_tails(kurtosis(draws), (weights @ away.square()) / variance.square(), dim)
+    left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
+    # On its site's own scale a number may have a tail that no draws tell; how long it is is known here, of the posterior.
+    own = torch.arange(len(come)) >= dim
+    enough = come <= 1 + len(draws) * (2 * math.log(SD_MATTERS) / SIGMAS) ** 2
+    usable &= torch.where(own, enough, told_by_tails(left, come, dim))
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
 

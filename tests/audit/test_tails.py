@@ -57,6 +57,29 @@ def test_another_spread_is_told_with_its_size(factor):
     assert bool((result.log_sd_error < 0.05).all())
 
 
+def count(y):
+    rate = pyro.sample("rate", dist.Gamma(y.new_tensor(3.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def rates(seed):
+    """Logarithms of draws of Gamma(3, 2), the posterior of one count of zero."""
+    torch.manual_seed(seed)
+    return dist.Gamma(torch.tensor(3.0).double(), 2.0).sample((2000, 1)).log()
+
+
+def test_two_draws_far_out_are_told_on_the_sites_own_scale():
+    """Their logarithms move the SD by 2 % only; that of the rate, which a reader sees, is 2.4 times the posterior's."""
+    problem = problem_of(count, torch.zeros(1, dtype=torch.float64))
+    draws = rates(0)
+    draws[:2] = math.log(60.0)
+    result = found(problem, draws)
+    own = draws.exp().std() / math.sqrt(3 / 4)
+    assert result.by == "weights" and float(result.log_sd[1]) == pytest.approx(-math.log(own), abs=0.1)
+    assert all(found(problem, rates(seed), seed) is None for seed in range(20))
+
+
 def test_a_tail_that_the_draws_lack_has_the_size_of_a_grid():
     """The logit of a gate that the data do not need has no lower end but the prior's."""
     y = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0, 1.0, 4.0], dtype=torch.float64)
