@@ -81,7 +81,7 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     usable &= variance.square() > FEWEST * (squares @ away.square())  # (Σ w a)² / Σ (w a)² points make it
     variance = torch.where(usable, variance, 1.0)
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
-    # On its site's own scale a number may have a tail that no draws tell; how long it is is known here, of the posterior.
+    # On its site's own scale a number may have a tail that no draws tell; how long the posterior's is is known here.
     own = torch.arange(len(come)) >= dim
     enough = come <= 1 + len(draws) * (2 * math.log(SD_MATTERS) / SIGMAS) ** 2
     usable &= torch.where(own, enough, told_by_tails(left, come, dim))

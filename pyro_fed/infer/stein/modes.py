@@ -137,7 +137,8 @@ class Modes(Algorithm, ServerWork):
         damping = torch.where(rose, shared["damping"] / self.growth, shared["damping"] * self.growth)
         step, length = newton_steps(kept["score"], kept["curvature"], damping, self.min_curvature)
         goes = (points + step).isfinite().all(1)  # not where the log density is flat to the last digit
-        length = torch.where(goes, length, torch.finfo(length.dtype).max)
+        longest = torch.finfo(length.dtype).max  # also where its square overflows
+        length = torch.where(goes, length.nan_to_num(nan=longest, posinf=longest), longest)
         length = torch.where(kept["value"].isfinite(), length, torch.inf)
         return {
             **shared,
