@@ -7,14 +7,14 @@ shard are π̄ L_1 + (1 - π̄) L_0 and (L_1 + L_0)/2. These differ by (π̄ - 1
 in every repetition. (What 748 weights fit of 2.7 million rows' chance is 748 / 2.7e6 = 3e-4.) "Train" is therefore
 not an average over all shards.
 
-**The labels of the shard that a chain has just visited.** A network that does not look at x, as those of the IID columns
-(-0.69 is log 2), has one number, the logit δ of its share, and a visit moves it by
+**The labels of the shard that a chain has just visited.** A network that does not look at x, as those of the IID
+columns (-0.69 is log 2), has one number, the logit δ of its share, and a visit moves it, T times, by
 
-    δ ← δ + a (π_s - σ(δ)) + noise,        a = h N_s / f_s  (two output biases, h/2 each),
+    δ ← δ + a (π_s - σ(δ)) + noise,        a = h N_s / f_s  (two output biases, h/2 each).
 
-T times. Where visits are long it arrives, δ = logit π_s, and over Beta(0.5, 0.5)
+Where visits are long it arrives, δ = logit π_s, and over Beta(0.5, 0.5)
 
-    visited shard  -E[H(π)] = 1 - 2 log 2 = -0.386,        balanced test  (E log π + E log(1 - π))/2 = -2 log 2 = -1.386.
+    visited shard  -E[H(π)] = 1 - 2 log 2 = -0.386,        test  (E log π + E log(1 - π))/2 = -2 log 2 = -1.386.
 
 Where they are not, a linear client (curvature A of its log-likelihood a row, modes μ_s of variance V, ρ = (1 - h N_s A
 / 2 f_s)^T) ends its visits at θ' = ρ θ + (1 - ρ) μ_s, whose stationary variance is V (1 - ρ)/(1 + ρ); log-likelihoods
@@ -22,12 +22,42 @@ a row are below each shard's own largest by
 
     visited  A V ρ²/(1 + ρ),        all shards  A V/(1 + ρ),        test  (A V/2) (1 - ρ)/(1 + ρ),
 
-but for the noise of steps and minibatches, so that a longer visit or step raises the first and lowers the last: both grow with a T alone while a is small. With exact
-surrogates FSGLD's gradient is that of all shards, ρ's terms are gone, and visited and test shards are the same.
+but for the noise of steps and minibatches, so that a longer visit or step raises the first and lowers the last; both
+depend on a T alone while a is small. With exact surrogates FSGLD's gradient is that of all shards, the pull to the
+visited one is gone, and visited and test shards are the same on average.
 
-Parts: `linear` runs DSGLD and FSGLD on normal shards beside these three terms, `constant` iterates δ with S = 30, T = 40,
-m = 50, and `network` runs both samplers on the stand-in of `fsgld_sections_5_2_and_5_3` over steps h. All three print the
-visited shard / all shards / the test shard.
+Parts: `linear` runs DSGLD and FSGLD on normal shards beside these three terms, `constant` iterates δ with S = 30,
+T = 40, m = 50, and `network` runs both samplers on the stand-in of `fsgld_sections_5_2_and_5_3` over steps h. All
+print the visited shard / all shards / the test shard.
+
+`linear`, ρ = 0.9 / 0.5 / 0.1: visited 0.415 / 0.161 / 0.009 (closed form 0.426 / 0.167 / 0.009), test 0.027 / 0.168 /
+0.403 (0.026 / 0.167 / 0.409); FSGLD at 0.5: 0.489 and 0.000 (0.500 and 0). `constant` (all shards are within 0.015 of
+test):
+
+    a        IID, visited; test    non-IID, DSGLD, visited; test       FSGLD, visited; test
+    0.01     -0.693; -0.693        -0.656 ± 0.005; -0.709 ± 0.004      -0.690 ± 0.003; -0.697 ± 0.003
+    0.1      -0.691; -0.694        -0.490 ± 0.024; -0.820 ± 0.017      -0.690 ± 0.003; -0.697 ± 0.003
+    0.2      -0.691; -0.695        -0.435 ± 0.031; -0.918 ± 0.029      -0.690 ± 0.004; -0.697 ± 0.003
+    0.5      -0.692; -0.696        -0.407 ± 0.035; -1.064 ± 0.049      -0.690 ± 0.004; -0.698 ± 0.003
+    1        -0.692; -0.697        -0.402 ± 0.036; -1.149 ± 0.065      -0.690 ± 0.004; -0.698 ± 0.003
+    3        -0.697; -0.701        -0.402 ± 0.036; -1.237 ± 0.087      -0.693 ± 0.005; -0.700 ± 0.003
+    paper    -0.69; -0.70          -0.44 ± 0.062; -1.11 ± 0.312        -0.67 ± 0.03; -0.67 ± 0.03
+
+All six figures of the table at a = 0.2 to 1, but for FSGLD's 0.02 better than a constant. (The paper's own h, rows and m
+are a = 270, where this recursion jumps by a hundred logits, -17 and -47: its h or its scale of gradients is another.)
+
+`network`, three chains, 40 rounds, visited shard / all shards / test; the visits of the same chains, all of which
+`fsgld_sections_5_2_and_5_3` averaged away by its step of 4e-8 and by a "train" of all shards:
+
+    non-IID DSGLD, h = 4e-8    -0.444 ± 0.009 / -0.502 ± 0.004 / -0.489 ± 0.004
+                       4e-7    -0.277 ± 0.027 / -0.716 ± 0.050 / -0.699 ± 0.051
+                       2e-6    -0.247 ± 0.029 / -1.038 ± 0.116 / -1.020 ± 0.116
+    non-IID FSGLD, h = 4e-8    -0.486 ± 0.003 / -0.488 ± 0.001 / -0.475 ± 0.001
+                       4e-7    -0.332 ± 0.033 / -0.656 ± 0.078 / -0.641 ± 0.077
+    IID, both, 4e-8 to 2e-6    -0.472 to -0.480 / -0.475 to -0.482 / -0.481 to -0.486
+
+At 4e-7 FSGLD's chains have left the region where these surrogates hold, and from 2e-6 (FSGLD) and 1e-5 on steps are
+refused as beyond stability. On the IID shards nothing of this is seen at any step.
 
     python -m benchmarks.papers.fsgld_overfit
 """
@@ -53,7 +83,7 @@ NUM_SHARDS, LOCAL_STEPS, BATCH = 30, 40, 50
 
 
 def linear(chains, rounds):
-    """Normal shards of unit variance, all of their rows in each step: measured, and the closed form, a line for each ρ."""
+    """Normal shards of unit variance, whole batches: measured beside the closed form, a line for each ρ."""
     print("linear: visited shard / all shards / test, below each one's largest, measured and in closed form")
     rng = np.random.default_rng(0)
     modes = rng.standard_normal(NUM_SHARDS)
@@ -144,10 +174,11 @@ def at_ends_of_visits(fed, test, algorithm, rounds):
     return np.array(chains)
 
 
-def network(chains, rounds, steps):
+def network(chains, rounds, steps, shares):
     """A line for each partition, sampler and step; half of the visits are burn-in, a draw at the end of each."""
     print("the network 18-18-8 on 30 shards of 3,000 rows: visited shard / all shards / test, mean ± SD over chains")
-    for beta, title in ((100, "IID"), (0.5, "non-IID")):
+    for beta in shares:
+        title = f"Beta({beta:g}, {beta:g})"
         fed, test = skewed(beta, seed=0)
         given = expansions(fed, seed=0)
         for name in ("DSGLD", "FSGLD"):
@@ -163,7 +194,7 @@ def network(chains, rounds, steps):
                     thin=LOCAL_STEPS,
                     **PUBLISHED,
                 )
-                where = f"{title:8s} {name} h = {step:.0e}, a = {step * fed.num_rows:6.3f}   "
+                where = f"{title:14s} {name} h = {step:.0e}, a = {step * fed.num_rows:6.3f}   "
                 try:
                     print(where + figures(at_ends_of_visits(fed, test, algorithm, rounds)), flush=True)
                 except SettingError as error:
@@ -173,9 +204,10 @@ def network(chains, rounds, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=["linear", "constant", "network"])
-    parser.add_argument("--chains", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--chains", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=float, nargs="+", default=[4e-8, 4e-7, 2e-6, 1e-5])
+    parser.add_argument("--shares", type=float, nargs="+", default=[100, 0.5], help="a of Beta(a, a)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only in (None, "linear"):
@@ -183,7 +215,7 @@ def main():
     if options.only in (None, "constant"):
         constants(10, 400)
     if options.only in (None, "network"):
-        network(options.chains, options.rounds, options.steps)
+        network(options.chains, options.rounds, options.steps, options.shares)
 
 
 if __name__ == "__main__":

@@ -203,8 +203,8 @@ def test_without_burn_in_published_momentum_breaks_the_bounds(name):
 def test_without_momentum_burn_in_is_worth_rounds_and_no_more(name):
     """Why `fedep_m`, which is shipped without optimisers, needs no burn-in to stay finite.
 
-    Where μ ends does not depend on where it begins (below): the first distance, here up to 5.6 SDs, shrinks in each round, and
-    momentum alone makes it grow. What burn-in saves is rounds, so that with few of them its lack is seen.
+    Where μ ends does not depend on where it begins (below): the first distance, here up to 5.6 SDs, shrinks in each
+    round, and momentum alone makes it grow. What burn-in saves is rounds, so that with few of them its lack is seen.
     """
     federation, mean, sd = classes()
     plain, rounds = without_burn_in(name, "fedep_m"), SHORT[name][1]
@@ -214,7 +214,7 @@ def test_without_momentum_burn_in_is_worth_rounds_and_no_more(name):
 
 
 def test_mcmc_of_published_form_ends_at_the_mode_from_anywhere():
-    """(M) has the fixed point of (I), (L) and (V), with precisions that are not the posterior's (docs/papers/fedep.md)."""
+    """(M) rests where (I), (L) and (V) do, with precisions that are not the posterior's (docs/papers/fedep.md)."""
     federation, mean, sd = line()
     draws = drawn("fedep_m", federation, without_burn_in("fedep_m"), 100)
     assert error_of(draws, mean, sd) < 0.25  # chance: 0.05 times the SDs' ratio, which is 1.2 to 3
