@@ -85,15 +85,12 @@ class Algorithm(SettingsRepr, ABC):
             secure aggregation, or be replaced by a robust mean.
         may_be_infinite: entries of the server's state in which an infinity or a NaN means "not known yet"; in any other
             that was finite it ends the run.
-        may_grow: entries that grow by a constant factor for as long as nothing moves, such as a damping after steps
-            that failed; in any other such growth ends the run.
     """
 
     draws_are: ClassVar[str] = "independent"
     needs_all: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()
-    may_grow: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:

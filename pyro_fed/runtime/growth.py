@@ -73,10 +73,9 @@ class Growth:
 
 
 def _sizes(algorithm: Algorithm, shared: State) -> dict[str, float]:
-    """The largest magnitude of each entry that has numbers, and is not one that may be infinite or grow."""
-    unjudged = algorithm.may_be_infinite | algorithm.may_grow
+    """The largest magnitude of each entry that has numbers, and is not one that may be infinite."""
     kept = {name: value for name, value in shared.items() if value.is_floating_point() and value.numel()}
-    sizes = {n: float(v.abs().max()) for n, v in kept.items() if n not in unjudged}
+    sizes = {n: float(v.abs().max()) for n, v in kept.items() if n not in algorithm.may_be_infinite}
     return {name: size for name, size in sizes.items() if size < torch.inf}
 
 

@@ -63,7 +63,6 @@ class Modes(Algorithm, ServerWork):
     draws_are: ClassVar[str] = "particles"
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-    may_grow: ClassVar[frozenset[str]] = frozenset({"damping"})  # of starts that are stuck while others climb
 
     num_starts: int = 15
     max_rounds: int = 30
