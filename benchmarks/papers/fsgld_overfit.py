@@ -43,8 +43,8 @@ test):
     3        -0.697; -0.701        -0.402 ± 0.036; -1.237 ± 0.087      -0.693 ± 0.005; -0.700 ± 0.003
     paper    -0.69; -0.70          -0.44 ± 0.062; -1.11 ± 0.312        -0.67 ± 0.03; -0.67 ± 0.03
 
-All six figures of the table at a = 0.2 to 1, but for FSGLD's 0.02 better than a constant. (The paper's own h, rows and m
-are a = 270, where this recursion jumps by a hundred logits, -17 and -47: its h or its scale of gradients is another.)
+All of the table's figures at a = 0.2 to 1, but for FSGLD's 0.02 better than a constant. (The paper's own h, rows and
+m are a = 270, where this recursion jumps by a hundred logits, -17 and -47: its h or its scale of gradients is another.)
 
 `network`, three chains, 40 rounds, visited shard / all shards / test; the visits of the same chains, all of which
 `fsgld_sections_5_2_and_5_3` averaged away by its step of 4e-8 and by a "train" of all shards:

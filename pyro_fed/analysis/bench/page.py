@@ -33,9 +33,9 @@ WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
 SMALLEST = 1e-3
 
 HOW_TO_READ = """
-A case is a model with its data, whose posterior is known: in closed form, or by a long run of NUTS on all rows. Its rows
-are split over clients, "sorted/10" over ten by a covariate, "iid/10" at random; an algorithm's answer from these clients
-is compared with the known one. A row of the maps is a case and a split, a column an algorithm.
+A case is a model with its data, whose posterior is known: in closed form, or by a long run of NUTS on all rows. Its
+rows are split over clients, "sorted/10" over ten by a covariate, "iid/10" at random; an algorithm's answer from these
+clients is compared with the known one. A row of the maps is a case and a split, a column an algorithm.
 """
 OUTCOMES = """
 An answer is wrong where a mean is off by more than 0.25 SDs of the reference or an SD is outside 0.8 to 1.25 times the
