@@ -22,7 +22,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.papers.table4 import gaussian_mean, model, true_mean
+from benchmarks.papers.table4 import gaussian_answer, model, true_mean
 
 MEANS = torch.tensor([[-1.5, 0.5], [1.5, 0.0]], dtype=torch.float64)
 COVARIANCES = torch.tensor([[[1.0, 0.8], [0.8, 1.0]], [[1.2, -0.7], [-0.7, 0.6]]], dtype=torch.float64)
@@ -50,8 +50,8 @@ def main() -> None:
     exact = true_mean(MEANS.unsqueeze(1), COVARIANCES.unsqueeze(1))[0]
     points = {
         "FedAvg": MEANS.mean(0),
-        "FedPA": gaussian_mean(pf.FedPA(**family, client=pf.tilted.Laplace(steps=1)), fed, num_rounds=1),
-        "FedEP": gaussian_mean(pf.FedEP(**family, tolerance=1e-8), fed),
+        "FedPA": gaussian_answer(pf.FedPA(**family, client=pf.tilted.Laplace(steps=1)), fed, num_rounds=1)[0],
+        "FedEP": gaussian_answer(pf.FedEP(**family, tolerance=1e-8), fed)[0],
     }
     figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
     for k, colour in enumerate(("tab:blue", "tab:green")):

@@ -32,6 +32,11 @@ WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
 #: What cannot be drawn on a logarithmic axis is drawn here.
 SMALLEST = 1e-3
 
+HOW_TO_READ = """
+A case is a model with its data, whose posterior is known: in closed form, or by a long run of NUTS on all rows. Its
+rows are split over clients, "sorted/10" over ten by a covariate, "iid/10" at random; an algorithm's answer from these
+clients is compared with the known one. A row of the maps is a case and a split, a column an algorithm.
+"""
 OUTCOMES = """
 An answer is wrong where a mean is off by more than 0.25 SDs of the reference or an SD is outside 0.8 to 1.25 times the
 reference's, of any parameter, on the model's own or the unconstrained scale. It is doubted, or said to be wrong, where
@@ -46,7 +51,7 @@ are those of all clients in both directions; methods on pooled data have none.
 ERROR_NOTE = """
 Largest error of a posterior mean, in SDs of the reference. Darker is worse; the colour of an error begins at the limit,
 0.25. Bold with a wavy line: wrong, and the answer does not say so. "!": wrong, and said. "?": right, but doubted.
-Every cell opens its diagnosis.
+Every cell opens its diagnosis. Empty: not run.
 """
 RATIO_NOTE = """
 Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an answer is too sure of itself.
@@ -118,8 +123,8 @@ def write_page(
     text = environment.get_template("bench.html").render(
         title=title,
         lead=_lead(results),
-        verdict=_verdict(results.outcomes),
-        notes={"outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
+        verdict=_verdict(results),
+        notes={"how": HOW_TO_READ, "outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
         summary={"heading": heading(), "rows": _summary(results)},
         shares=SHARES,
         maps=[
@@ -153,15 +158,22 @@ def _lead(results: Results) -> str:
     )
 
 
-def _verdict(outcomes: Sequence[Outcome]) -> str:
-    found = confusion(outcomes)
-    right = found["right"] + found["right, doubted"]
-    rest = sum(found[name] for name in ("refused", "failed", "late"))
-    return (
-        f"Of {len(outcomes)} answers {right} are right ({found['right, doubted']} of them doubted), "
-        f"{found['wrong, said']} are wrong and say so, {found['wrong, silent']} are wrong and silent; "
-        f"{rest} cells have no answer ({found['late']} of them for want of time)."
-    )
+def _verdict(results: Results) -> list[str]:
+    """A sentence on this package's algorithms, and one on other people's, most of which cannot doubt themselves."""
+    others = [one for one in results.outcomes if one.algorithm in results.adapters]
+    own = [one for one in results.outcomes if one.algorithm not in results.adapters]
+    sentences = []
+    for part, whose in ((own, "this package's algorithms"), (others, "other people's methods")):
+        found = confusion(part)
+        right = found["right"] + found["right, doubted"]
+        rest = sum(found[name] for name in ("refused", "failed", "late"))
+        if part:
+            sentences.append(
+                f"Of {len(part)} cells of {whose} {right} are right ({found['right, doubted']} of them doubted), "
+                f"{found['wrong, said']} are wrong and say so, {found['wrong, silent']} are wrong and silent; "
+                f"{rest} have no answer ({found['late']} of them for want of time)."
+            )
+    return sentences
 
 
 def _summary(results: Results) -> list[list[dict[str, Any]]]:
