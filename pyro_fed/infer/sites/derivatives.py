@@ -31,7 +31,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, has_predictors, values_of
 from pyro_fed.infer.sites.fisher import fisher_information
-from pyro_fed.infer.sites.rowwise import WORTH, at_points, expected
+from pyro_fed.infer.sites.rowwise import WORTH, at_points, dealt_out, expected, shared_curvature
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -119,8 +119,12 @@ class Derivatives:
         half = torch.arange(len(points)).reshape(2, shares, -1)  # the second half are the opposites of the first
         order = half.transpose(0, 1).reshape(shares, -1).to(points.device)
         cut = points[order].transpose(1, 2).to(problem.dtype)  # (B, C, s, D)
+        if self.structure == "full" and self.kind == "hessian":
+            summed = shared_curvature(problem, cut, batch)
+            if summed is not None:
+                return summed / cut.shape[2]
         total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
-        dealt = Batch(tuple(_dealt(leaf, shares) for leaf in batch.rows), _dealt(batch.weight, shares, 0.0))
+        dealt = Batch(tuple(dealt_out(leaf, shares) for leaf in batch.rows), dealt_out(batch.weight, shares, 0.0))
         found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
         mean: Tensor = found / cut.shape[2]
         return mean
@@ -211,16 +215,6 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
 
     score, value = problem.vmap(grad_and_value(log_lik))(points)
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
-
-
-def _dealt(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
-    """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
-    clients, count = leaf.shape[:2]
-    missing = -count % shares
-    last = leaf[:, -1:] if filling is None else torch.full_like(leaf[:, -1:], filling)
-    whole = torch.cat([leaf, last.expand(clients, missing, *leaf.shape[2:])], 1)
-    dealt: Tensor = whole.unflatten(1, (-1, shares)).movedim(2, 0)
-    return dealt
 
 
 def _add(total: Moments, parts: Moments) -> Moments:
