@@ -28,8 +28,8 @@ Rows = tuple[Tensor, ...]
 #: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
 #: expectations of these many numbers are taken together.
 MOST_PREDICTORS, MOST_NUMBERS = 4, 6
-#: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z behind
-#: them, are many, but fewer than all of z.
+#: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z
+#: behind them, are many, but fewer than all of z.
 WIDE_SHARE = 2
 #: Rows and points at which the parts are compared with the model, and the spread of the points.
 CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3

@@ -233,7 +233,8 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     numbers = few.width + len(few.direct)
     most = max(SMALLEST, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
     times = -(-longest // min(_rounded(longest), most))
-    dealt = Batch(tuple(dealt_out(leaf, shares * times) for leaf in batch.rows), dealt_out(batch.weight, shares * times, 0.0))
+    cuts = shares * times
+    dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
     parts = kept(problem, dealt.weight.shape[-1], wide=True)
     if parts is None:
         return None
