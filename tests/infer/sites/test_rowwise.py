@@ -232,8 +232,9 @@ def test_executors_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("units", [2, 5], ids=["few units", "many units"])
-def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units, monkeypatch):
-    """Rows that share the points: by wide predictors, in several pieces, as by mapped Hessians."""
+@pytest.mark.parametrize("most", [1, 10**12], ids=["rows share the points", "all points"])
+def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units, most, monkeypatch):
+    """By wide predictors, in several pieces, as by mapped Hessians; at a single point too, as Laplace takes it."""
 
     def network(x, y):
         w = pyro.sample("w", dist.Normal(torch.zeros(8, units, dtype=x.dtype), 1.0).to_event(2))
@@ -249,13 +250,15 @@ def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units
     assert predictors(problem, CHECK_ROWS) is None
     found = predictors(problem, CHECK_ROWS, wide=True)
     assert (found.width, len(found.direct)) == (units, 3 * units)
-    monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
+    monkeypatch.setattr(derivatives, "MOST_NUMBERS", most)
+    monkeypatch.setattr(derivatives, "NETWORK_NUMBERS", 1)
     monkeypatch.setattr(rowwise, "BLOCK", 2000)
     points = 0.4 * torch.randn(32, 2, problem.dim, generator=g, dtype=torch.float64)
-    points = torch.cat([points, -points])
     how = Derivatives("full", "hessian")
-    ours = how.of_likelihood(problem, points, batch)
-    monkeypatch.setattr(derivatives, "shared_curvature", lambda *given: None)
-    mapped = how.of_likelihood(problem, points, batch)
-    assert how.shares(problem, 64, batch) == 8
-    torch.testing.assert_close(ours.curvature, mapped.curvature, rtol=1e-9, atol=1e-9)
+    for at in (torch.cat([points, -points]), points[:1]):
+        ours = how.of_likelihood(problem, at, batch)
+        with monkeypatch.context() as patched:
+            patched.setattr(derivatives, "shared_curvature", lambda *given: None)
+            mapped = how.of_likelihood(problem, at, batch)
+        assert how.shares(problem, len(at), batch) == (8 if most == 1 and len(at) > 1 else 1)
+        torch.testing.assert_close(ours.curvature, mapped.curvature, rtol=1e-9, atol=1e-9)
