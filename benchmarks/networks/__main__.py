@@ -110,6 +110,12 @@ def run(name: str, fed: pf.Federation, seed: int, **options: Any) -> tuple[Any, 
     return idata, time.process_time() - began
 
 
+def predicted_ece(idata: Any, fed: pf.Federation, test: tuple[Tensor, Tensor]) -> float:
+    """Expected calibration error of a result's predictions."""
+    predicted = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test)
+    return float(calibration_errors(predicted.probs, test[1])["ece"])
+
+
 def unlike(x: Tensor) -> Tensor:
     """Rows of the same columns, each shuffled by itself, so that no row is like one of the data."""
     generator = torch.Generator().manual_seed(UNLIKE_SEED)
@@ -125,7 +131,7 @@ def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[fl
     predicted = predict_rows(fed.problem, draws, test)
     away = predict_rows(fed.problem, draws, (unlike(test[0]), test[1])).probs
     entropy = float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
-    ece = calibration_errors(predicted.probs, test[1])["ece"]
+    ece = float(calibration_errors(predicted.probs, test[1])["ece"])
     sent = float(idata["federation"]["bytes_up"].sum()) / CLIENTS / 1e6
     return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy]
 

@@ -28,6 +28,9 @@ Rows = tuple[Tensor, ...]
 #: Predictors a row, and they and other entries of z together, that are worth it: each costs a derivative, and the
 #: expectations of these many numbers are taken together.
 MOST_PREDICTORS, MOST_NUMBERS = 4, 6
+#: Parameters a number, of wide predictors: those of a network's rows, its first layer's units and the entries of z
+#: behind them, are many, but fewer than all of z.
+WIDE_SHARE = 2
 #: Rows and points at which the parts are compared with the model, and the spread of the points.
 CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3
 #: Relative difference from the model, in units of the dtype's rounding to the power of one half, that is rounding.
@@ -92,33 +95,39 @@ class Predictors:
     width: int
     rows: int
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether there are so many numbers that derivatives along all of them are taken in one batched call."""
+        return self.width > MOST_PREDICTORS or self.width + len(self.direct) > MOST_NUMBERS
+
     #: Steps that are made of it may be kept with it, see `process`.
     is_traced = True
 
 
-def predictors(problem: Problem, rows: int) -> Predictors | None:
+def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
     """The structure of a model's rows, where there is one.
 
     Args:
         problem: the model's densities.
         rows: how many at a time.
+        wide: take more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
     """
     if problem.looped or problem.local_dim or problem.arguments.nested_plates or problem.layout.discrete:
         return None
-    few = _found(problem, CHECK_ROWS)
+    few = _found(problem, CHECK_ROWS, wide)
     if few is None or not _is_the_model(problem, few):
         return None
-    return few if rows == few.rows else _found(problem, rows)
+    return few if rows == few.rows else _found(problem, rows, wide)
 
 
-def _found(problem: Problem, count: int) -> Predictors | None:
+def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     picked = _some_rows(problem, count)
     try:
         graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
         pin_dtypes(graph.graph)
         graph.graph.eliminate_dead_code()
-        return _parts(graph, problem.dim, count)
+        return _parts(graph, problem.dim, count, wide)
     except FAILURES:
         return None
 
@@ -131,7 +140,7 @@ def _some_rows(problem: Problem, count: int) -> Rows:
     return tuple(leaf[at] for leaf in problem.rows)
 
 
-def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
+def _parts(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictors | None:
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     kind: dict[fx.Node, str] = {}
@@ -148,7 +157,8 @@ def _parts(graph: fx.GraphModule, dim: int, count: int) -> Predictors | None:
     axes = [shape.index(count) for shape in shapes]
     widths = [torch.Size(shape).numel() // count for shape in shapes]
     direct = _direct(graph, [node for node in ends if node not in of_rows], dim)
-    if sum(widths) > MOST_PREDICTORS or len(direct) + sum(widths) > MOST_NUMBERS:
+    numbers = len(direct) + sum(widths)
+    if (sum(widths) > MOST_PREDICTORS or numbers > MOST_NUMBERS) and not (wide and WIDE_SHARE * numbers <= dim):
         return None
     linear, rest = _before(graph, ours), _after(graph, ours)
 
@@ -317,6 +327,8 @@ def curvatures(
     both: Any = grad_and_value(total, (0, 1))
     (first, value), pull = vjp(both, u, t)[:2]
     none, nothing = torch.zeros_like(value), (torch.zeros_like(u), torch.zeros_like(t))
+    if found.is_wide:
+        return value, *first, *_along_all(found.width, u, t, lambda *direction: pull((direction, none)))
     by_u, by_t = [], []
     for k in range(found.width):
         direction = torch.zeros_like(u)
@@ -330,3 +342,13 @@ def curvatures(
     if not by_t:
         return value, first[0], first[1], uu, u.new_zeros(*u.shape, 0), u.new_zeros(0, 0)
     return value, *first, uu, torch.stack([one[0] for one in by_t], 2), torch.stack([one[1] for one in by_t], 1)
+
+
+def _along_all(
+    width: int, u: Tensor, t: Tensor, pull: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Second derivatives (m, p, p), (m, p, r) and (r, r) from products with each direction, all in one call."""
+    count = width + len(t)
+    eye = torch.eye(count, dtype=u.dtype, device=u.device)
+    of_u, of_t = vmap(pull)(eye[:, None, :width].expand(-1, len(u), -1), eye[:, width:])
+    return of_u[:width].permute(1, 2, 0), of_u[width:].permute(1, 2, 0), of_t[width:]

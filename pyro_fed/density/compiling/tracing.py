@@ -16,6 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import record
 
 #: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
@@ -107,6 +108,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     graph = recorder.graph
     pin_dtypes(graph)
     straighten(graph)
+    spread_products(graph)
     once(graph)  # distances that two kernels need, say, are computed once
     graph.eliminate_dead_code()
     call_bindings(graph)

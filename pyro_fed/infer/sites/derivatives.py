@@ -15,7 +15,8 @@ at its own share of the points, four antithetic pairs at least,
     E_q[-∇² log p] ≈ Σ_b Σ_(rows i ≡ b mod B) 1/s Σ_(points of share b) -∇² log p_i        B shares of s points
 
 so that what so few points miss of a row's curvature has another sign in the next row. It is exact where the curvature
-is constant. Models with linear predictors (`compiling.predictors`) are cheap enough, and have all of it.
+is constant. Models with linear predictors (`compiling.predictors`) are cheap enough, and have all of it. A network's
+curvature, from `NETWORK_NUMBERS` on, is taken in its first layer's units and in the parameters behind them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
+from pyro_fed.density.compiling.predictors import CHECK_ROWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.size import MOST_NUMBERS, has_predictors, values_of
+from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
 from pyro_fed.infer.sites.fisher import fisher_information
-from pyro_fed.infer.sites.rowwise import WORTH, at_points, expected
+from pyro_fed.infer.sites.rowwise import WORTH, at_points, dealt_out, expected, kept, shared_curvature
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -83,7 +85,7 @@ class Derivatives:
         dim, rows = points.shape[-1], batch.weight.shape[-1]
         width = dim if self.kind == "hessian" else 1
         shares = self.shares(problem, len(points), batch)
-        if shares == 1:
+        if shares == 1 and not self._has_units(problem, len(points), batch):
             blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
             return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
         blocks = in_blocks(points, points.shape[1] * rows * problem.num_nodes)
@@ -103,8 +105,7 @@ class Derivatives:
         """
         if not all(isinstance(leaf, Tensor) for leaf in batch.rows):
             return 1  # rows of groups have no shape of their own
-        numbers = problem.num_rows * problem.num_nodes * count * problem.dim  # the same for all executors
-        numbers *= problem.dim if self.kind == "hessian" else values_of(problem)
+        numbers = self._numbers(problem, count)
         most = MOST_INTEGRATED if problem.local_dim else MOST_NUMBERS
         if numbers <= most or has_predictors(problem):
             return 1
@@ -113,14 +114,32 @@ class Derivatives:
             shares *= 2
         return shares
 
+    def _numbers(self, problem: Problem, count: int) -> int:
+        """Rows × points × parameters × directions of differentiation; the same for all executors."""
+        numbers = problem.num_rows * problem.num_nodes * count * problem.dim
+        return numbers * (problem.dim if self.kind == "hessian" else values_of(problem))
+
+    def _has_units(self, problem: Problem, count: int, batch: Batch) -> bool:
+        """Whether rows are those of a network, and so much work that its structure saves more than it takes to find."""
+        if self.structure != "full" or self.kind != "hessian" or self._numbers(problem, count) <= NETWORK_NUMBERS:
+            return False
+        if not all(isinstance(leaf, Tensor) for leaf in batch.rows) or has_predictors(problem):
+            return False
+        return kept(problem, CHECK_ROWS, wide=True) is not None
+
     def _shared_curvature(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Tensor:
         """The mean curvature (C, D[, D]), float64, from each row's at its share of the points."""
         clients, dim = points.shape[1:]
-        half = torch.arange(len(points)).reshape(2, shares, -1)  # the second half are the opposites of the first
-        order = half.transpose(0, 1).reshape(shares, -1).to(points.device)
-        cut = points[order].transpose(1, 2).to(problem.dtype)  # (B, C, s, D)
+        order = torch.arange(len(points)).unsqueeze(0)
+        if shares > 1:  # the second half are the opposites of the first
+            order = order.reshape(2, shares, -1).transpose(0, 1).reshape(shares, -1)
+        cut = points[order.to(points.device)].transpose(1, 2).to(problem.dtype)  # (B, C, s, D)
+        if self.structure == "full" and self.kind == "hessian":
+            summed = shared_curvature(problem, cut, batch)
+            if summed is not None:
+                return summed / cut.shape[2]
         total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
-        dealt = Batch(tuple(_dealt(leaf, shares) for leaf in batch.rows), _dealt(batch.weight, shares, 0.0))
+        dealt = Batch(tuple(dealt_out(leaf, shares) for leaf in batch.rows), dealt_out(batch.weight, shares, 0.0))
         found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
         mean: Tensor = found / cut.shape[2]
         return mean
@@ -211,16 +230,6 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
 
     score, value = problem.vmap(grad_and_value(log_lik))(points)
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
-
-
-def _dealt(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
-    """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
-    clients, count = leaf.shape[:2]
-    missing = -count % shares
-    last = leaf[:, -1:] if filling is None else torch.full_like(leaf[:, -1:], filling)
-    whole = torch.cat([leaf, last.expand(clients, missing, *leaf.shape[2:])], 1)
-    dealt: Tensor = whole.unflatten(1, (-1, shares)).movedim(2, 0)
-    return dealt
 
 
 def _add(total: Moments, parts: Moments) -> Moments:

@@ -16,7 +16,8 @@ t is the same for all rows. Rows and clients are worked through in pieces, picke
 few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
 
 `at_points` takes the mean over given points z in place of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian
-of all rows at each point would give, by the same one product.
+of all rows at each point would give, by the same one product. `add_share` takes the curvature alone, of rows that are
+given, also where these numbers are many, as the first layer's units and all weights behind them in a network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, curvatures, predictors
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.latents.quadrature import gauss_hermite
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
@@ -114,15 +115,29 @@ class Rowwise:
             piece: the rows' numbers (b,), their weights (b,), and points (s, D), over which the sum is taken.
         """
         index, weight, points = piece
-        picked = tuple(leaf[index] for leaf in rows)
-        parts = self.parts
-        us = vmap(lambda z: parts.linear(z, *picked))(points)
-        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        zero = parts.linear(torch.zeros_like(points[0]), *picked)
-        slopes = vmap(lambda z: parts.linear(z, *picked))(eye) - zero
-        each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, points)
-        found = _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each])
+        found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+
+    def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
+        """The curvature (D, D) of rows, summed over them and over the points.
+
+        Args:
+            problem: the model's densities.
+            total: so far.
+            share: points (s, D), and a client's rows and their weights.
+        """
+        points, batch = share
+        return total + self._over(points, batch.rows, batch.weight)[2].double(), ()
+
+    def _over(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, score and curvature of one client's rows, summed over them and over points (s, D)."""
+        parts = self.parts
+        us = vmap(lambda z: parts.linear(z, *rows))(points)
+        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        zero = parts.linear(torch.zeros_like(points[0]), *rows)
+        slopes = vmap(lambda z: parts.linear(z, *rows))(eye) - zero
+        each = vmap(lambda u, z: curvatures(parts, u, z, rows, weight))(us, points)
+        return _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each])
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
@@ -195,10 +210,49 @@ def at_points(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
     return Sums(*(part / count for part in total))
 
 
-def kept(problem: Problem, rows: int) -> Predictors | None:
+def kept(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
     """The model's predictors for so many rows at a time, found once."""
-    found: Predictors | None = problem.compiler.kept(("predictors", rows), lambda: predictors(problem, rows), problem)
+    key = ("wide predictors" if wide else "predictors", rows)
+    found: Predictors | None = problem.compiler.kept(key, lambda: predictors(problem, rows, wide), problem)
     return found
+
+
+def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
+    """Sums over rows of their curvatures at their share of the points, (C, D, D); None without such a structure.
+
+    Args:
+        problem: the model's densities.
+        cut: the points in B shares, (B, C, s, D).
+        batch: the clients' rows (C, n, ...) and weights (C, n); row i has share i mod B.
+    """
+    few = kept(problem, CHECK_ROWS, wide=True)
+    if few is None:
+        return None
+    shares, clients, count, dim = cut.shape
+    longest = -(-batch.weight.shape[1] // shares)
+    numbers = few.width + len(few.direct)
+    most = max(SMALLEST, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
+    times = -(-longest // min(_rounded(longest), most))
+    cuts = shares * times
+    dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
+    parts = kept(problem, dealt.weight.shape[-1], wide=True)
+    if parts is None:
+        return None
+    total = torch.zeros(clients, dim, dim, dtype=torch.float64, device=cut.device)
+    again = cut.repeat(times, 1, 1, 1)
+    found, _ = problem.scan(Rowwise(parts, 0).add_share, total, (), (again, dealt), len(again), 0)
+    curvature: Tensor = found
+    return curvature
+
+
+def dealt_out(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor:
+    """(C, n, ...) → (B, C, ⌈n/B⌉, ...): row i to share i mod B; short ones get the last row again, or a number."""
+    clients, count = leaf.shape[:2]
+    missing = -count % shares
+    last = leaf[:, -1:] if filling is None else torch.full_like(leaf[:, -1:], filling)
+    whole = torch.cat([leaf, last.expand(clients, missing, *leaf.shape[2:])], 1)
+    dealt: Tensor = whole.unflatten(1, (-1, shares)).movedim(2, 0)
+    return dealt
 
 
 def _sums(
@@ -306,7 +360,12 @@ def _sums_of(slopes: Tensor, of_t: Tensor, means: Sequence[Tensor]) -> tuple[Ten
     value, by_u, by_t, uu, ut, tt = means
     flat = slopes.flatten(1)  # (D, b p)
     score = flat @ by_u.flatten() + by_t @ of_t
-    turned = slopes * uu[..., 0] if slopes.shape[2] == 1 else (slopes.unsqueeze(-2) * uu).sum(-1)
+    if slopes.shape[2] == 1:
+        turned = slopes * uu[..., 0]
+    elif slopes.shape[2] > MOST_PREDICTORS:
+        turned = torch.einsum("dbq,bpq->dbp", slopes, uu)
+    else:
+        turned = (slopes.unsqueeze(-2) * uu).sum(-1)
     hessian = turned.flatten(1) @ flat.T
     if len(of_t):
         cross = (flat @ ut.flatten(0, 1)) @ of_t

@@ -229,3 +229,36 @@ def test_executors_agree(monkeypatch):
     one = means(logistic, 1, monkeypatch)
     other = means(logistic, 1, monkeypatch, executor="sequential")
     torch.testing.assert_close(torch.tensor(one[0][0]), torch.tensor(other[0][0]), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("units", [2, 5], ids=["few units", "many units"])
+@pytest.mark.parametrize("most", [1, 10**12], ids=["rows share the points", "all points"])
+def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units, most, monkeypatch):
+    """By wide predictors, in several pieces, as by mapped Hessians; at a single point too, as Laplace takes it."""
+
+    def network(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(8, units, dtype=x.dtype), 1.0).to_event(2))
+        v = pyro.sample("v", dist.Normal(torch.zeros(units, 3, dtype=x.dtype), 1.0).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=(x @ w).tanh() @ v), obs=y)
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 8, generator=g, dtype=torch.float64)
+    parts = pf.partition.Explicit([list(range(7)), list(range(7, 90))])
+    fed = pf.Federation(network, (x, torch.arange(90) % 3), plate="data", partition=parts)
+    problem, batch = fed.problem, fed.client_data().full_batch()
+    assert predictors(problem, CHECK_ROWS) is None
+    found = predictors(problem, CHECK_ROWS, wide=True)
+    assert (found.width, len(found.direct)) == (units, 3 * units)
+    monkeypatch.setattr(derivatives, "MOST_NUMBERS", most)
+    monkeypatch.setattr(derivatives, "NETWORK_NUMBERS", 1)
+    monkeypatch.setattr(rowwise, "BLOCK", 2000)
+    points = 0.4 * torch.randn(32, 2, problem.dim, generator=g, dtype=torch.float64)
+    how = Derivatives("full", "hessian")
+    for at in (torch.cat([points, -points]), points[:1]):
+        ours = how.of_likelihood(problem, at, batch)
+        with monkeypatch.context() as patched:
+            patched.setattr(derivatives, "shared_curvature", lambda *given: None)
+            mapped = how.of_likelihood(problem, at, batch)
+        assert how.shares(problem, len(at), batch) == (8 if most == 1 and len(at) > 1 else 1)
+        torch.testing.assert_close(ours.curvature, mapped.curvature, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,85 @@
+"""Both sides of the size at which defaults change: the same networks by the defaults of small and of large models.
+
+    python -m benchmarks.networks.threshold [--data cancer digits wine] [--seeds 3] [--algorithms FedEP P2PVI]
+
+Below it `FedEP` and `P2PVI` take full covariances and exact curvatures, above it diagonal sites from stochastic
+gradients. Each network is run by both, set by hand, whatever it would take by itself; a star is beside what it takes.
+Networks, data and partitions are those of `benchmarks.networks`, ten clients, `P2PVI` on a ring; whole runs with their
+draws, seconds of the processor with compiling; mean ± standard error over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import pyro_fed as pf
+from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
+from pyro_fed.density.size import is_large
+
+#: Hidden units of the networks below and above, by their data.
+SIZES = {"cancer": (2, 4), "digits": (1, 2), "wine": (5, 12)}
+#: More parameters than any of them has: full covariances and exact curvatures at all of them.
+EXACT_DIM = 1000
+ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "FedEP": (
+        pf.FedEP(full_dim=EXACT_DIM),
+        pf.FedEP(covariance="diag", client=pf.tilted.IVON(), start="fedavg"),
+        {},
+    ),
+    "P2PVI": (
+        pf.P2PVI(full_dim=EXACT_DIM),
+        pf.P2PVI(covariance="diag", update=pf.update.IVON(), start="fedavg"),
+        {"graph": pf.graph.ring(CLIENTS)},
+    ),
+}
+
+
+def one(algorithm: Any, hidden: int, seed: int, data: str, options: dict[str, Any]) -> list[float]:
+    """Accuracy, log density, ECE, seconds, rounds."""
+    fed, test = federation(hidden, seed, data)
+    began = time.process_time()
+    with quiet():
+        idata = pf.run(algorithm, fed, seed=seed, progress=False, log_likelihood=False, audit=False, **options)
+    seconds = time.process_time() - began
+    found = pf.metrics.test_metrics(idata, fed, test)
+    rounds = float((idata["federation"]["bytes_up"].sum("client") > 0).sum())
+    ece = predicted_ece(idata, fed, test)
+    return [found["accuracy"], found["log_predictive_density"], ece, seconds, rounds]
+
+
+def table(names: list[str], data: list[str], seeds: int) -> None:
+    """A row a network, algorithm and set of defaults."""
+    print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds |")
+    print("| --- " * 8 + "|")
+    for kind in data:
+        for hidden in SIZES[kind]:
+            problem = federation(hidden, 0, kind)[0].problem
+            for name in names:
+                *both, options = ALGORITHMS[name]
+                takes = is_large(problem, both[0].num_points, pf.FedEP.full_dim)
+                for large, algorithm in enumerate(both):
+                    figures = np.array([one(algorithm, hidden, seed, kind, options) for seed in range(seeds)])
+                    mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
+                    shown = [f"{mean[at]:.3f} ± {error[at]:.3f}" for at in range(3)]
+                    size = ("small models", "large models")[large] + (" *" if takes == bool(large) else "")
+                    cells = [f"{kind}, {problem.dim}", f"`{name}`", size, *shown, f"{mean[3]:.1f}", f"{mean[4]:.0f}"]
+                    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=DATA, default=sorted(SIZES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    table(given.algorithms, given.data, given.seeds)
+
+
+if __name__ == "__main__":
+    main()
