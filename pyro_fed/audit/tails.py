@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.motion import Moments, kurtosis, told_by_tails, wrong
-from pyro_fed.audit.quantities import Quantities
+from pyro_fed.audit.motion import LONG, Moments, kurtosis, told_by_tails, wrong
+from pyro_fed.audit.quantities import Quantities, quoted
 from pyro_fed.audit.target import BATCH, Target
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.ops.importance import smoothed
@@ -34,7 +34,7 @@ LARGEST_DIM = 8
 #: Share of the points that weights have to be worth to say something, and their longest tail.
 WORTH, LONGEST_TAIL = 0.25, 0.5
 #: Points that a number's variance has to be made of.
-FEWEST = 100
+FEWEST = 50
 #: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told.
 SIGMAS = 3
 
@@ -48,6 +48,46 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, generator: tor
         draws: (S, D), the model's coordinates.
         generator: source of randomness.
     """
+    found = _wide(target, quantities, generator)
+    if found is None:
+        return None
+    moments = weighted(*found, quantities(draws.double()), target.problem.dim)
+    return moments if bool(wrong(moments).any()) else None
+
+
+def few_draws_tell(target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator) -> list[str]:
+    """A number whose tail is so long that so many draws, right as they may be, do not tell its SD.
+
+    Args:
+        target: the posterior, whitened by the draws.
+        quantities: the numbers whose moments are wanted.
+        draws: (S, D), the model's coordinates, as many as are given.
+        generator: source of randomness.
+
+    Returns:
+        One sentence, or none: where no number has a long tail, or points do not tell it.
+    """
+    if not bool((kurtosis(quantities(draws.double())) > LONG).any()):
+        return []
+    found = _wide(target, quantities, generator)
+    if found is None:
+        return []
+    weights, points = found
+    away = (points - weights @ points).square()
+    longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
+    number = int(longest.argmax())
+    if not float(longest[number]) > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2:
+        return []
+    name = quoted(quantities.labels[number])
+    return [
+        f"a few draws far out make the SD of {name}, and its mean: the posterior's tail is so long (a kurtosis of "
+        f"{float(longest[number]):.2g}) that {len(draws)} draws do not tell them, right as they may be. Tell its "
+        "median and quantiles: az.summary(idata, stat_focus='median')"
+    ]
+
+
+def _wide(target: Target, quantities: Quantities, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+    """Weights (N,) and numbers (N, F) of points wider than the draws; None where the weights are worth too little."""
     if target.problem.looped or target.problem.dim > LARGEST_DIM:
         return None
     eye = torch.eye(target.problem.dim, dtype=torch.float64)
@@ -57,9 +97,7 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, generator: tor
     weights = smoothed(target(white)[0] - wide.log_density(white, FREEDOM))
     if weights.effective < WORTH * POINTS or weights.pareto_k > LONGEST_TAIL:
         return None
-    numbers = quantities(target.model(white)), quantities(draws.double())
-    found = weighted(weights.weights, *numbers, target.problem.dim)
-    return found if bool(wrong(found).any()) else None
+    return weights.weights, quantities(target.model(white))
 
 
 def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:

@@ -17,7 +17,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence, asked, close_call, missed_aim, not_audited
+from pyro_fed.audit import Evidence, asked, close_call, few_draws_tell, missed_aim, not_audited
 from pyro_fed.audit import audit as audited
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
@@ -212,8 +212,19 @@ class Finish:
         if not self.audit:
             return
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
+        if record.audited and not record.doubts:
+            record.notes += self._untold(draws)
         if not record.doubts:
             record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
+
+    def _untold(self, draws: Tensor) -> list[str]:
+        """A note on SDs that so many draws do not tell."""
+        context, record = self.context, self.context.record
+        evidence = Evidence(self.algorithm, context.federation, context.problem, {}, draws, record, context.seed)
+        if evidence.target is None:
+            return []
+        generator = seeding.torch_generator(context.seed, seeding.AUDIT, 3)
+        return few_draws_tell(evidence.target, evidence.quantities, evidence.flat, generator)
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
