@@ -88,8 +88,8 @@ def draw(cells, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10.0, 4.2), sharey=True, layout="constrained")
-    found = {int(key.split()[2]) for key in cells}
-    shown = [d for d in sorted({AT_COVARIATES, *COVARIATES}) if d in found]
+    measured = {int(key.split()[2]) for key in cells}
+    shown = [d for d in sorted({AT_COVARIATES, *COVARIATES}) if d in measured]
     for kind in MODELS:
         lines = ([(r, AT_COVARIATES, r) for r in ROWS], [(AT_ROWS, d, d) for d in shown])
         for axis, line in zip(axes, lines, strict=True):
