@@ -88,14 +88,16 @@ def draw(cells, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10.0, 4.2), sharey=True, layout="constrained")
+    measured = {int(key.split()[2]) for key in cells}
+    shown = [d for d in sorted({AT_COVARIATES, *COVARIATES}) if d in measured]
     for kind in MODELS:
-        lines = ([(r, AT_COVARIATES, r) for r in ROWS], [(AT_ROWS, d, d) for d in COVARIATES])
+        lines = ([(r, AT_COVARIATES, r) for r in ROWS], [(AT_ROWS, d, d) for d in shown])
         for axis, line in zip(axes, lines, strict=True):
             found = [(at, 1e6 * cells[key]["again"] / r) for r, d, at in line if (key := f"{kind} {r} {d}") in cells]
             axis.loglog(*zip(*found, strict=True), marker="o", label=kind) if found else None
     axes[0].set(xlabel=f"rows, at {AT_COVARIATES} covariates", ylabel="a run of FedEP, µs of the processor a row")
     axes[1].set(xlabel=f"covariates, at {AT_ROWS:,} rows")
-    axes[1].set_xticks(COVARIATES, [str(d) for d in COVARIATES])
+    axes[1].set_xticks(shown, [str(d) for d in shown])
     axes[1].set_xticks([], minor=True)
     axes[0].legend()
     figure.savefig(path, dpi=150)

@@ -9,7 +9,7 @@ from torch.quasirandom import SobolEngine
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import systematic
-from pyro_fed.ops.points import SOBOL_HALF_CELL
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 
 #: Points drawn of a weighted sample are moved by this share of the way between two others: coinciding particles would
 #: never part.
@@ -38,11 +38,16 @@ def unit_coordinates(like: Coordinates, draws: Tensor) -> Coordinates:
 def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
     """`count` standard normal points (count, dim): scrambled Sobol with mean zero and covariance one.
 
+    In more dimensions than Sobol's sequence has they are pseudo-random before that.
+
     Fewer points than `dim` + 1 have covariance one on the space that they span, which SVGD with a linear
     kernel cannot leave; hence no antithetic pairs, which would span half of it.
     """
-    uniform = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
-    points = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
+    if dim > MOST_SOBOL_DIMS:
+        points = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    else:
+        uniform = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+        points = torch.special.ndtri(uniform + SOBOL_HALF_CELL)
     left, _, right = torch.linalg.svd(points - points.mean(0), full_matrices=False)
     rank = min(count - 1, dim)
     spread: Tensor = count**0.5 * left[:, :rank] @ right[:rank]

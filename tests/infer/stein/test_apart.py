@@ -11,6 +11,7 @@ import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
+from pyro_fed.ops.points import MOST_SOBOL_DIMS
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 
@@ -51,6 +52,15 @@ def test_curvature_on_the_span_of_the_points(shape):
     if shape[0] > shape[1]:
         assert found == pytest.approx(-30.0)
     assert lowest_curvature(points, -points) == pytest.approx(1.0)
+
+
+def test_points_in_more_dimensions_than_sobols_sequence_has():
+    """Mean zero, and covariance one on the space of five dimensions that six points span."""
+    points = gaussian_points(6, MOST_SOBOL_DIMS + 1, seed=0)
+    assert float(points.mean(0).abs().max()) < 1e-12
+    sizes = torch.linalg.svdvals(points)
+    torch.testing.assert_close(sizes[:5], torch.full((5,), 6**0.5, dtype=torch.float64))
+    assert float(sizes[5]) < 1e-9
 
 
 def test_a_gaussian_posterior_keeps_its_surrogates():
