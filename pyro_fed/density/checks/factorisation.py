@@ -237,8 +237,8 @@ def _apart(problem: RowDensities, sample: _Sample) -> _Run:
         slope, (outside, inside) = problem.vmap(pair)(
             tuple(leaf[pairs] for leaf in sample.rows), sample.local[:, pairs].movedim(1, 0), sample.weight
         )
-    except PyroFedError as error:  # Pyro adds a drawing of the trace so far
-        raise type(error)(str(error).split("\nTrace Shapes:")[0]) from error
+    except PyroFedError:
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         if not problem.looped:
             raise
