@@ -12,6 +12,8 @@ from typing import Any
 LISTED = 10
 #: Characters of a value that a message shows.
 SHOWN = 100
+#: What Pyro begins its drawing of a trace with, at the end of the text of an error that it raises again.
+SHAPES = "Trace Shapes:"
 
 
 class PyroFedError(Exception):
@@ -121,3 +123,14 @@ def shown(value: Any) -> str:
         text = "something"
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     return f"{text} ({type(value).__name__})"
+
+
+def without_shapes(error: Exception) -> Exception:
+    """The error that a model raised, where Pyro has raised it again with a drawing of the trace so far; else itself."""
+    while SHAPES in str(error):
+        cause = error.__cause__
+        if type(cause) is type(error) and str(error).startswith(str(cause)):
+            error = cause
+        else:  # of a text that Pyro has written as a whole
+            error.args = (str(error).partition(SHAPES)[0].rstrip(),)
+    return error

@@ -46,7 +46,9 @@ def not_finite(
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
                 masked = name in arguments.masked
-                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked)
+                # NaN at one row and an infinity at another are told from numbers by isfinite alone.
+                there = f"torch.isfinite({name})" if bool(leaf.isinf().any()) else f"~torch.isnan({name})"
+                return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked, there)
     return None
 
 
@@ -177,14 +179,16 @@ def _check_shared(arguments: Arguments) -> None:
             raise DataError(f"argument '{name}'{position or ''}, shared by all clients, is NaN. Nothing was run.")
 
 
-def _not_finite(name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool) -> DataError:
+def _not_finite(
+    name: str, row: Tensor, client: str, number: int, bad: int, total: int, masked: bool, there: str
+) -> DataError:
     position = torch.nonzero(~torch.isfinite(row), as_tuple=False)[0].tolist()
     value = row[tuple(position)] if position else row
     kind = ("masked" if masked else "NaN") if bool(torch.isnan(value)) else "infinite"
     where = ", ".join(map(str, [number, *position]))
     cure = (
         "Drop or impute these rows, or let the model handle them: "
-        f"`obs={name}, obs_mask=~torch.isnan({name})` for a target, `torch.where(torch.isnan({name}), latent, {name})` "
+        f"`obs={name}, obs_mask={there}` for a target, `torch.where({there}, {name}, latent)` "
         "with a latent in the plate for a covariate."
     )
     masks = f" ({name} is NaN where it is masked.)" if masked else ""

@@ -277,6 +277,58 @@ def test_a_gradient_that_is_not_the_densitys(model):
         pf.Federation(model, (x, x.cos()), plate="data", num_clients=2)
 
 
+ROUNDED = 5 * torch.round((11 + 1.2 * torch.randn(20, generator=torch.Generator().manual_seed(1))).double() / 5)
+
+
+def between(y, sd, floor=1e-30):
+    """Data rounded to multiples of 5: 1 - F(8) is zero in float64, and a slope of 4e14 beside the floor."""
+    m = pyro.sample("m", dist.Normal(10.0, sd))
+    s = pyro.sample("s", dist.HalfNormal(5.0 if sd > 1 else 0.01))
+    cdf = torch.distributions.Normal(0.0, 1.0).cdf
+    with pyro.plate("data", len(y)):
+        pyro.factor("l", torch.log(cdf((y + 2.5 - m) / s) - cdf((y - 2.5 - m) / s) + floor))
+
+
+def test_a_difference_that_underflows_is_no_break_in_the_graph():
+    fed = pf.Federation(between, (ROUNDED, 10.0), plate="data", num_clients=2, seed=0)
+    assert fed.problem.dim == 2
+
+
+def test_a_value_out_of_the_graph_is_found_by_its_line_and_without_one():
+    class Halved(torch.autograd.Function):
+        """x, with half of its gradient."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 0.5 * gradient
+
+    def model(y, halved):
+        m = pyro.sample("m", dist.Normal(0.0, 5.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(Halved.apply(m) if halved else m.detach(), 1.0), obs=y)
+
+    line = r"`pyro.sample\(.*m.detach.*\(test_splitting.py:\d+\)"
+    for halved, cause in ((False, line), (True, "something on the way")):
+        with pytest.raises(pf.ModelError, match=rf"in 'm' is not that of its values: {cause}"):
+            pf.Federation(model, (ROUNDED, halved), plate="data", num_clients=2, seed=0)
+
+
+def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
+    with pytest.raises(pf.ModelError, match=r"the likelihood is the same at all points .* from log-cdfs"):
+        pf.Federation(between, (ROUNDED + 13.0, 0.1, 1e-300), plate="data", num_clients=2, seed=0)
+
+
+
 def test_kinks_are_no_wrong_gradients():
     x = torch.linspace(-1.0, 1.0, 20)
     assert pf.Federation(kinked, (x, x.cos()), plate="data", num_clients=2).num_clients == 2

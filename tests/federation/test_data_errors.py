@@ -1,5 +1,7 @@
 """Data that cannot be used, and data that are odd but can."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pyro
@@ -42,6 +44,14 @@ def with_entry(tensor, position, value):
 def test_values_that_are_not_finite_are_named(x, y, message):
     with pytest.raises(pf.DataError, match=message):
         build(linear, x, y)
+
+
+def test_the_cure_of_an_infinity_masks_it():
+    infinite = with_entry(with_entry(X, (0, 1), torch.nan), (9, 0), torch.inf)
+    for x, there in ((infinite, "torch.isfinite(x)"), (with_entry(X, (0, 1), torch.nan), "~torch.isnan(x)")):
+        with pytest.raises(pf.DataError, match=re.escape(f"`obs=x, obs_mask={there}`")) as error:
+            build(linear, x, Y)
+        assert f"`torch.where({there}, x, latent)`" in str(error.value)
 
 
 def test_a_row_is_numbered_within_its_client_where_clients_are_apart():

@@ -180,6 +180,61 @@ class Statements(Messenger):
             self.statements[msg["name"]] = line
 
 
+class _Leaving(TorchFunctionMode):
+    """Notes the first of the model's own lines that makes numbers without a gradient of numbers that have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line: Line | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
+        if self.line is None and not made and _is_cut(value):
+            had = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+            self.line = current_line() if had and not _in_a_function() else None
+        return value
+
+
+def _in_a_function() -> bool:
+    """Whether what runs is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
+    frame: Any = sys._getframe(2)
+    apply: Any = torch.autograd.Function.apply
+    while frame is not None and frame.f_code is not run_model.__code__:
+        if frame.f_code is apply.__func__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_cut(value: Any) -> bool:
+    """Whether these are real numbers without a gradient."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and not value.requires_grad
+    return isinstance(value, float)
+
+
+def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
+    """The line of the model that takes a value out of torch's graph; None where no line of its own does.
+
+    Args:
+        problem: the model's densities.
+        z: (D,) a point.
+        rows: row tensors, each (n, ...).
+        local: (n, d) latents of the rows.
+    """
+    leaving = _Leaving()
+    try:
+        with torch.enable_grad(), leaving:
+            problem.log_terms(z.detach().clone().requires_grad_(), rows, local)
+    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
+        pass
+    return leaving.line
+
+
 def _kept(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()

@@ -25,7 +25,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import blame, line_of
+from pyro_fed.density.checks.blame import blame, left_graph, line_of, quoted
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
@@ -112,7 +112,16 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             (whole, values), apart = _together_and_beside(judged, sample), _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
-            check_slope(values, whole.slope[0], sample.z[0], partial(_total, judged, sample), judged.sites)
+            check_slope(
+                values,
+                whole.slope[0],
+                sample.z[0],
+                partial(_total, judged, sample),
+                judged.sites,
+                sample.z[1:],
+                partial(_leaving, judged, sample),
+                _is_flat(whole),
+            )
             _check_imputed(judged, seen, sample, whole)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
@@ -206,9 +215,21 @@ def _together_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, 
     return _Run(outside, inside, run.slope[here], run.size[here]), _totals(run, sample)[len(sample.z) :]
 
 
-def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> Tensor:
-    """What `_together` takes the gradient of, at points (M, D) and the first point's latents of rows: (M,)."""
-    return _totals(_together(problem, _at_first(sample, points)), sample)
+def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
+    """What `_together` takes the gradient of, (M,), and that, (M, D), at points and the first one's latents of rows."""
+    run = _together(problem, _at_first(sample, points))
+    return _totals(run, sample), run.slope
+
+
+def _leaving(problem: RowDensities, sample: _Sample) -> str:
+    """The line of the model that takes a value out of torch's graph, quoted; empty where none does."""
+    line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
+    return quoted(line) if line else ""
+
+
+def _is_flat(run: _Run) -> bool:
+    """Whether the likelihood is the same at all points."""
+    return all(bool((terms == terms[:, :1]).all()) for terms in run.inside.values())
 
 
 def _at_first(sample: _Sample, points: Tensor) -> _Sample:
@@ -237,8 +258,8 @@ def _apart(problem: RowDensities, sample: _Sample) -> _Run:
         slope, (outside, inside) = problem.vmap(pair)(
             tuple(leaf[pairs] for leaf in sample.rows), sample.local[:, pairs].movedim(1, 0), sample.weight
         )
-    except PyroFedError as error:  # Pyro adds a drawing of the trace so far
-        raise type(error)(str(error).split("\nTrace Shapes:")[0]) from error
+    except PyroFedError:
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         if not problem.looped:
             raise

@@ -14,6 +14,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_size import check_plate_size, size_of_plate
 from pyro_fed.density.checks.plate_tree import check_followers
+from pyro_fed.density.edges import moving_support, warn_of_moving_supports, warn_of_parameters
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
@@ -64,7 +65,9 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
-    _check_observed(execution.trace, bound.arguments)
+    _check_observed(bound, seen)
+    warn_of_moving_supports(bound, seen)
+    warn_of_parameters(bound)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     if not layout.reported or not (layout.local or layout.discrete):
         return layout
@@ -221,18 +224,22 @@ def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole:
             )
 
 
-def _check_observed(trace: Any, arguments: Arguments) -> None:
+def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
     """Data that lie in the support and have the distribution's shape."""
-    for name, msg in trace.nodes.items():
+    arguments = bound.arguments
+    for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
         _check_no_text(msg, arguments)
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
+            if said := moving_support(bound, seen, name):
+                raise ModelError(said) from error
+            first = str(error).splitlines()[0].removesuffix(", but found invalid values:")
             raise OutsideSupportError(
                 f"observed site '{name}': its data are outside the support of {type(innermost(msg['fn'])).__name__} "
-                f"({_outside(msg, arguments)}{str(error).splitlines()[0]})",
+                f"({_outside(msg, arguments)}{first})",
                 _first_outside(msg, arguments),
             ) from error
         if density.shape != msg["fn"].batch_shape:

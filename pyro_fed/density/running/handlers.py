@@ -25,7 +25,7 @@ from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
 from pyro_fed.density.running.torch_modes import Replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError, listed, without_shapes
 
 #: Where this package's own handlers are from.
 OURS = __name__.partition(".")[0] + "."
@@ -99,6 +99,11 @@ def run_model(
         except SystemExit as error:  # no Exception: it would end the user's program without a word
             said = RuntimeError(f"the model calls sys.exit({error.code!r}); raise an error there instead")
             raise said.with_traceback(error.__traceback__) from error
+        except (ValueError, RuntimeError) as error:
+            plain = without_shapes(error)
+            if plain is error:
+                raise
+            raise plain from plain.__cause__
         if densities:
             trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
     return Execution(trace, filler, declared)

@@ -20,6 +20,9 @@ from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.matrices import times, times_transposed
 
+#: A derived step that is beyond stability becomes this share of the largest stable one.
+SHORTENED = 0.25
+
 
 def largest_curvature(problem: Problem, position: Tensor, local: State, batch: Batch) -> Tensor:
     """λ of each client's score at its chain's position.
@@ -42,6 +45,20 @@ def _curve(problem: Problem, z: Tensor, direction: Tensor, local: State, batch: 
     pull_back = vjp(lambda z: full_score(problem, z, local, batch), z)[1]
     # The Jacobian of a score is symmetric, so that v'J is (J v)'.
     return -times_transposed(local["factor"], pull_back(times(local["factor"], direction))[0])
+
+
+def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
+    """How long derived steps may be at clients where they were beyond stability, (C,); infinite elsewhere.
+
+    A derived step fits the curvature where that was measured. A density that is steeper where a chain is, such as
+    exp(θ) where a Gaussian reaches far to the right, wants shorter ones.
+
+    Args:
+        step_size: h, (C,).
+        curvature: λ, (C,).
+    """
+    beyond = step_size * curvature >= STABLE
+    return torch.where(beyond, SHORTENED * STABLE / curvature, torch.inf)
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:

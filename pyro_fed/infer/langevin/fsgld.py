@@ -14,7 +14,8 @@ prior, which Algorithm 1 has; it is kept here.
 Deviation: where no step size is given, a round before the first (`surrogates.mismatch`) measures how far the
 surrogates' scores are from the clients', and visits are so short that no parameter's variance grows by more than
 `visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at
-a client, and steps are at most `LARGEST_SHARE` of 4/λ, from which on they diverge.
+a client, and steps are at most `SHORTENED` of 4/λ, from which on they diverge: a posterior may be
+steeper where the chains go than where it was measured.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
 as much noise of minibatches (it goes with h/m), and an eighth of the calls. As many chains run at once as usually have
@@ -33,6 +34,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
+from pyro_fed.infer.langevin.curvature import SHORTENED
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.infer.surrogates.mismatch import Mismatch
@@ -40,9 +42,6 @@ from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Largest derived step as a share of the largest stable one, by the measured curvature: a posterior may be steeper
-#: where the chains go than where it was measured.
-LARGEST_SHARE = 0.25
 #: Settings of large models, where nothing is set: a visit costs its steps, whatever the rows, and a chain of thousands
 #: of parameters has never as many effective draws of the slowest as it is asked for.
 OF_LARGE_MODELS: dict[str, Any] = {
@@ -166,4 +165,4 @@ class FSGLD(ReplayedVisits, FitsSize):
         """h of visits that are short enough, and far enough from where steps diverge."""
         step, full = super().derived_step(num_clients, start)
         steepest = float(started(start, self).shared["curvature"])
-        return min(step, LARGEST_SHARE * STABLE / steepest), full
+        return min(step, SHORTENED * STABLE / steepest), full

@@ -62,7 +62,7 @@ from pyro_fed.density.rows.batches import (
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_store import append, next_look, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
-from pyro_fed.infer.langevin.curvature import check_step, largest_curvature
+from pyro_fed.infer.langevin.curvature import check_step, largest_curvature, longest_steps
 from pyro_fed.infer.langevin.held_visits import reference
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
@@ -221,6 +221,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         share = self.client_shares(num_clients).to(problem.dtype)
         known: State = {}
         local = {"inverse_f": 1 / share, "ready": torch.zeros(num_clients, dtype=torch.bool)}
+        if self.step_size is None:
+            local["longest_step"] = torch.full_like(share, torch.inf)
         if self.surrogates is None:
             position = problem.init(self.num_chains, generator)
             factor = torch.ones(problem.dim, dtype=problem.dtype)
@@ -288,7 +290,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
-        xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._steps(shared["steps"], shared["step_size"])}
+        xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._visit_steps(shared, local | news)}
         whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
         rows, dims = with_batches(data, None if whole else self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
@@ -325,6 +327,13 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             "step_size": steps[sent].T,
         }
 
+    def _visit_steps(self, shared: State, local: State) -> Tensor:
+        """h of each step of the visits, (T, C): a derived one is as short as the client needs it."""
+        step_size = shared["step_size"]
+        if "longest_step" in local:
+            step_size = torch.minimum(step_size, local["longest_step"])
+        return self._steps(shared["steps"], step_size)
+
     def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), of chains that have had so many."""
         if not self.decay:
@@ -341,8 +350,11 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             return {}
         batch = data.full_batch()
         curvature = largest_curvature(problem, shared["position"], local, batch)
-        check_step(type(self).__name__, shared["step_size"], curvature, shared["client"])
         news = {"ready": torch.ones_like(local["ready"])}
+        if "longest_step" in local:
+            news["longest_step"] = longest_steps(shared["step_size"], curvature).to(local["longest_step"].dtype)
+        else:
+            check_step(type(self).__name__, shared["step_size"], curvature, shared["client"])
         if "anchor_score" in local and self.control_variate is True:
             axes = (dict.fromkeys(local, 0), BATCHES)
             news["anchor_score"] = problem.mapped(anchor_score, axes, calls=0)(local, batch)
@@ -408,13 +420,31 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         last = append(shared, columns, self.target_ess)
         kept = shared["kept"] + keep.reshape(rounds, sent).sum(1).cumsum(0)
         steps = shared["steps"] + self.local_steps * torch.arange(1, rounds + 1)
+        last |= self._shortened(shared, messages["step_size"])
         before = last | {name: shared[name] for name in ("r_hat", "ess", "judged")}
         each = zip(messages["position"], steps, kept, strict=True)
         states = [before | {"position": at, "steps": done, "kept": had} for at, done, had in each]
         return [*states[:-1], states[-1] | {name: last[name] for name in ("r_hat", "ess", "judged")}]
 
+    def _in_first_sweep(self, shared: State) -> bool:
+        """Whether clients are still to say how long a derived step may be."""
+        return self.step_size is None and int(shared["steps"]) < self.local_steps * len(shared["share"])
+
+    def _shortened(self, shared: State, used: Tensor) -> State:
+        """h as short as the clients of the first sweep needed theirs, and a burn-in that is longer by as much."""
+        if not self._in_first_sweep(shared):
+            return {}
+        wanted = self._steps(shared["steps"], shared["step_size"])[self.stride - 1 :: self.stride]
+        share = float((used / wanted).amin().clamp(max=1))
+        if not 0 < share < 1:
+            return {}
+        burn_in = math.ceil(int(shared["burn_in"]) / share)
+        return {"step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
+
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the chains are judged."""
+        """Rounds until the chains are judged; one where the next may need shorter steps."""
+        if self._in_first_sweep(shared):
+            return 1
         wanted = next_look(shared, self.target_ess) - int(shared["kept"])
         steps = int(shared["steps"])
         first = max(steps, int(shared["burn_in"])) // self.thin
@@ -446,7 +476,9 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that left the finite numbers: a smaller step, or less noise from minibatches."""
-        return f"reduce step_size below its present {float(before['step_size']):.3g}, or raise batch_size"
+        step = float(before["step_size"])
+        reduce = "reduce step_size below its present" if self.step_size else "give a step_size below the derived"
+        return f"{reduce} {step:.3g}, or raise batch_size"
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Chains that disagree, too few effective draws, and clients whose surrogates are poor."""

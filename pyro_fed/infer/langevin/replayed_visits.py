@@ -39,7 +39,8 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
         """Visits that are within reach of the same visits to the surrogates."""
         steps, noise, _ = self._replay(shared, sent)
         held, cut = held_visits(shared, sent.messages, steps, noise, self.stride, self.midpoint, limits.pull)
-        return Held(shared, held, {}, cut)
+        own = steps[self.stride - 1 :: self.stride].to(held["step_size"])  # nobody shortens the others' steps
+        return Held(shared, held | {"step_size": own.expand_as(held["step_size"])}, {}, cut)
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""

@@ -129,7 +129,7 @@ class SAGALD(SGLD):
         rows, dims = with_batches(data, self.batch_size)
         const = local | {name: value for name, value in news.items() if name in local}
         picks = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
-        xs = {"normal": noise["normal"], "step_size": self._steps(shared["steps"], shared["step_size"]), "picks": picks}
+        xs = {"normal": noise["normal"], "step_size": self._visit_steps(shared, local | news), "picks": picks}
         carry = (shared["position"], tables["table"], tables["table_sum"])
         (position, table, total), (path, norms) = problem.scan(
             self._saga_step, carry, (const, rows), xs, self.local_steps, (dict.fromkeys(const, 0), dims)

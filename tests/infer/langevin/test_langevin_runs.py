@@ -1,6 +1,8 @@
 """What the Langevin samplers keep, send, refuse and warn of."""
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from gaussian_case import analytic_surrogates, exact, federation, shards
@@ -257,3 +259,19 @@ def test_clients_are_drawn_anew_as_published(fed, x, settings):
     idata = pf.run(sampler, fed, num_rounds=48, **QUIET)
     visits = idata["sample_stats"]["client"].values.reshape(-1, 4)
     assert any(len(set(sweep)) < 4 for sweep in visits)
+
+
+@pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
+def test_a_derived_step_that_is_too_long_where_a_chain_is_becomes_shorter():
+    """log r of Gamma(0.1) counts, all of them zero, is as steep as exp on its right: λ is 53 where it was 11."""
+
+    def zeros(y):
+        r = pyro.sample("r", dist.Gamma(0.1, 0.1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(r), obs=y)
+
+    fed = pf.Federation(zeros, (torch.zeros(10).double(),), plate="data", num_clients=2, seed=0)
+    idata = pf.run(pf.FSGLD(burn_in=5), fed, num_rounds=40, seed=0, **QUIET)
+    steps = idata["sample_stats"]["step_size"].values
+    assert 0 < steps[0, -1] < 0.0757 and (steps[:, -1] == steps[0, -1]).all()  # 4 / λ, and one step for all chains
+    assert np.isfinite(idata["posterior"]["r"].values).all()
