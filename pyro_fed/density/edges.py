@@ -43,7 +43,7 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
     msg = seen.execution.trace.nodes[name]
     if not _edges(msg):
         return ""
-    latents = [latent for latent in seen.point if _changes(bound, seen, msg, latent)]
+    latents = [latent for latent in seen.point if _changes(bound, seen, msg, (latent,))]
     return _said(msg, latents) if latents else ""
 
 
@@ -56,6 +56,8 @@ def warn_of_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
     """
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
+            continue
+        if not _changes(bound, seen, msg, tuple(seen.point)):
             continue
         moved = [_at(bound, seen, name, tuple(seen.point), move) for move in MOVES]
         lost = any(other is not None and not _holds_all(other) for other in moved)
@@ -85,9 +87,9 @@ def _edges(msg: Message) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latent: str) -> bool:
-    """Whether another value of a latent moves a bound."""
-    other = _at(bound, seen, msg["name"], (latent,), MOVES[0])
+def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latents: Collection[str]) -> bool:
+    """Whether other values of these latents move a bound."""
+    other = _at(bound, seen, msg["name"], latents, MOVES[0])
     if other is None:
         return False
     after = _edges(other)
@@ -114,6 +116,27 @@ def _holds_all(msg: Message) -> bool:
         return True
     mask = msg["mask"] if isinstance(msg["mask"], Tensor) else inside.new_ones(())
     return bool((inside | ~mask.bool()).all() if mask.dim() <= inside.dim() else inside.all())
+
+
+def is_suspect(seen: FirstRun) -> bool:
+    """Whether a probability is computed, which may leave [0, 1] unseen: torch clips it, and densities are numbers.
+
+    Args:
+        seen: the model's first run.
+    """
+    nodes = seen.execution.trace.nodes.values()
+    latents = list(seen.execution.filler.values.values())
+    for msg in nodes:
+        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
+            given = vars(innermost(msg["fn"])).get("probs")
+            if isinstance(given, Tensor) and not any(_is_latent(given, one) for one in latents):
+                return True
+    return False
+
+
+def _is_latent(value: Tensor, latent: Tensor) -> bool:
+    """Whether a value is a latent's own, broadcast as it may be."""
+    return value.untyped_storage().data_ptr() == latent.untyped_storage().data_ptr()
 
 
 def warn_of_parameters(bound: BoundModel) -> None:

@@ -32,6 +32,7 @@ from pyro_fed.density.checks.points import local_points, points
 from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.slopes import beside, check_slope
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
+from pyro_fed.density.edges import is_suspect, warn_of_parameters
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
 from pyro_fed.errors import ModelError, PyroFedError, listed
@@ -123,6 +124,8 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 _is_flat(whole),
             )
             _check_imputed(judged, seen, sample, whole)
+            if is_suspect(seen) or any(bool(terms.isnan().any()) for terms in whole.inside.values()):
+                warn_of_parameters(problem.bound)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
 
