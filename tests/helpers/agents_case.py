@@ -151,6 +151,19 @@ class Rehearsal:
         self.processes[name] = process(work, *given, name=name)
         self.processes[name].start()
 
+    def listening(self, name, seconds=120):
+        """Wait until an agent's server is there."""
+        from pyro_fed.runtime.agents.peers import load_peers
+
+        peers = load_peers(self.folder / "peers.toml")
+        host, port = peers.addresses[peers.number(name)].rsplit(":", 1)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"agent {name} does not listen after {seconds} s")
+
     def out(self, name):
         return self.folder / f"{name}.nc"
 

@@ -18,7 +18,7 @@ class LinkSettings(SettingsRepr):
         patience_all: at the start, in rounds that mean nothing without one of the agents (Newton's method over the
             graph), and for any neighbour at all where none answers: then the run stops.
         retry_every: between two attempts to reach a neighbour that is not there.
-        knock: for an answer of a neighbour whose link is down, once a round.
+        knock: for an answer of a neighbour whose link is down, once a round, and to reach one at the end.
         max_bytes: the largest message that is taken; a message of another size than this run's is refused anyway.
 
     Raises:

@@ -324,9 +324,10 @@ class Wire:
         return True
 
     def leave(self, farewell: Farewell, neighbours: Iterable[int]) -> None:
-        """Say to neighbours that this agent leaves; those that cannot be reached are not told."""
-        calls = [
-            self._channels[j].unary_unary(f"/{SERVICE}/Leave").future(farewell.encode(), timeout=self.settings.knock)
+        """Say to neighbours that this agent leaves; those that are not reached within a knock are not told."""
+        data, wait = farewell.encode(), self.settings.knock
+        calls = [  # ready: a channel that failed a moment ago tries again, for its neighbour may have come since
+            self._channels[j].unary_unary(f"/{SERVICE}/Leave").future(data, timeout=wait, wait_for_ready=True)
             for j in neighbours
         ]
         for call in calls:
