@@ -3,15 +3,17 @@
     python -m benchmarks.networks.threshold [--data cancer digits wine] [--seeds 3] [--algorithms FedEP P2PVI]
 
 Below it `FedEP` and `P2PVI` take full covariances and exact curvatures, above it diagonal sites from stochastic
-gradients. Each network is run by both, set by hand, whatever it would take by itself; a star is beside what it takes.
-Networks, data and partitions are those of `benchmarks.networks`, ten clients, `P2PVI` on a ring; whole runs with their
-draws, seconds of the processor with compiling; mean ± standard error over seeds.
+gradients; `FSGLD` and `DSVGD` take more chains and particles below it, and minibatches above. Each network is run by
+both, set by hand, whatever it would take by itself; a star is beside what it takes. Networks, data and partitions are
+those of `benchmarks.networks`, ten clients, `P2PVI` on a ring; whole runs with their draws, seconds of the processor
+with compiling; mean ± standard error over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,25 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
-from pyro_fed.density.size import is_large
+from pyro_fed.algorithm.capabilities import run_as
+from pyro_fed.infer.langevin import fsgld
+from pyro_fed.infer.stein import dsvgd
 
 #: Hidden units of the networks below and above, by their data.
 SIZES = {"cancer": (2, 4), "digits": (1, 2), "wine": (5, 12)}
 #: More parameters than any of them has: full covariances and exact curvatures at all of them.
 EXACT_DIM = 1000
+#: What `FSGLD` and `DSVGD` take of large models.
+CHAINS: dict[str, Any] = fsgld.OF_LARGE_MODELS
+PARTICLES: dict[str, Any] = {**dsvgd.OF_LARGE_MODELS, **dsvgd.SHORT_TURNS, "start": "gaussian"}
+
+
+def by_hand(kind: Any, names: Iterable[str]) -> Any:
+    """The algorithm with these defaults of small models set, so that they stay on a large one."""
+    return kind(**{name: getattr(kind(), name) for name in names})
+
+
+#: By algorithm: the defaults of small models, those of large ones, and what a run needs besides.
 ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "FedEP": (
         pf.FedEP(full_dim=EXACT_DIM),
@@ -36,6 +51,8 @@ ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         pf.P2PVI(covariance="diag", update=pf.update.IVON(), start="fedavg"),
         {"graph": pf.graph.ring(CLIENTS)},
     ),
+    "FSGLD": (by_hand(pf.FSGLD, CHAINS), pf.FSGLD(**CHAINS), {}),
+    "DSVGD": (by_hand(pf.DSVGD, PARTICLES), pf.DSVGD(**PARTICLES), {}),
 }
 
 
@@ -52,6 +69,12 @@ def one(algorithm: Any, hidden: int, seed: int, data: str, options: dict[str, An
     return [found["accuracy"], found["log_predictive_density"], ece, seconds, rounds]
 
 
+def takes_large(name: str, problem: Any) -> bool:
+    """Whether the algorithm by default takes the defaults of large models for this one."""
+    algorithm = getattr(pf, name)()
+    return bool(run_as(algorithm, problem) != algorithm)
+
+
 def table(names: list[str], data: list[str], seeds: int) -> None:
     """A row a network, algorithm and set of defaults."""
     print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds |")
@@ -61,7 +84,7 @@ def table(names: list[str], data: list[str], seeds: int) -> None:
             problem = federation(hidden, 0, kind)[0].problem
             for name in names:
                 *both, options = ALGORITHMS[name]
-                takes = is_large(problem, both[0].num_points, pf.FedEP.full_dim)
+                takes = takes_large(name, problem)
                 for large, algorithm in enumerate(both):
                     figures = np.array([one(algorithm, hidden, seed, kind, options) for seed in range(seeds)])
                     mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
