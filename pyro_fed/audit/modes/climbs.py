@@ -69,7 +69,7 @@ class Mode:
     def distance(self, white: Tensor) -> Tensor:
         """Of points w (S, D), in SDs of this mode: (S,)."""
         away = white - self.at
-        return torch.einsum("sd,de,se->s", away, self.precision, away).clamp_min(0).sqrt()
+        return ((away @ self.precision) * away).sum(1).clamp_min(0).sqrt()
 
 
 def same(one: Mode, other: Mode) -> bool:
@@ -175,10 +175,14 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
     for taken in range(1, CLIMB + 1):
         climbs.move()
         done = climbs.arrived
-        for climb in done.nonzero()[:, 0].tolist():
-            ends[int(number[climb])] = climbs.w[climb]
+        fresh = done
+        for mode in modes:  # most climbs end at a mode that is there
+            fresh = fresh & (mode.distance(climbs.w) >= NEAR)
+        for climb in fresh.nonzero()[:, 0].tolist():
             if not any(float(mode.distance(climbs.w[climb][None])) < NEAR for mode in modes):
                 _added(modes, ascended(target, climbs.w[climb]))
+        for climb in done.nonzero()[:, 0].tolist():
+            ends[int(number[climb])] = climbs.w[climb]
         if modes and taken >= EARLIEST and (taken - EARLIEST) % EVERY == 0 and not bool(done.all()):
             at = _without_valley(climbs, modes)
             for climb in ((at >= 0) & ~done).nonzero()[:, 0].tolist():
