@@ -75,5 +75,5 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
     """
     batch = data.full_batch()
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
-    pieces = in_chunks(draws, data.row_index.numel() * problem.num_nodes, 1)
+    pieces = in_chunks(draws, len(batch.weight) * batch.width() * problem.num_nodes, 1)
     return torch.cat([evaluate(piece, batch).double() for piece in pieces], 1)

@@ -176,8 +176,8 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
         climbs.move()
         done = climbs.arrived
         fresh = done
-        for mode in modes:  # most climbs end at a mode that is there
-            fresh = fresh & (mode.distance(climbs.w) >= NEAR)
+        for there in modes:  # most climbs end at one of them
+            fresh = fresh & (there.distance(climbs.w) >= NEAR)
         for climb in fresh.nonzero()[:, 0].tolist():
             if not any(float(mode.distance(climbs.w[climb][None])) < NEAR for mode in modes):
                 _added(modes, ascended(target, climbs.w[climb]))

@@ -35,6 +35,11 @@ class Batch(NamedTuple):
     rows: tuple[Tensor, ...]
     weight: Tensor
 
+    def width(self) -> int:
+        """Rows of each client, padding among them, or of the largest plate nested in them."""
+        leaves = pytree.tree_leaves((self.rows, self.weight))
+        return max(int(leaf.shape[self.weight.dim() - 1]) for leaf in leaves)
+
 
 class ClientData(NamedTuple):
     """One client's rows (or, with a leading axis on `row_index` and `num_rows`, several clients').

@@ -89,7 +89,6 @@ from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received,
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
-from pyro_fed.infer.sites.derivatives import Moments
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     as_state,
@@ -102,6 +101,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     unbatched,
 )
+from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
 

@@ -138,7 +138,7 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
         """Changes of the clients' sites."""
         draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
         points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
-        points = in_blocks(points, batch.weight.numel() * problem.num_nodes)
+        points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
         _, (scores,) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
         delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - local["natural"]
         usable = delta.isfinite().all(1)

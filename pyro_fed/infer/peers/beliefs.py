@@ -10,8 +10,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.derivatives import Moments
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
+from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
 

@@ -137,8 +137,7 @@ class P2PEP(PeerGaussian):
 
     def _log_targets(self, problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> Tensor:
         """log p(D_i | z) + c_i log p(z) at the agents' points: (C, S), float64."""
-        clients, rows = batch.weight.shape
-        size = max(1, MAX_BLOCK // (clients * rows * problem.num_nodes))
+        size = max(1, MAX_BLOCK // (len(batch.weight) * batch.width() * problem.num_nodes))
         run = problem.mapped(self._log_target, (0, BATCHES, 0))
         parts = [run(part, batch, share) for part in points.to(problem.dtype).split(size, 1)]
         return torch.cat([part.double() for part in parts], 1)

@@ -22,7 +22,7 @@ curvature, from `NETWORK_NUMBERS` on, is taken in its first layer's units and in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
+from pyro_fed.infer.sites.agreement import as_many_as_needed
 from pyro_fed.infer.sites.fisher import fisher_information
+from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.rowwise import WORTH, at_points, dealt_out, expected, kept, shared_curvature
 
 Structure = Literal["full", "diag"]
@@ -47,18 +49,6 @@ MOST_INTEGRATED = MOST_NUMBERS // 8
 FEWEST = 8
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
 SIGN_SEED = 0
-
-
-class Moments(NamedTuple):
-    """Means over the points, with a leading client axis: value (C,), score (C, D), curvature (C, D[, D])."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-
-    def finite(self) -> Tensor:
-        """Whether everything that a client computed is finite: (C,)."""
-        return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
 
 
 @dataclass(frozen=True)
@@ -82,18 +72,32 @@ class Derivatives:
             found = at_points(problem, points, batch)
             if found is not None:
                 return Moments(*found)
-        dim, rows = points.shape[-1], batch.weight.shape[-1]
-        width = dim if self.kind == "hessian" else 1
+        if self._in_groups(batch) and self._numbers(problem, len(points)) > self._most(problem):
+            return as_many_as_needed(points, lambda some: self._at_all(problem, some, batch))
+        rows = batch.width()
         shares = self.shares(problem, len(points), batch)
         if shares == 1 and not self._has_units(problem, len(points), batch):
-            blocks = in_blocks(points, points.shape[1] * rows * width * problem.num_nodes)
-            return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+            return self._at_all(problem, points, batch)
         blocks = in_blocks(points, points.shape[1] * rows * problem.num_nodes)
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         carry = (zero, zero.new_zeros(points.shape[1:]))
         means, _ = problem.scan(_score_step, carry, batch, blocks.to(problem.dtype), len(blocks), BATCHES)
         value, score = (part / len(points) for part in means)
         return Moments(value, score, self._shared_curvature(problem, points, batch, shares))
+
+    def _at_all(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
+        """The same where every row has its derivatives at every point."""
+        width = points.shape[-1] if self.kind == "hessian" else 1
+        blocks = in_blocks(points, points.shape[1] * batch.width() * width * problem.num_nodes)
+        return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+
+    def _in_groups(self, batch: Batch) -> bool:
+        """Whether rows are those of groups, which have no shape of their own."""
+        return not all(isinstance(leaf, Tensor) for leaf in batch.rows)
+
+    def _most(self, problem: Problem) -> int:
+        """Numbers up to which every row has its derivatives at every point."""
+        return MOST_INTEGRATED if problem.local_dim else MOST_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
         """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
@@ -103,10 +107,9 @@ class Derivatives:
             count: points.
             batch: the clients' rows.
         """
-        if not all(isinstance(leaf, Tensor) for leaf in batch.rows):
-            return 1  # rows of groups have no shape of their own
-        numbers = self._numbers(problem, count)
-        most = MOST_INTEGRATED if problem.local_dim else MOST_NUMBERS
+        if self._in_groups(batch):
+            return 1
+        numbers, most = self._numbers(problem, count), self._most(problem)
         if numbers <= most or has_predictors(problem):
             return 1
         shares = 1
@@ -116,14 +119,14 @@ class Derivatives:
 
     def _numbers(self, problem: Problem, count: int) -> int:
         """Rows × points × parameters × directions of differentiation; the same for all executors."""
-        numbers = problem.num_rows * problem.num_nodes * count * problem.dim
+        numbers = problem.evaluations * count * problem.dim
         return numbers * (problem.dim if self.kind == "hessian" else values_of(problem))
 
     def _has_units(self, problem: Problem, count: int, batch: Batch) -> bool:
         """Whether rows are those of a network, and so much work that its structure saves more than it takes to find."""
         if self.structure != "full" or self.kind != "hessian" or self._numbers(problem, count) <= NETWORK_NUMBERS:
             return False
-        if not all(isinstance(leaf, Tensor) for leaf in batch.rows) or has_predictors(problem):
+        if self._in_groups(batch) or has_predictors(problem):
             return False
         return kept(problem, CHECK_ROWS, wide=True) is not None
 

@@ -31,7 +31,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Moments, Structure
+from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
+from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES

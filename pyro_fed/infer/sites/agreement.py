@@ -1,0 +1,81 @@
+"""As many points as an expectation needs: few where few agree with twice as many, all where they do not.
+
+Under q = N(m, S) the means of a client's score and curvature are taken at 1, n, 2 n, 4 n, ... points, n the fewest that
+have S exactly. Where two rules that follow one another differ by less than `AGREE` in
+
+    R' Δ E[s]    and    R' ΔE[H] R,        S = R R',
+
+the shift of the mean in SDs and the change of the precision as a part of q's that the difference makes, the finer one
+is taken. The more rows, the narrower q and the straighter the score where q is. A client's own rows decide, not who is
+computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.ops.points import standardised_sobol
+
+#: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.
+AGREE = 0.005
+#: Points of the coarsest rule but that of the mean alone, and the part of all points that is worth a try.
+FEWEST, WORTH = 8, 2
+
+
+def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Moments:
+    """The means at the fewest points that agree with half as many, each client's by its own.
+
+    Args:
+        points: (S, C, D), which have q's mean and covariance; all of them are the last resort.
+        means: computes the means at points (s, C, D).
+    """
+    count, _, dim = points.shape
+    fewest = FEWEST
+    while fewest < 2 * dim:  # fewer have not the covariance
+        fewest *= 2
+    mean = points.double().mean(0)
+    root, failed = torch.linalg.cholesky_ex(_covariance(points.double() - mean))
+    spent, number = 1, fewest
+    if bool(failed.any()) or spent + number > count // WORTH:
+        return means(points)
+    found = means(mean[None].to(points.dtype))
+    settled = torch.zeros(len(mean), dtype=torch.bool, device=points.device)
+    while spent + number <= count // WORTH:
+        spread = (root @ standardised_sobol(number, dim).to(root).mT).movedim(2, 0)  # (number, C, D)
+        finer = means((mean + spread).to(points.dtype).contiguous())
+        agree = _apart(found, finer, root) < AGREE
+        found = _where(settled, found, finer)
+        settled = settled | agree
+        if bool(settled.all()):
+            return found
+        spent, number = spent + number, 2 * number
+    return _where(settled, found, means(points))
+
+
+def _covariance(away: Tensor) -> Tensor:
+    """Of S points around their mean (S, C, D): (C, D, D)."""
+    by_client = away.transpose(0, 1)
+    return by_client.mT @ by_client / len(away)
+
+
+def _apart(one: Moments, other: Moments, root: Tensor) -> Tensor:
+    """By how much two rules differ, in SDs and as a part of the precision, the larger: (C,); nan is not less."""
+    pull = (root.mT @ (other.score - one.score)[..., None].double())[..., 0]
+    change = (other.curvature - one.curvature).double()
+    diagonal = change.dim() == 2
+    bend = change * root.square().sum(-1) if diagonal else (root.mT @ change @ root).flatten(1)
+    return torch.maximum(pull.abs().amax(1), bend.abs().amax(1))
+
+
+def _where(which: Tensor, one: Moments, other: Moments) -> Moments:
+    """The one's means of some clients (C,), the other's of the rest."""
+    return Moments(
+        *(
+            torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+            for a, b in zip(one, other, strict=True)
+        )
+    )
