@@ -16,6 +16,7 @@ from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
+from pyro_fed.infer.ep.large import SMALL_ROUNDS
 from pyro_fed.infer.sites import derivatives
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
@@ -319,6 +320,8 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
     assert not is_large(few.problem, pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
     assert is_large(some.problem, pf.FedEP.num_points) and not is_large(some.problem)
+    for algorithm in (pf.FedEP(), pf.FedSEP(), pf.PVI()):  # cheap rounds, and more of them than a larger one has
+        assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)
 
