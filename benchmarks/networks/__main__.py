@@ -99,8 +99,10 @@ DATA: dict[str, Callable[..., Any]] = {"digits": load_digits, "cancer": load_bre
 UNLIKE_SEED = 1
 
 
-def federation(hidden: int, seed: int, data: str = "digits") -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
-    """Ten clients, and the test rows."""
+def federation(
+    hidden: int, seed: int, data: str = "digits", model: Callable[..., None] | None = None
+) -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
+    """Ten clients, and the test rows; a network of so many units where no other model is given."""
     columns, labels = DATA[data](return_X_y=True)
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(seed))
     scaled = columns / 16 if data == "digits" else scale(columns)
@@ -108,9 +110,8 @@ def federation(hidden: int, seed: int, data: str = "digits") -> tuple[pf.Federat
     held = TEST_ROWS if data == "digits" else len(x) // 5
     train, test = (x[:-held], y[:-held]), (x[-held:], y[-held:])
     skew = pf.partition.Dirichlet(0.5, by=train[1])
-    fed = pf.Federation(
-        network(hidden, len(set(labels.tolist()))), train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed
-    )
+    model = network(hidden, len(set(labels.tolist()))) if model is None else model
+    fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed)
     return fed, test
 
 
