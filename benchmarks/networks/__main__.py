@@ -3,24 +3,31 @@
     python -m benchmarks.networks                                    # 20 and 100 hidden units, three seeds
     python -m benchmarks.networks --hidden 1000 --seeds 1
     python -m benchmarks.networks --data cancer --hidden 20 --seeds 3 --algorithms FedDyn FedEP BayesADMM
+    python -m benchmarks.networks --write                            # docs/networks.md from what is there
     python -m benchmarks.networks --cost --hidden 14 133 1333        # a round and memory against the parameters
 
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
-clients (Dirichlet 0.5 by label), one thread. Each row is a whole run with its draws and log-likelihoods, in seconds of
-the processor and as a ratio to FedAvg's 50 rounds with its default settings in the same process; compiling is among
-them. ECE: expected calibration error of the predictive probabilities. The peak is the most memory that the process had
-meanwhile, with torch, Pyro and what the rows before have left compiled (Linux alone). Several seeds: mean ± standard
-error over seeds, each with a split, a partition and a run of its own.
+clients (Dirichlet 0.5 by label), one thread. A cell is a set, a size, an algorithm and a seed, which is that of the
+split, of the partition and of the run: a whole run with its draws and log-likelihoods, in a process of its own, in
+seconds of the processor with compiling, and as a ratio to FedAvg's 50 rounds with its default settings, which are run
+beside it. Each is added to `benchmarks/networks/sizes.json` once it has ended, so that the whole can be cut off and
+resumed; `--again` runs cells that are there. ECE: expected calibration error of the predictive probabilities. The peak
+is the most memory that the process had until the run's end, torch and Pyro (0.4 GB) among it (Linux alone). Several
+seeds: mean ± standard error over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,16 +40,22 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.networks.cost import cell, forget_peak, resident
+from benchmarks.networks.cells import Cells, put, spread
+from benchmarks.networks.cost import cell, resident
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 CLIENTS, TEST_ROWS, AVERAGING_ROUNDS = 10, 360, 50
 TITLES = (
-    "parameters", "algorithm", "accuracy", "log density", "ECE", "entropy away", "seconds", "× FedAvg", "MB a client",
-    "peak GB",
+    "parameters", "algorithm", "accuracy", "log density", "ECE", "seconds", "× FedAvg", "MB a client", "peak GB",
+    "seeds",
 )  # fmt: skip
+KEPT = Cells(Path(__file__).with_name("sizes.json"))
+PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+BEGIN, END = "<!-- benchmarks/networks writes this table -->\n", "<!-- its end -->"
+#: What a cell has, as `measured` returns it.
+FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away", "peak_gb")
 #: Pyro's own SVI on all rows, with a guide that is FedEP's family: where the Gaussians go.
 POOLED = "pooled SVI"
 
@@ -86,8 +99,10 @@ DATA: dict[str, Callable[..., Any]] = {"digits": load_digits, "cancer": load_bre
 UNLIKE_SEED = 1
 
 
-def federation(hidden: int, seed: int, data: str = "digits") -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
-    """Ten clients, and the test rows."""
+def federation(
+    hidden: int, seed: int, data: str = "digits", model: Callable[..., None] | None = None
+) -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
+    """Ten clients, and the test rows; a network of so many units where no other model is given."""
     columns, labels = DATA[data](return_X_y=True)
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(seed))
     scaled = columns / 16 if data == "digits" else scale(columns)
@@ -95,9 +110,8 @@ def federation(hidden: int, seed: int, data: str = "digits") -> tuple[pf.Federat
     held = TEST_ROWS if data == "digits" else len(x) // 5
     train, test = (x[:-held], y[:-held]), (x[-held:], y[-held:])
     skew = pf.partition.Dirichlet(0.5, by=train[1])
-    fed = pf.Federation(
-        network(hidden, len(set(labels.tolist()))), train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed
-    )
+    model = network(hidden, len(set(labels.tolist()))) if model is None else model
+    fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed)
     return fed, test
 
 
@@ -123,9 +137,13 @@ def unlike(x: Tensor) -> Tensor:
 
 
 def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[float]:
-    """Accuracy, log density, ECE, seconds, megabytes sent by a client, entropy (nats) on rows unlike the data."""
+    """Accuracy, log density, ECE, seconds, megabytes sent by a client, entropy (nats) on rows unlike the data, and GB.
+
+    The memory is the most that this process had until the run ended; of a process of its own it is the run's.
+    """
     fed, test = federation(hidden, seed, data)
     idata, seconds = run(name, fed, seed)
+    peak = resident("VmHWM") / 1e9
     found = pf.metrics.test_metrics(idata, fed, test)
     draws = unconstrained_draws(idata, fed.problem)
     predicted = predict_rows(fed.problem, draws, test)
@@ -133,25 +151,37 @@ def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[fl
     entropy = float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
     ece = float(calibration_errors(predicted.probs, test[1])["ece"])
     sent = float(idata["federation"]["bytes_up"].sum()) / CLIENTS / 1e6
-    return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy]
+    return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy, peak]
 
 
-def table(sizes: list[int], seeds: int, names: list[str], data: str = "digits") -> None:
-    """One row an algorithm and size."""
-    print(f"| {' | '.join(TITLES)} |\n{'| --- ' * len(TITLES)}|")
+def work(sizes: list[int], seeds: int, names: list[str], data: str, again: bool) -> None:
+    """Run the cells that are not there, each in a process of its own, FedAvg's first."""
     for hidden in sizes:
-        base = 0.0
-        for name in dict.fromkeys(["FedAvg", *names]):
-            forget_peak()
-            figures = np.array([measured(name, hidden, seed, data) for seed in range(seeds)])
-            peak = resident("VmHWM") / 1e9
-            mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
-            base = mean[3] if name == "FedAvg" else base
-            shown = [f"{mean[at]:.3f}" + (f" ± {error[at]:.3f}" if seeds > 1 else "") for at in (0, 1, 2, 5)]
-            size = federation(hidden, 0, data)[0].problem.dim
-            costs = [f"{mean[3]:.1f}", f"{mean[3] / base:.2f}", f"{mean[4]:.2f}", f"{peak:.2f}"]
-            cells = [f"{size:,}", f"`{name}`", *shown, *costs]
-            print("| " + " | ".join(cells) + " |", flush=True)
+        for seed in range(seeds):
+            for name in dict.fromkeys(["FedAvg", *names]):
+                if str(seed) in KEPT.under(data, str(hidden), name) and not again:
+                    continue
+                command = [sys.executable, "-m", "benchmarks.networks", "--cell", data, str(hidden), name, str(seed)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                figures = json.loads(done.stdout.splitlines()[-1])
+                KEPT.keep((data, str(hidden), name, str(seed)), dict(zip(FIGURES, figures, strict=True)))
+                print(data, hidden, name, seed, figures, flush=True)
+
+
+def table(cells: dict[str, Any], data: str) -> str:
+    """One row a size and algorithm, of all that there are of a set."""
+    lines = [f"| {' | '.join(TITLES)} |", f"{'| --- ' * len(TITLES)}|"]
+    for hidden in sorted(cells[data], key=int):
+        size = federation(int(hidden), 0, data)[0].problem.dim
+        base = cells[data][hidden]["FedAvg"]
+        for name in (name for name in ALGORITHMS if name in cells[data][hidden]):
+            found = cells[data][hidden][name]
+            mean = {what: float(np.mean([one[what] for one in found.values()])) for what in FIGURES}
+            ratio = np.mean([one["seconds"] for one in found.values()]) / np.mean([base[at]["seconds"] for at in found])
+            shown = [spread([one[what] for one in found.values()]) for what in FIGURES[:3]]
+            costs = [f"{mean['seconds']:.1f}", f"{ratio:.2f}", f"{mean['megabytes']:.2f}", f"{mean['peak_gb']:.2f}"]
+            lines.append("| " + " | ".join([f"{size:,}", f"`{name}`", *shown, *costs, str(len(found))]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def cost(sizes: list[int], names: list[str], limit: float) -> None:
@@ -180,16 +210,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "PVI", "P2PVI"])
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "P2PVI", "FSGLD", "DSVGD"]
+    )
     parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--again", action="store_true", help="run cells that are there once more")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/networks.md, and run nothing")
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--cost", action="store_true", help="seconds of a round in place of the table")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a cell of --cost may take")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.cost:
+    if given.cell:
+        data, hidden, name, seed = given.cell
+        print(json.dumps(measured(name, int(hidden), int(seed), data)))
+    elif given.cost:
         cost(given.hidden, given.algorithms, given.limit)
+    elif given.write:
+        put(PAGE, BEGIN, END, table(KEPT.all(), "digits"))
     else:
-        table(given.hidden, given.seeds, given.algorithms, given.data)
+        work(given.hidden, given.seeds, given.algorithms, given.data, given.again)
+        print(table(KEPT.all(), given.data), end="")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ Points say nothing of what they do not know but by their probabilities; their en
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,39 +24,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.networks.__main__ import DATA, POOLED, federation, measured
+from benchmarks.networks.__main__ import DATA, FIGURES, POOLED, federation, measured
+from benchmarks.networks.cells import Cells, put, spread
 
-KEPT = Path(__file__).with_suffix(".json")
+KEPT = Cells(Path(__file__).with_suffix(".json"))
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 BEGIN, END = "<!-- benchmarks/networks/calibration.py writes this table -->\n", "<!-- until here -->"
 HIDDEN = 20
-#: What a cell has, as `measured` returns it.
-FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away")
 #: Columns of the table: a figure, and its title.
 COLUMNS = {"accuracy": "accuracy", "log_density": "log density", "ece": "ECE", "entropy_away": "entropy away"}
 TABLE = (
     "FedAvg", "FedProx", "FedDyn", "FedLap", "FedLapCov", "BayesADMM", "FedEP", "FedEP, 100 rounds", "P2PVI", "DSVGD",
     POOLED,
 )  # fmt: skip
-
-#: Cells by data, algorithm and seed.
-Cells = dict[str, dict[str, dict[str, dict[str, float]]]]
-
-
-def kept() -> Cells:
-    """The cells that there are."""
-    found: Cells = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    return found
-
-
-def keep(data: str, name: str, seed: int, figures: list[float]) -> None:
-    """Add one cell to the file, which is whole at any time."""
-    cells = kept()
-    rounded = {what: round(value, 5) for what, value in zip(FIGURES, figures, strict=True)}
-    cells.setdefault(data, {}).setdefault(name, {})[str(seed)] = rounded
-    part = KEPT.with_suffix(".part")
-    part.write_text(json.dumps(cells, indent=1) + "\n")
-    part.replace(KEPT)
 
 
 def work(sets: list[str], names: list[str], seeds: int, limit: float) -> None:
@@ -66,15 +45,16 @@ def work(sets: list[str], names: list[str], seeds: int, limit: float) -> None:
     for seed in range(seeds):
         for data in sets:
             for name in names:
-                if str(seed) in kept().get(data, {}).get(name, {}):
+                if str(seed) in KEPT.under(data, name):
                     continue
                 if time.monotonic() - began > limit:
                     return
-                keep(data, name, seed, measured(name, HIDDEN, seed, data))
-                print(data, name, seed, kept()[data][name][str(seed)], flush=True)
+                figures = dict(zip(FIGURES[:-1], measured(name, HIDDEN, seed, data)[:-1], strict=True))
+                KEPT.keep((data, name, str(seed)), figures)
+                print(data, name, seed, KEPT.under(data, name, str(seed)), flush=True)
 
 
-def table(cells: Cells) -> str:
+def table(cells: dict[str, Any]) -> str:
     """Mean ± standard error over seeds."""
     lines = [f"| data | algorithm | {' | '.join(COLUMNS.values())} | seconds | seeds |", "| --- " * 8 + "|"]
     for data, algorithms in ((data, cells[data]) for data in DATA if data in cells):
@@ -90,20 +70,6 @@ def table(cells: Cells) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spread(values: list[float]) -> str:
-    """Mean ± its standard error, which one value has not."""
-    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{error}"
-
-
-def write(cells: Cells) -> None:
-    """Put the table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest[rest.index(END) :]
-    PAGE.write_text(before + BEGIN + table(cells) + after, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=DATA, nargs="+", default=list(DATA))
@@ -114,7 +80,7 @@ def main() -> None:
     given: Any = parser.parse_args()
     torch.set_num_threads(1)
     if given.write:
-        write(kept())
+        put(PAGE, BEGIN, END, table(KEPT.all()))
     else:
         work(given.data, given.algorithms, given.seeds, given.limit)
 

@@ -1,6 +1,7 @@
 """Both sides of the size at which defaults change: the same networks by the defaults of small and of large models.
 
     python -m benchmarks.networks.threshold [--data cancer digits wine] [--seeds 3] [--algorithms FedEP P2PVI]
+    python -m benchmarks.networks.threshold --sides large --seeds 5 --algorithms FedEP
 
 Below it `FedEP` and `P2PVI` take full covariances and exact curvatures, above it diagonal sites from stochastic
 gradients; `FSGLD` and `DSVGD` take more chains and particles below it, and minibatches above. Each network is run by
@@ -22,11 +23,13 @@ import torch
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
 from pyro_fed.algorithm.capabilities import run_as
+from pyro_fed.infer.ep.large import SMALL_ROUNDS
 from pyro_fed.infer.langevin import fsgld
 from pyro_fed.infer.stein import dsvgd
 
 #: Hidden units of the networks below and above, by their data.
 SIZES = {"cancer": (2, 4), "digits": (1, 2), "wine": (5, 12)}
+SIDES = ("small", "large")
 #: More parameters than any of them has: full covariances and exact curvatures at all of them.
 EXACT_DIM = 1000
 #: What `FSGLD` and `DSVGD` take of large models.
@@ -43,7 +46,7 @@ def by_hand(kind: Any, names: Iterable[str]) -> Any:
 ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "FedEP": (
         pf.FedEP(full_dim=EXACT_DIM),
-        pf.FedEP(covariance="diag", client=pf.tilted.IVON(), start="fedavg"),
+        pf.FedEP(covariance="diag", client=pf.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {},
     ),
     "P2PVI": (
@@ -75,10 +78,10 @@ def takes_large(name: str, problem: Any) -> bool:
     return bool(run_as(algorithm, problem) != algorithm)
 
 
-def table(names: list[str], data: list[str], seeds: int) -> None:
+def table(names: list[str], data: list[str], seeds: int, sides: list[str]) -> None:
     """A row a network, algorithm and set of defaults."""
-    print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds |")
-    print("| --- " * 8 + "|")
+    print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds | seeds |")
+    print("| --- " * 9 + "|")
     for kind in data:
         for hidden in SIZES[kind]:
             problem = federation(hidden, 0, kind)[0].problem
@@ -86,11 +89,14 @@ def table(names: list[str], data: list[str], seeds: int) -> None:
                 *both, options = ALGORITHMS[name]
                 takes = takes_large(name, problem)
                 for large, algorithm in enumerate(both):
+                    if SIDES[large] not in sides:
+                        continue
                     figures = np.array([one(algorithm, hidden, seed, kind, options) for seed in range(seeds)])
                     mean, error = figures.mean(0), figures.std(0) / max(1, seeds - 1) ** 0.5
                     shown = [f"{mean[at]:.3f} ± {error[at]:.3f}" for at in range(3)]
-                    size = ("small models", "large models")[large] + (" *" if takes == bool(large) else "")
+                    size = f"{SIDES[large]} models" + (" *" if takes == bool(large) else "")
                     cells = [f"{kind}, {problem.dim}", f"`{name}`", size, *shown, f"{mean[3]:.1f}", f"{mean[4]:.0f}"]
+                    cells.append(str(seeds))
                     print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -99,9 +105,10 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=DATA, default=sorted(SIZES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="whose defaults")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    table(given.algorithms, given.data, given.seeds)
+    table(given.algorithms, given.data, given.seeds, given.sides)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 _LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
@@ -40,9 +41,19 @@ def cure(evidence: Evidence) -> str:
     if evidence.record.converged is False:
         return "It has not converged: run more rounds"
     if _diagonal(evidence):
-        return "The approximation is diagonal: take covariance='full'"
+        return _of_diagonal(evidence.problem.dim)
     other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
     return ". ".join([other, *(hint[0].upper() + hint[1:] for hint in funnel_hint(evidence.problem))])
+
+
+def _of_diagonal(dim: int) -> str:
+    """The cure of a Gaussian without correlations, of so many parameters."""
+    if dim <= LARGE_DIM:
+        return "The approximation is diagonal: take covariance='full'"
+    return (
+        f"The approximation is diagonal, and {dim:,} parameters are too many for a full covariance: judge it by its "
+        "predictions of rows held back (pf.metrics.test_metrics), or let FSGLD or DSVGD move on from it"
+    )
 
 
 def _diagonal(evidence: Evidence) -> bool:

@@ -26,6 +26,7 @@ from torch import Tensor
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.shapes import another_size
 from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.compiling.loop_map import or_looped
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout, Site
@@ -301,7 +302,7 @@ class Problem:
             function: of tensors and pytrees of them.
             in_dims: as for `torch.func.vmap`; axes are 0 or None.
         """
-        return self.compiler.vmap(function, in_dims)
+        return or_looped(self.compiler.vmap(function, in_dims), function, in_dims)
 
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
         """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`.

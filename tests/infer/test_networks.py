@@ -1,5 +1,6 @@
 """Large models: defaults that fit the size, steps from scores alone, and what is refused or said there."""
 
+import copy
 import importlib
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
+from pyro_fed.infer.ep.large import SMALL_ROUNDS
 from pyro_fed.infer.sites import derivatives
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
@@ -284,6 +286,37 @@ def test_a_plain_module_with_priors_is_a_model(digits):
     assert list(federation.problem.sites)[:2] == ["0.weight", "0.bias"]
 
 
+class Recurrent(nn.Module):
+    """Rows as sequences of one step, through operations that torch cannot map without a gradient."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.memory, self.out = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.memory(x.unsqueeze(1))[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_what_torch_cannot_map_is_looped_with_the_numbers_of_the_plain_module(kind):
+    torch.manual_seed(0)
+    x = torch.randn(20, 3)
+    y = (x[:, 0] > 0).long()
+    plain = Recurrent(kind)
+    federation = pf.Federation(model_of(with_priors(copy.deepcopy(plain))), (x, y), plate="data", num_clients=2)
+    options = {"num_rounds": 1, "num_draws": 3, "compile": "off", "audit": False, "progress": False}
+    idata = pf.run(pf.FedEP(covariance="diag", client=pf.tilted.IVON(steps=1)), federation, **options)
+    draws = [
+        {name: torch.tensor(idata.posterior[name].values[0, at]).float() for name, _ in plain.named_parameters()}
+        for at in range(3)
+    ]
+    logits = [torch.func.functional_call(plain, draw, x) for draw in draws]
+    by_hand = [-nn.functional.cross_entropy(each, y, reduction="none") for each in logits]
+    assert np.allclose(idata.log_likelihood["y"].values[0], torch.stack(by_hand).detach(), atol=1e-5)
+    found = pf.metrics.test_metrics(idata, federation, (x, y))["log_predictive_density"]
+    assert found == pytest.approx(float((torch.stack(by_hand).exp().mean(0)).log().mean()), abs=1e-5)
+
+
 def test_batch_normalisation_is_refused_with_its_cure(digits):
     layers = with_priors(nn.Sequential(nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)))
     with pytest.raises(pf.errors.ModelError, match=r"layer '1' .*BatchNorm1d, .*GroupNorm"):
@@ -319,6 +352,8 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
     assert not is_large(few.problem, pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
     assert is_large(some.problem, pf.FedEP.num_points) and not is_large(some.problem)
+    for algorithm in (pf.FedEP(), pf.FedSEP(), pf.PVI()):  # cheap rounds, and more of them than a larger one has
+        assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)
 

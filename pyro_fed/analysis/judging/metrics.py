@@ -121,7 +121,8 @@ def _evaluate(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> dict[st
         return observation(problem, z, args)
 
     with torch.no_grad():
-        return torch.vmap(one)(draws)
+        found: dict[str, Tensor] = problem.vmap(one)(draws)
+        return found
 
 
 def _mean_over_draws(chunks: list[dict[str, Tensor]], key: str) -> Tensor | None:

@@ -34,6 +34,30 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
     return looped
 
 
+#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` without a gradient.
+NO_RULE = "Batching rule not implemented"
+
+
+def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
+    """`mapped`, or slice after slice where an operation cannot be mapped: the same numbers.
+
+    Args:
+        mapped: `torch.func.vmap(function, in_dims)`.
+        function: of tensors and pytrees of them.
+        in_dims: as for `loop_map`.
+    """
+
+    def call(*args: Any) -> Any:
+        try:
+            return mapped(*args)
+        except RuntimeError as error:
+            if NO_RULE not in str(error):
+                raise
+        return loop_map(function, in_dims)(*args)
+
+    return call
+
+
 def _broadcast_dims(in_dims: Any, args: Any) -> Any:
     """`in_dims` as a pytree of the same structure as `args` (an int or None stands for a whole subtree)."""
     if in_dims is None or isinstance(in_dims, int):

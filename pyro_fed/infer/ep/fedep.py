@@ -63,7 +63,6 @@ from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import (
-    ROUNDS,
     few_points,
     fitted,
     large_objections,
@@ -293,10 +292,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return cast(TiltedInference, self.client)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50, where it stops when q does not move any more; 40 of "ivon", 20 of what is random otherwise."""
+        """At most 50, where it stops when q does not move any more; `IVON`'s own, 20 of what is random otherwise."""
         if self.deterministic:
             return 50
-        return ROUNDS if isinstance(self.inference, IVON) else 20
+        return self.inference.rounds if isinstance(self.inference, IVON) else 20
 
     @property
     def deterministic(self) -> bool:

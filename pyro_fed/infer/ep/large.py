@@ -19,14 +19,15 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
+from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Rounds of "ivon" by default: SDs begin narrow and widen over many (`benchmarks/README.md`, networks).
-ROUNDS = 40
+#: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
+#: parameters on the digits SDs and means still move after 40 (`benchmarks/README.md`, networks).
+SMALL_ROUNDS = 200
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
 #: Change of the prior's site, relative to it, that is single precision's rounding.
@@ -49,7 +50,8 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     newton = isinstance(algorithm.client, Newton)
     if not large or not newton or own & EXACT or algorithm.structure(problem) == "full":
         return algorithm
-    settings: dict[str, Any] = {"client": IVON()}
+    client = IVON() if problem.dim > LARGE_DIM else IVON(rounds=SMALL_ROUNDS)
+    settings: dict[str, Any] = {"client": client}
     if not own & {"start", "warm_tolerance"}:
         settings["start"] = "fedavg"
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):

@@ -22,7 +22,6 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.large import ROUNDS
 from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
@@ -141,7 +140,7 @@ class PVI(FedEP):
     def default_rounds(self, num_clients: int) -> int:
         """Ten passes over the clients; rounds of all are as many as `FedEP`'s by "ivon"."""
         if self.order == "synchronous" and isinstance(self.client, IVON):
-            return ROUNDS
+            return self.client.rounds
         return rounds_of(self.order, num_clients)
 
 

@@ -75,6 +75,9 @@ from pyro_fed.ops.step_sizes import polynomial_step
 #: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN = 100
 USUAL_CHAINS = 4
+#: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
+#: while visits are replayed.
+NOISE_AHEAD = 10_000_000
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
@@ -442,13 +445,14 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         return {"step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
 
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the chains are judged; one where the next may need shorter steps."""
+        """Rounds until the chains are judged, or as many as their noise has room for; one in the first sweep."""
         if self._in_first_sweep(shared):
             return 1
         wanted = next_look(shared, self.target_ess) - int(shared["kept"])
         steps = int(shared["steps"])
         first = max(steps, int(shared["burn_in"])) // self.thin
-        return max(1, -(-((first + wanted) * self.thin - steps) // self.local_steps))
+        ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
+        return max(1, min(ahead, NOISE_AHEAD // (self.local_steps * shared["position"].numel())))
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The chains go on from where they are."""

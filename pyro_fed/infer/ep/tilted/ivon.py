@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -31,6 +32,7 @@ class IVON(OnlineNewton, TiltedInference):
         curvature_memory: 1 - ρ, the weight of the curvature so far in a step, in [0, 1).
         longest: no step moves a parameter by more than this many SDs.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
+        rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
 
     References:
         Shen et al. (2024), Variational learning is effective for large deep networks. Lin et al. (2020).
@@ -38,6 +40,12 @@ class IVON(OnlineNewton, TiltedInference):
     Example:
         >>> pf.run(pf.FedEP(client=pf.tilted.IVON(steps=50), covariance="diag"), fed)
     """
+
+    rounds: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "rounds")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the last step.
