@@ -52,6 +52,7 @@ class Problem:
         bound: the model and its arguments.
         layout: the model's sites.
         num_rows: rows over all clients; more than `bound` has where they are elsewhere.
+        num_clients: that share them, which says what a message of a given length costs all together.
         quadrature: how latent sites inside the plate are integrated out.
         compiler: how steps are mapped and compiled.
         writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
@@ -74,6 +75,7 @@ class Problem:
     writes: bool = False
     progress: bool = False
     device: torch.device = CPU
+    num_clients: int = 1
     labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
 
     # -- the model and its data ------------------------------------------------------------------------------

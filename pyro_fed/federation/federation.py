@@ -277,7 +277,7 @@ class Federation:
         try:
             with told(arguments, model, plate, self._place):
                 problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
-                self.problem = replace(problem, device=device)
+                self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:
                 raise

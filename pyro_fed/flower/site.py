@@ -72,7 +72,7 @@ class Site:
     load_rows: LoadRows
     secure: bool = False
     federations: dict[str, Federation] = field(default_factory=dict)
-    problems: dict[tuple[str, int, str], Problem] = field(default_factory=dict)
+    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client in its own words."""
@@ -131,10 +131,12 @@ class Site:
 
     def _problem(self, order: Order, name: str, context: Context) -> Problem:
         """The client's problem as the run has it: its number of rows, and its compiler, whose steps are kept."""
-        key = name, order.num_rows, order.level
+        key = name, order.num_rows, order.num_clients, order.level
         if key not in self.problems:
             problem = self._federation(name, context).problem
-            self.problems[key] = replace(problem, num_rows=order.num_rows, compiler=Compiler(order.level))
+            self.problems[key] = replace(
+                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
+            )
         return self.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem) -> Algorithm:

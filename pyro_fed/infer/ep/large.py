@@ -4,6 +4,9 @@
     start    "fedavg": sites at the point that averaging finds
     order    of PVI: all clients at once
 
+Of up to `LARGE_DIM` parameters with linear predictors, as a regression on hundreds of covariates, a full covariance and
+exact Hessians cost less than diagonal ones elsewhere, and are taken.
+
 Only what a user has not set is taken so; with a full covariance, or another curvature or client, all stays as it was.
 """
 
@@ -22,7 +25,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, with_full
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
@@ -46,6 +49,8 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
         problem: the model's densities.
     """
     own = given(algorithm)
+    if isinstance(algorithm.client, Newton) and not own & EXACT:
+        algorithm = with_full(algorithm, problem)
     large = is_large(problem, algorithm.num_points, algorithm.full_dim)
     newton = isinstance(algorithm.client, Newton)
     if not large or not newton or own & EXACT or algorithm.structure(problem) == "full":

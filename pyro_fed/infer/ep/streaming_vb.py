@@ -33,7 +33,8 @@ class StreamingVB(PVI):
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+            and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.

@@ -26,15 +26,15 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, ServerWork, Sites
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Moving, Sent, ServerWork, Sites
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -54,6 +54,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     kept_where,
     sds_moved,
     site_of,
+    with_full,
 )
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -65,14 +66,15 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
+class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSize):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
         covariance: of the approximation: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+            and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: of expectations, which this algorithm does not take: it works at one point. Leave it at its
@@ -119,6 +121,10 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         check_positive(self, "aim_share", "min_curvature", "rounding")
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """With a full covariance where it is cheap."""
+        return cast(Algorithm, with_full(self, problem))
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100; it stops by itself."""

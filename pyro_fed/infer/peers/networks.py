@@ -40,6 +40,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     spread_points,
     where,
+    with_full,
 )
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
@@ -80,6 +81,8 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
         problem: the model's densities.
     """
     own = given(algorithm)
+    if "update" not in own:
+        algorithm = with_full(algorithm, problem)
     large = is_large(problem, algorithm.num_points, algorithm.full_dim)
     if not large or own & EXACT or algorithm.structure(problem) == "full":
         return algorithm

@@ -70,7 +70,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
 
     Args:
         covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+            and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters. Of "newton" and the start alone.
         num_points: Sobol points for expectations under a belief; even. Of "newton" alone.

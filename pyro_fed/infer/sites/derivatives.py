@@ -69,7 +69,7 @@ class Derivatives:
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
         if self._worth(problem, len(points)):
-            found = at_points(problem, points, batch)
+            found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
                 return Moments(*found)
         if self._in_groups(batch) and self._numbers(problem, len(points)) > self._most(problem):
@@ -162,7 +162,7 @@ class Derivatives:
         Returns:
             None where there is no such structure, or too little work for it.
         """
-        if not self._worth(problem, num_points):
+        if self.structure != "full" or not self._worth(problem, num_points):
             return None
         found = expected(problem, mean, root, data)
         return None if found is None else Moments(*found)
@@ -170,7 +170,7 @@ class Derivatives:
     def _worth(self, problem: Problem, num_points: int) -> bool:
         """Whether linear predictors would save more than it takes to look for them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.structure == "full" and self.kind == "hessian" and work >= WORTH
+        return self.kind == "hessian" and work >= WORTH
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

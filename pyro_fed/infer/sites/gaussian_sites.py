@@ -18,9 +18,9 @@ with expectations at standardised antithetic Sobol points, the same for all (see
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import given
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
 from pyro_fed.infer.sites.moments import Moments
@@ -80,7 +82,8 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
 
     def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
         """How scores and curvatures are computed for this model."""
-        kind: Kind = "hessian" if problem.dim <= self.full_dim else "fisher"
+        exact = problem.dim <= self.full_dim or (problem.dim <= LARGE_DIM and has_predictors(problem))
+        kind: Kind = "hessian" if exact else "fisher"
         if self.curvature != "auto":
             kind = "hessian" if self.curvature == "hessian" else "fisher"
         return Derivatives(structure or self.structure(problem), kind, self.full_dim)
@@ -109,6 +112,19 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """That of q, or of every agent's."""
         return gaussian(shared).log_factor(draws.transpose(0, 1)).T
+
+
+def with_full(algorithm: Any, problem: Problem) -> Any:
+    """The algorithm with full covariances and exact Hessians where they are cheap and nothing else was asked for.
+
+    Args:
+        algorithm: a `GaussianAlgorithm`, as a user has set it.
+        problem: the model's densities.
+    """
+    asked = algorithm.covariance == "diag" or given(algorithm) & {"full_dim", "curvature"}
+    if asked or problem.dim <= algorithm.full_dim or not full_is_cheap(problem):
+        return algorithm
+    return replace(algorithm, full_dim=LARGE_DIM)
 
 
 def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:

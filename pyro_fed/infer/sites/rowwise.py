@@ -52,7 +52,7 @@ SOBOL = 128
 
 
 class Sums(NamedTuple):
-    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D)."""
+    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D) or its diagonal (C, D)."""
 
     value: Tensor
     score: Tensor
@@ -66,10 +66,12 @@ class Rowwise:
     Args:
         parts: the model's predictors.
         order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
+        diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
     """
 
     parts: Predictors
     order: int
+    diagonal: bool = False
 
     @property
     def numbers(self) -> int:
@@ -137,7 +139,7 @@ class Rowwise:
         zero = parts.linear(torch.zeros_like(points[0]), *rows)
         slopes = vmap(lambda z: parts.linear(z, *rows))(eye) - zero
         each = vmap(lambda u, z: curvatures(parts, u, z, rows, weight))(us, points)
-        return _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each])
+        return _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each], self.diagonal)
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
@@ -177,13 +179,14 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     return whole if root is None else _unwhitened(whole, root)
 
 
-def at_points(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
+def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
     """Means over points of C clients' log-likelihoods and derivatives; None where a row has no such structure.
 
     Args:
         problem: the model's densities.
         points: (S, C, D).
         batch: the clients' rows (C, n, ...) and weights (C, n).
+        diagonal: the curvature's diagonal alone, (C, D).
     """
     count, (clients, longest) = len(points), batch.weight.shape
     sample = kept(problem, CHECK_ROWS)
@@ -204,9 +207,10 @@ def at_points(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
     weight = padded.reshape(clients, pieces_of, size).transpose(0, 1)
     which = torch.cartesian_prod(torch.arange(pieces_of), torch.arange(len(blocks))).reshape(-1, 2).T
     zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
-    carry = Sums(zero, zero.new_zeros(points.shape[1:]), zero.new_zeros(*points.shape[1:], problem.dim))
+    curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [problem.dim]))
+    carry = Sums(zero, zero.new_zeros(points.shape[1:]), curvature)
     xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
-    total, _ = problem.scan(Rowwise(parts, 0).add_points, carry, batch.rows, xs, which.shape[1], 0)
+    total, _ = problem.scan(Rowwise(parts, 0, diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
     return Sums(*(part / count for part in total))
 
 
@@ -349,13 +353,16 @@ def semidefinite_cholesky(matrix: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
-def _sums_of(slopes: Tensor, of_t: Tensor, means: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_of(
+    slopes: Tensor, of_t: Tensor, means: Sequence[Tensor], diagonal: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Value, score and curvature of a piece of rows.
 
     Args:
         slopes: derivatives of the predictors along D directions, (D, b, p).
         of_t: those of t, (r, D).
         means: of `predictors.curvatures`.
+        diagonal: of the curvature alone.
     """
     value, by_u, by_t, uu, ut, tt = means
     flat = slopes.flatten(1)  # (D, b p)
@@ -366,6 +373,11 @@ def _sums_of(slopes: Tensor, of_t: Tensor, means: Sequence[Tensor]) -> tuple[Ten
         turned = torch.einsum("dbq,bpq->dbp", slopes, uu)
     else:
         turned = (slopes.unsqueeze(-2) * uu).sum(-1)
+    if diagonal:
+        entries = (turned.flatten(1) * flat).sum(1)
+        if len(of_t):
+            entries = entries + 2 * ((flat @ ut.flatten(0, 1)) * of_t.T).sum(1) + ((tt @ of_t) * of_t).sum(0)
+        return value, score, -entries
     hessian = turned.flatten(1) @ flat.T
     if len(of_t):
         cross = (flat @ ut.flatten(0, 1)) @ of_t

@@ -48,7 +48,7 @@ class Together(Federation):
         self.client_names = list(names)
         nothing = torch.zeros(0, dtype=torch.int64)
         self.client_rows = [own.client_rows[0] if i == me else nothing for i in range(len(names))]
-        self.problem = replace(own.problem, num_rows=int(counts.sum()))
+        self.problem = replace(own.problem, num_rows=int(counts.sum()), num_clients=len(names))
 
     @property
     def row_counts(self) -> Tensor:
