@@ -63,6 +63,13 @@ ITEMS = {
     "dsvgd_figure_7": Item("dsvgd", "Fig. 7, 18", "bnn_accuracy_by_round", ("--rounds", "10"), 1),
     "dsvgd_figure_8": Item("dsvgd", "Fig. 8, 19, 20", "calibration_digits", minutes=10),
     "selection_digits": Item("selection", "Fig. 2 to 5, network", "client_selection", ("--seeds", "3"), 6),
+    "selection_100_units": Item(
+        "selection",
+        "Fig. 2 to 5, network of 100 units",
+        "client_selection",
+        ("--hidden", "100", "--out", "out/selection_100_units.png"),
+        8,
+    ),
     "selection_120": Item(
         "selection",
         "Fig. 2 to 5, 120 clients",
@@ -90,6 +97,9 @@ ITEMS = {
     "p2p_figure_4_sds": Item("p2p", "Fig. 4, rate in SDs", "p2p_time_varying", ("--published", "--sds", "25"), 3),
     "p2p_figure_4_rows": Item(
         "p2p", "Fig. 4, rows as in the paper", "p2p_time_varying", ("--rows", "2307", "--published", "25"), 5
+    ),
+    "p2p_figure_4_n100": Item(
+        "p2p", "Fig. 4, N = 100, rows as in the paper", "p2p_time_varying", ("--rows", "594", "--published", "100"), 8
     ),
 }
 
