@@ -198,7 +198,6 @@ def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
     return dataclasses.replace(settings, **other) if other else settings  # type: ignore[type-var]  # a dataclass
 
 
-
 class _Place(NamedTuple):
     """Where a setting stands: in a setting of the owner, in a class of nested settings, under a name there."""
 

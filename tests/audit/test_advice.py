@@ -15,9 +15,7 @@ def advice(dim):
     """Of a diagonal Gaussian of so many parameters."""
     record = SimpleNamespace(latest={}, failed=list, converged=None)
     shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
-    return cure(
-        SimpleNamespace(record=record, shared=shared, problem=SimpleNamespace(dim=dim), algorithm=pf.FedEP())
-    )
+    return cure(SimpleNamespace(record=record, shared=shared, problem=SimpleNamespace(dim=dim), algorithm=pf.FedEP()))
 
 
 def test_a_full_covariance_is_advised_only_where_there_is_room_for_it():

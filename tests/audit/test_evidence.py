@@ -8,9 +8,7 @@ import torch
 from pyro_fed.audit.evidence import FEWEST_DRAWS, MANY_DRAWS, MANY_NUMBERS, Evidence
 
 
-@pytest.mark.parametrize(
-    ("dim", "expected"), [(2, MANY_DRAWS), (1_000, MANY_NUMBERS // 1_000), (50_000, FEWEST_DRAWS)]
-)
+@pytest.mark.parametrize(("dim", "expected"), [(2, MANY_DRAWS), (1_000, MANY_NUMBERS // 1_000), (50_000, FEWEST_DRAWS)])
 def test_the_audits_own_draws_are_bounded_in_numbers(dim, expected):
     algorithm = SimpleNamespace(
         draws_are="independent",

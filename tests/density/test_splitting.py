@@ -328,7 +328,6 @@ def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
         pf.Federation(between, (ROUNDED + 13.0, 0.1, 1e-300), plate="data", num_clients=2, seed=0)
 
 
-
 def test_kinks_are_no_wrong_gradients():
     x = torch.linspace(-1.0, 1.0, 20)
     assert pf.Federation(kinked, (x, x.cos()), plate="data", num_clients=2).num_clients == 2

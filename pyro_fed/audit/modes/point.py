@@ -33,6 +33,7 @@ STARTS = 4
 #: Where the log density is looked at along its gradient, in parts of the way to the top that its bend promises.
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
+
 def off_mode(evidence: Evidence) -> list[str]:
     """A point that is not the posterior's mode, as near as it may be, or whose mode is not its mean.
 

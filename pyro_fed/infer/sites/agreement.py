@@ -74,8 +74,5 @@ def _apart(one: Moments, other: Moments, root: Tensor) -> Tensor:
 def _where(which: Tensor, one: Moments, other: Moments) -> Moments:
     """The one's means of some clients (C,), the other's of the rest."""
     return Moments(
-        *(
-            torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-            for a, b in zip(one, other, strict=True)
-        )
+        *(torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(one, other, strict=True))
     )
