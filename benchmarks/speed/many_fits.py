@@ -39,7 +39,9 @@ def rows(seed):
 
 
 def fit(seed, first=None, **options):
-    fed = first.with_args(rows(seed)) if first else pf.Federation(model, rows(seed), plate="data", num_clients=5, seed=0)
+    fed = (
+        first.with_args(rows(seed)) if first else pf.Federation(model, rows(seed), plate="data", num_clients=5, seed=0)
+    )
     return pf.run(pf.FedEP(), fed, seed=0, progress=False, **options)
 
 

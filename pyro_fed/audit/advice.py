@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
@@ -39,11 +39,11 @@ def cure(evidence: Evidence) -> str:
     if evidence.record.failed():
         return "Clients failed, and rounds went on without them: run it again, with all of them at work"
     if evidence.record.converged is False:
-        return "It has not converged: run more rounds"
+        return with_hint("It has not converged: run more rounds", evidence.problem)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem.dim)
     other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
-    return ". ".join([other, *(hint[0].upper() + hint[1:] for hint in funnel_hint(evidence.problem))])
+    return with_hint(other, evidence.problem)
 
 
 def _of_diagonal(dim: int) -> str:

@@ -30,6 +30,7 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
+from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
@@ -209,6 +210,8 @@ def run(
                     return run_stages(plan, stages, finish)
                 shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
+            if isinstance(error, DivergenceError):
+                error.args = (with_hint(str(error), problem),)
             if error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
                     # its error speaks against it: it is not audited, which could take long

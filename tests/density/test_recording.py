@@ -73,6 +73,31 @@ def test_what_is_computed_twice_is_computed_once_unless_it_is_written_over():
     assert "permute" not in code and ".expand(" not in code
 
 
+def test_writes_that_nobody_sees_are_left_out_with_all_that_they_keep():
+    """A write into memory that is looked at stays, through whatever view; one into an input is the caller's."""
+
+    def function(x, seen):
+        unused = x.exp() + 1.0
+        unused[0] = 3.0
+        masked = x.log()
+        masked.masked_fill_(x < 0.5, -1.0)
+        ends = masked[1:]
+        masked[1] = 7.0
+        seen.add_(1.0)
+        return ends * 2.0
+
+    leaves = [torch.tensor([0.2, 0.6, 0.9]), torch.zeros(2)]
+    recorder = record(function, [leaf.clone() for leaf in leaves])
+    tracing.drop_dead(recorder.graph)
+    called = [str(node.target) for node in recorder.graph.nodes if node.op == "call_function"]
+    assert not any("exp" in name for name in called)
+    assert any("masked_fill_" in name for name in called) and any("add_." in name for name in called)
+    graph = torch.fx.GraphModule(recorder.root, recorder.graph)
+    given = leaves[1].clone()
+    torch.testing.assert_close(graph(leaves[0], given), function(leaves[0], leaves[1].clone()))
+    assert given.tolist() == [1.0, 1.0]
+
+
 def test_bindings_give_the_same_and_give_way_again():
     graph = tracing.to_graph(step, [X.clone(), X + 1])
     code = graph.code

@@ -56,3 +56,13 @@ def funnel_hint(problem: Problem) -> list[str]:
         f"a funnel is likely: {scales}. Where data say little of it, give it the non-centred form: from "
         f"pyro.infer.reparam import LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
     ]
+
+
+def with_hint(said: str, problem: Problem) -> str:
+    """What is said, and after it the hint where there is one.
+
+    Args:
+        said: sentences, without the last one's full stop.
+        problem: the model's densities.
+    """
+    return ". ".join([said, *(hint[0].upper() + hint[1:] for hint in funnel_hint(problem))])

@@ -20,7 +20,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.tracing import pin_dtypes, to_graph
+from pyro_fed.density.compiling.tracing import drop_dead, pin_dtypes, to_graph
 from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
@@ -126,7 +126,7 @@ def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
     try:
         graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
         pin_dtypes(graph.graph)
-        graph.graph.eliminate_dead_code()
+        drop_dead(graph.graph)
         return _parts(graph, problem.dim, count, wide)
     except FAILURES:
         return None
@@ -239,7 +239,7 @@ def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.
         new.output(map_arg(end.args[0], lambda one: env[one]))
     else:
         new.output([env[node] for node in wanted])
-    new.eliminate_dead_code()
+    drop_dead(new)
     return fx.GraphModule(graph, new)
 
 

@@ -110,7 +110,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     straighten(graph)
     spread_products(graph)
     once(graph)  # distances that two kernels need, say, are computed once
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     call_bindings(graph)
     return Step(torch.fx.GraphModule(recorder.root, graph), step.spec)
 
@@ -182,6 +182,15 @@ def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
     A Bernoulli's density, say, is written into a sum of its own making; all else of such a graph is as if it were not.
     """
+    root, writes = _memory(graph)
+    roots = {root(node) for targets in writes.values() for node in targets}
+    return {node for node in graph.nodes if root(node) in roots}
+
+
+def _memory(
+    graph: torch.fx.Graph,
+) -> tuple[Callable[[torch.fx.Node], torch.fx.Node], dict[torch.fx.Node, list[torch.fx.Node]]]:
+    """Which nodes show the same memory, by one of them that stands for all; and what each operation writes over."""
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def root(node: torch.fx.Node) -> torch.fx.Node:
@@ -189,19 +198,47 @@ def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             node = above
         return node
 
-    targets = list[torch.fx.Node]()
+    writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         schema = _schema(node)
         if schema is None:
             shared = node.all_input_nodes if node.op == "call_function" else []  # a part of what an operation returns
         else:
             held = [(one, argument.alias_info) for one, argument in _tensors_of(node, schema) if argument.alias_info]
-            targets += [one for one, alias in held if alias.is_write]
+            if written := [one for one, alias in held if alias.is_write]:
+                writes[node] = written
             shared = [one for one, _ in held] if any(part.alias_info for part in schema.returns) else []
         for one in shared:
             owner[root(node)] = root(one)
-    roots = {root(node) for node in targets}
-    return {node for node in graph.nodes if root(node) in roots}
+    return root, writes
+
+
+def drop_dead(graph: torch.fx.Graph) -> None:
+    """Leave out what nothing needs, writes into memory that nobody looks at among it, which torch keeps.
+
+    The density of a half-Cauchy prior writes into a tensor of its own; where likelihoods alone are asked for, such a
+    write would keep the whole prior.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    root, writes = _memory(graph)
+    outside = {root(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
+    writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node, targets in writes.items():
+        for one in targets:
+            writers.setdefault(root(one), []).append(node)
+    waiting = [node for node in graph.nodes if node not in writes and (node.op == "output" or node.is_impure())]
+    waiting += [node for place in outside for node in writers.get(place, [])]
+    needed: set[torch.fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += [*node.all_input_nodes, *writers.get(root(node), [])]
+    for node in reversed(list(graph.nodes)):
+        if node not in needed and node.op != "placeholder":
+            graph.erase_node(node)
 
 
 def _tensors_of(node: torch.fx.Node, schema: Any) -> Iterator[tuple[torch.fx.Node, Any]]:

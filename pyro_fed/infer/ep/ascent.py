@@ -11,7 +11,8 @@ overflow. So where all clients are at work, and L is therefore known, the server
 and takes the same change of natural parameters to a smaller fraction, one that moves no mean and no log SD by more
 than a radius: a quarter of what was tried, and twice as much again with every step that is kept. A small enough
 fraction of a natural gradient gains. Before there is any best q (a start at which likelihoods overflow) its SDs are
-halved instead.
+halved instead; and those of the best one where no fraction of its change leaves a Gaussian within the radius: there L
+is finite, but of the size of 1e40, as where a half-Cauchy scale is looked at 30 SDs out.
 
 Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
 from the prior. No easy run takes a step back.
@@ -70,9 +71,7 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
     if bool(value.isfinite() & (value >= best - fall)):
         return None
     if not bool(best.isfinite()):
-        if int(shared["narrowed"]) >= NARROWINGS:
-            return None
-        return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), {"narrowed": shared["narrowed"] + 1}
+        return _narrowed(shared, q)
     start, onward = gaussian(shared, "best_"), gaussian(shared, "onward_")
     tried = largest_move(moments_of(start), moments_of(q))
     length = float(tried) if bool(tried.isfinite()) else math.inf
@@ -81,8 +80,16 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
     radius = min(SHRINK * length, FIRST_RADIUS)
     fraction = within(start, onward, 1.0, radius)
     if not fraction:
-        return None
+        return _narrowed(shared, start)
     return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius)}
+
+
+def _narrowed(shared: State, q: Gaussian) -> tuple[Gaussian, State] | None:
+    """A Gaussian with half its SDs, which is to be judged by itself; None where that has been tried often enough."""
+    if int(shared["narrowed"]) >= NARROWINGS:
+        return None
+    anew = {"narrowed": shared["narrowed"] + 1, "best_value": torch.full_like(shared["best_value"], -torch.inf)}
+    return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
 
 
 def kept(shared: State, value: Tensor, move: Gaussian, fall: float) -> State:

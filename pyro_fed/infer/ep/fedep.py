@@ -362,7 +362,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             q = prior = fit_prior(self, problem, generator)
             sites = flat_site(problem, structure, num_clients)
         else:
-            q, sites, prior = warm_sites(start, self.min_curvature)
+            q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
         return self._states(problem, q, prior, sites)
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:

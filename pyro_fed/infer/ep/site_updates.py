@@ -15,6 +15,7 @@ adds is shared equally among the sites, and vanishes with the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -153,17 +154,24 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
     return [f"q moved by {change:.3g} SDs in the last round: it has not settled; {cure}"]
 
 
-def warm_sites(start: Start, min_curvature: float) -> tuple[Gaussian, Gaussian, Gaussian]:
+def warm_sites(
+    start: Start, min_curvature: float, narrowed: Callable[[Gaussian], Gaussian] = lambda q: q
+) -> tuple[Gaussian, Gaussian, Gaussian]:
     """q, sites (K,) and the prior's site from a federated Laplace approximation.
 
     Where its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the
     point, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step replaces them.
+
+    Args:
+        start: the approximation's last state.
+        min_curvature: smallest eigenvalue of the scaled |H|.
+        narrowed: what becomes of q where the point is no mode.
     """
     found, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     q, indefinite = absolute(found, min_curvature)
     if not bool(indefinite) and not bool(start.shared.get("back", False)):
         return found, sites, prior
-    q = at_mean(q, start.shared["point"])
+    q = narrowed(at_mean(q, start.shared["point"]))
     share = q.quotient(found).power(1.0 / len(sites.eta))
     return q, sites.product(share), prior
 

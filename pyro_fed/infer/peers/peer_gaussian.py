@@ -170,8 +170,9 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if start is not None:
             point, found = start.local["point"], gaussian(start.local)
             local["start"] = point
-            around = at_mean(absolute(found, FedLaplace.min_curvature)[0], point)
-            anchor = where(start.local["back"].bool(), around, found)  # of a point that is no mode
+            anchor, around = found, at_mean(absolute(found, FedLaplace.min_curvature)[0], point)
+            if bool(start.local["back"].any()):  # of a point that is no mode
+                anchor = where(start.local["back"].bool(), self.narrowed(problem, around), found)
         local |= as_state(anchor, "anchor_")
         shared = as_state(flat)
         if self.starts_at_prior:

@@ -48,7 +48,9 @@ def expected_site(
         share: c_i, (C,).
         points: of the expectations, (S, C, D); q's mean alone for Laplace's.
     """
-    moments = algorithm.derivatives(problem).of_likelihood(problem, points, batch)
+    derivatives = algorithm.derivatives(problem)
+    found = derivatives.where_scarce(problem, q, len(points), batch) if len(points) > 1 else None
+    moments = found or derivatives.of_likelihood(problem, points, batch)
     return site_of(with_prior(algorithm, problem, points, moments, share), q.mean())
 
 

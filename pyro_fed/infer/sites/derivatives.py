@@ -35,7 +35,17 @@ from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors,
 from pyro_fed.infer.sites.agreement import as_many_as_needed
 from pyro_fed.infer.sites.fisher import fisher_information
 from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.rowwise import WORTH, at_points, dealt_out, expected, kept, shared_curvature
+from pyro_fed.infer.sites.rowwise import (
+    WORTH,
+    at_points,
+    dealt_out,
+    expected,
+    expected_of,
+    kept,
+    scarce,
+    shared_curvature,
+)
+from pyro_fed.ops.gaussian import Gaussian
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -165,6 +175,20 @@ class Derivatives:
         if self.structure != "full" or not self._worth(problem, num_points):
             return None
         found = expected(problem, mean, root, data)
+        return None if found is None else Moments(*found)
+
+    def where_scarce(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
+        """The same of rows with weights of their own, where there are few rows a parameter, see `rowwise.SCARCE`.
+
+        Args:
+            problem: the model's densities.
+            q: proper, (C,).
+            num_points: that `of_likelihood` would take.
+            batch: the clients' rows.
+        """
+        if self.structure != "full" or not scarce(problem) or not self._worth(problem, num_points):
+            return None
+        found = expected_of(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
 
     def _worth(self, problem: Problem, num_points: int) -> bool:

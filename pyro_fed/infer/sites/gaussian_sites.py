@@ -43,6 +43,9 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardis
 
 #: Numbers that the points of an expectation may have together; of large models there are fewer points.
 POINT_NUMBERS = 1_000_000
+#: A Gaussian is no start where the log prior's expectation under it is this many nats a parameter below its value at
+#: the mean (half a nat for the Laplace approximation of a Gaussian), and its SDs are halved at most so often.
+FAR_FALL, NARROWINGS = 1e3, 20
 #: Points that there are at least; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
 
@@ -96,6 +99,23 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
         """The prior's site by an expected Newton step at q."""
         q = batched(q)
         return unbatched(site_of(self.derivatives(problem).of_prior(problem, self.points(q)), q.mean()))
+
+    def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
+        """q () or (K,), with its SDs halved until the log prior falls off no further under it than `FAR_FALL`.
+
+        Where a density rises without end, as a half-Cauchy scale's may, the curvature on the way tells SDs of 1e5 for
+        log scales; expectations under such a Gaussian overflow.
+        """
+        batch = q if q.eta.dim() > 1 else batched(q)
+        mean, log_prior = batch.mean(), self.derivatives(problem).of_prior
+        value = log_prior(problem, mean[None]).value
+        for _ in range(NARROWINGS):
+            fall = value - log_prior(problem, self.points(batch)).value
+            far = ~(fall <= FAR_FALL * batch.dim)
+            if not bool(far.any()):
+                break
+            batch = where(far, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
+        return batch if q.eta.dim() > 1 else unbatched(batch)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a mean in SDs, or change of a log SD."""

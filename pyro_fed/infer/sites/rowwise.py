@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +31,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
-from pyro_fed.density.latents.quadrature import gauss_hermite
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
-from pyro_fed.ops.points import standardised_sobol
+from pyro_fed.infer.sites.nodes import SCARCE, order_of, rule
 
 #: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
 BLOCK = 262_144
@@ -43,12 +41,6 @@ BLOCK = 262_144
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 WORTH = 1_000_000
-#: Gauss-Hermite nodes a number, by how many numbers a row depends on; beyond, Sobol points of that many dimensions.
-ORDERS = {1: 9, 2: 7, 3: 5}
-#: The same where there are `MANY` rows a parameter: q is so narrow that a row's function is nearly a parabola there.
-FEW_ORDERS, MANY = {1: 5, 2: 4, 3: 3}, 500
-#: Sobol points for more numbers.
-SOBOL = 128
 
 
 class Sums(NamedTuple):
@@ -66,11 +58,13 @@ class Rowwise:
     Args:
         parts: the model's predictors.
         order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
+        wide: spread the predictors' nodes wide.
         diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
     """
 
     parts: Predictors
     order: int
+    wide: bool = False
     diagonal: bool = False
 
     @property
@@ -80,7 +74,7 @@ class Rowwise:
 
     def rule(self) -> tuple[Tensor, Tensor]:
         """Nodes (K, r + p) and weights (K,)."""
-        return _rule(self.order, self.numbers)
+        return rule(self.order, self.numbers, self.parts.width if self.wide else 0)
 
     def add(
         self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
@@ -152,20 +146,10 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         data: the clients' rows.
     """
     clients, dim = mean.shape
-    longest = data.row_index.shape[-1]
-    few = problem.num_rows >= MANY * dim
-    sample = kept(problem, CHECK_ROWS)
-    if sample is None:
+    plan = _plan(problem, data.row_index.shape[-1], root is not None)
+    if plan is None:
         return None
-    numbers = sample.width + len(sample.direct)
-    order = 1 if root is None else (FEW_ORDERS if few else ORDERS).get(numbers, 0)
-    count = len(_rule(order, numbers)[1])
-    most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
-    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
-    parts = kept(problem, size)
-    if parts is None:
-        return None
-    work = Rowwise(parts, order)
+    work, size, most = plan
     eye = torch.eye(dim, dtype=mean.dtype, device=mean.device)
     basis = eye.expand(clients, dim, dim) if root is None else root
     together = max(1, min(clients, most // size))
@@ -177,6 +161,43 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         made.append(_sums(problem, work, data.rows, mean[chosen], basis[chosen], index[:, chosen], weight[:, chosen]))
     whole = Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
     return whole if root is None else _unwhitened(whole, root)
+
+
+def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
+    """The same of rows with weights of their own.
+
+    Args:
+        problem: the model's densities.
+        mean: q's, (C, D), float64.
+        root: R (C, D, D), q = N(m, R R').
+        batch: the clients' rows (C, n, ...) and weights (C, n).
+    """
+    plan = _plan(problem, batch.weight.shape[1], True)
+    if plan is None:
+        return None
+    work, size, _ = plan
+    index, weight = _cut(batch.weight, size)
+    return _unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
+
+
+def scarce(problem: Problem) -> bool:
+    """Whether there are so few rows a parameter that predictors may be wide, see `SCARCE`."""
+    return problem.num_rows < SCARCE * problem.dim
+
+
+def _plan(problem: Problem, longest: int, spread: bool) -> tuple[Rowwise, int, int] | None:
+    """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
+    sample = kept(problem, CHECK_ROWS)
+    if sample is None:
+        return None
+    numbers = sample.width + len(sample.direct)
+    order = order_of(problem.num_rows / problem.dim, numbers) if spread else 1
+    wide = spread and scarce(problem)
+    count = len(rule(order, numbers, sample.width if wide else 0)[1])
+    most = min(BLOCK // count, 2 * BLOCK // (problem.dim * sample.width))
+    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
+    parts = kept(problem, size)
+    return None if parts is None else (Rowwise(parts, order, wide), size, most)
 
 
 def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
@@ -200,17 +221,13 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     most = max(1, BLOCK // (clients * size * numbers))
     together = max(s for s in range(1, count + 1) if count % s == 0 and s <= max(1, most))
     blocks = points.to(problem.dtype).unflatten(0, (-1, together)).transpose(1, 2)  # (B, C, s, D)
-    pieces_of = -(-longest // size)
-    place = torch.arange(pieces_of * size, device=points.device)
-    index = place.clamp_max(longest - 1).reshape(pieces_of, 1, size).expand(-1, clients, -1)
-    padded = torch.nn.functional.pad(batch.weight, (0, pieces_of * size - longest))
-    weight = padded.reshape(clients, pieces_of, size).transpose(0, 1)
-    which = torch.cartesian_prod(torch.arange(pieces_of), torch.arange(len(blocks))).reshape(-1, 2).T
+    index, weight = _cut(batch.weight, size)
+    which = torch.cartesian_prod(torch.arange(len(index)), torch.arange(len(blocks))).reshape(-1, 2).T
     zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
     curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [problem.dim]))
     carry = Sums(zero, zero.new_zeros(points.shape[1:]), curvature)
     xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
-    total, _ = problem.scan(Rowwise(parts, 0, diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
+    total, _ = problem.scan(Rowwise(parts, 0, diagonal=diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
     return Sums(*(part / count for part in total))
 
 
@@ -260,12 +277,20 @@ def dealt_out(leaf: Tensor, shares: int, filling: float | None = None) -> Tensor
 
 
 def _sums(
-    problem: Problem, work: Rowwise, rows: Any, mean: Tensor, root: Tensor, index: Tensor, weight: Tensor
+    problem: Problem,
+    work: Rowwise,
+    rows: Any,
+    mean: Tensor,
+    root: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    rows_axis: int | None = None,
 ) -> Sums:
+    """Over pieces (L, C, size) of rows that all clients share (None), or of each client's own (0)."""
     zero = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
     carry = Sums(zero, zero.new_zeros(mean.shape), zero.new_zeros(root.shape))
     const = (rows, mean.to(problem.dtype), root.to(problem.dtype).contiguous())
-    total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (None, 0, 0))
+    total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (rows_axis, 0, 0))
     return Sums(*total)
 
 
@@ -286,20 +311,20 @@ def pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The clients' row numbers (L, C, size) in pieces, and their weights, of weights (C, n); padding has none."""
+    clients, longest = weight.shape
+    count = -(-longest // size)
+    place = torch.arange(count * size, device=weight.device)
+    index = place.clamp_max(longest - 1).reshape(count, 1, size).expand(-1, clients, -1)
+    padded = torch.nn.functional.pad(weight, (0, count * size - longest))
+    return index, padded.reshape(clients, count, size).transpose(0, 1).contiguous()
+
+
 def _rounded(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: clients of nearly the same size share their graphs."""
     size = 1 << max(0, (count - 1).bit_length())
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size
-
-
-@lru_cache(maxsize=16)
-def _rule(order: int, numbers: int) -> tuple[Tensor, Tensor]:
-    if order == 1:
-        return torch.zeros(1, numbers, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    if order:
-        nodes, weights = gauss_hermite(order, numbers)
-        return nodes, weights.exp()
-    return standardised_sobol(SOBOL, numbers), torch.full((SOBOL,), 1.0 / SOBOL, dtype=torch.float64)
 
 
 def _spread(

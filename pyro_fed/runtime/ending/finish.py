@@ -24,6 +24,7 @@ from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
+from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
@@ -108,13 +109,13 @@ class Finish:
             return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         failed = "".join(f"{sentence}. " for sentence in self.context.record.failed())
-        error = DivergenceError(
+        said = (
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
             f"{unlike + '; or take' if unlike else 'Take'} more rounds, or smaller steps (damping, step size), "
             "give parameters of very different scales a common one, give the model a proper prior, or use "
-            f"dtype=torch.float64. {failed}The state is kept in this error's `state`",
-            round=rounds - 1 if rounds else None,
+            f"dtype=torch.float64. {failed}The state is kept in this error's `state`"
         )
+        error = DivergenceError(with_hint(said, self.context.problem), round=rounds - 1 if rounds else None)
         error.algorithm, error.state = self.algorithm, shared
         return error
 

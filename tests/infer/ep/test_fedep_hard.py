@@ -89,3 +89,42 @@ def test_a_state_that_is_not_finite_ends_the_run_with_the_last_one_that_was():
         pf.run(Leaving(start="prior"), fed, **QUIET)
     assert caught.value.result is not None
     assert np.isfinite(caught.value.result["posterior"]["slope"].values).all()
+
+
+def horseshoe(x, y):
+    """Centred: its density rises without end as scales vanish, and is nearly flat in the common scale far out."""
+    tau = pyro.sample("tau", dist.HalfCauchy(x.new_tensor(0.1)))
+    local = pyro.sample("local", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))
+    w = pyro.sample("w", dist.Normal(0.0, tau * local).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 12, generator=generator, dtype=F64)
+    w = torch.tensor([2.0] * 4 + [0.0] * 8, dtype=F64)
+    return x, x @ w + torch.randn(300, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_start_at_which_nothing_can_be_expected_is_narrowed(sparse, seed):
+    """Laplace's approximation has SDs of 1e5 on a log scale; the large weights are nearly those of least squares."""
+    x, y = sparse
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(300, generator=generator)
+    federation = pf.Federation(horseshoe, (x[order], y[order]), plate="data", num_clients=5)
+    with pytest.warns(UserWarning):  # it has not converged, or a scale's SD is doubted
+        idata = pf.run(pf.FedEP(), federation, progress=False)
+    w = idata["posterior"]["w"].values.reshape(-1, 12)
+    large = torch.linalg.lstsq(x[:, :4], y).solution.numpy()
+    assert np.abs(w.mean(0)[:4] - large).max() < 0.5 / 300**0.5
+    assert np.abs(w.std(0)[:4] * 300**0.5 - 1).max() < 0.25
+    assert idata.attrs["doubts"]
+
+
+def test_an_error_over_a_funnel_names_it(sparse):
+    federation = pf.Federation(horseshoe, sparse, plate="data", num_clients=5)
+    with pytest.raises(pf.DivergenceError, match=r"left the finite.*\. A funnel is likely: the scale of 'w' depends"):
+        pf.run(Leaving(start="prior"), federation, **QUIET)

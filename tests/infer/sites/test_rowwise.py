@@ -94,6 +94,14 @@ def federation(model, dtype=torch.float64, clients=3):
     return pf.Federation(model, args, plate="data", partition=parts if clients == 3 else None, num_clients=clients)
 
 
+def shrunk(x, y):
+    """A prior of half-Cauchy scales, whose density is written into a tensor of its own: no row depends on them."""
+    scale = pyro.sample("scale", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))
+    w = pyro.sample("w", dist.Normal(0.0, scale).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
 STRUCTURED = {
     logistic: (1, 0),
     robust: (1, 1),
@@ -101,6 +109,7 @@ STRUCTURED = {
     two_predictors: (2, 0),
     softmax: (3, 0),
     offset: (1, 0),
+    shrunk: (1, 0),
 }
 
 
