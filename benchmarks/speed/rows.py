@@ -28,6 +28,7 @@ CASES = {  # model, rows, covariates, clients
     "Poisson 100,000 x 50, 10 intercepts": ("poisson", 100_000, 50, 10),
     "logistic 1,000,000 x 50, 10 clients": ("logistic", 1_000_000, 50, 10),
     "logistic 1,000,000 x 10, 10,000 clients": ("logistic", 1_000_000, 10, 10_000),
+    "logistic 2,000,000 x 10, 100,000 clients": ("logistic", 2_000_000, 10, 100_000),
 }
 
 

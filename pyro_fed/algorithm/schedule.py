@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -59,7 +60,7 @@ class Schedule(ABC, metaclass=Checked):
         wrong = [
             k for k in found if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < num_clients
         ]
-        twice = sorted({k for k in found if found.count(k) > 1}) if not wrong else []
+        twice = sorted(k for k, times in Counter(found).items() if times > 1) if not wrong else []
         if wrong or twice:
             what = f"{wrong[0]!r}" if wrong else f"client {twice[0]} twice"
             cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""

@@ -323,7 +323,7 @@ def test_honest_clients_of_unequal_sizes_widen_nothing(rows):
             q = prior().product(found.sites.product_over(0))
             ratios.append(float((q.moments()[1].diagonal().sqrt() / sd).max()))
         assert ratios[0] < 1.05
-        assert ratios[1] >= ratios[0]
+        assert ratios[1] >= ratios[0] * (1 - 1e-12)  # both are one, but for rounding, where nothing is cut
 
 
 def test_a_liar_that_claims_a_million_rows_moves_no_mean_by_two_sds():

@@ -1,6 +1,7 @@
 """Each client's influence, and how well the others predict it, against closed forms and against runs without it."""
 
 import math
+import re
 
 import conjugate
 import numpy as np
@@ -81,6 +82,54 @@ def test_disagreement_is_in_sds_of_chance():
             q = kind(shaped.sum(0), eta.sum(0))
             found = by_sites(q, kind(shaped[1:], eta[1:]))
             assert found.disagreement[0] == pytest.approx(distance, rel=1e-6)
+
+
+def cohort(clients, dim, structure, seed=0):
+    """The posterior under N(0, 1), and honest sites: means around zero that differ by what their precisions tell."""
+    from pyro_fed.ops.gaussian_structures import STRUCTURES
+
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(clients, 3 * dim, dim, generator=generator, dtype=torch.float64)
+    precision = rows.mT @ rows
+    if structure == "diag":
+        precision = precision.diagonal(dim1=1, dim2=2)
+    noise = torch.randn(clients, 3 * dim, 1, generator=generator, dtype=torch.float64)
+    eta = (rows.mT @ noise)[..., 0]
+    prior = torch.eye(dim, dtype=torch.float64) if structure == "full" else torch.ones(dim, dtype=torch.float64)
+    kind = STRUCTURES[structure]
+    return kind(prior + precision.sum(0), eta.sum(0)), kind(precision, eta)
+
+
+@pytest.mark.parametrize("structure", ["full", "diag"])
+def test_clients_that_are_judged_together_have_the_figures_of_each_alone(structure, monkeypatch):
+    from pyro_fed.audit.clients import influence
+
+    q, sites = cohort(7, 3, structure)
+    whole = influence.by_sites(q, sites)
+    monkeypatch.setattr(influence, "BLOCK", 18)  # two at once
+    found = influence.by_sites(q, sites)
+    for name in ("disagreement", "opposed", "influence"):
+        np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-9)
+    for k in range(7):
+        alone = influence.by_sites(q, type(sites)(sites.precision[k : k + 1], sites.eta[k : k + 1]))
+        np.testing.assert_allclose(alone.disagreement[0], whole.disagreement[k], rtol=1e-9)
+        np.testing.assert_allclose(alone.opposed[0], whole.opposed[k], rtol=1e-9)
+
+
+def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted():
+    from pyro_fed.audit.clients.influence import MOST_SAID, apart_by_sites
+
+    q, sites = cohort(400, 2, "full")
+    liars = torch.arange(0, 400, 13)  # each 40 of its own SDs away, one way or the other
+    shift = torch.linalg.cholesky(sites.precision[liars]) @ torch.tensor([40.0, 0.0], dtype=torch.float64)
+    shift[::2] *= -1
+    eta = sites.eta.index_add(0, liars, shift)
+    q = type(q)(q.precision, q.eta + shift.sum(0))
+    names = [f"clinic {k}" for k in range(400)]
+    said = apart_by_sites(q, type(sites)(sites.precision, eta), names, ["a", "b"])
+    assert said.count("disagrees with the others") == MOST_SAID
+    assert said.endswith(f"and {len(liars) - MOST_SAID} more clients stand apart")
+    assert all(int(k) % 13 == 0 for k in re.findall(r"clinic (\d+)", said))
 
 
 def test_the_opposite_of_what_the_others_say():

@@ -48,6 +48,13 @@ FAR, NARROWER, TIMES = 4.0, 10.0, 2.5
 OPPOSITE, TOLD = 0.8, 3.0
 #: Of two clients nobody can say which one stands apart.
 FEWEST = 3
+#: Of many clients so many are divided out before the others are looked at again, a share of them and at least one: one
+#: of thousands hides nobody.
+TOGETHER = 0.01
+#: Of those that stand apart so many are described, and the others counted.
+MOST_SAID = 10
+#: Numbers in the matrices of the clients that are compared at once.
+BLOCK = 1_000_000
 
 
 class Without(NamedTuple):
@@ -87,11 +94,10 @@ def by_sites(q: Gaussian, sites: Gaussian) -> Without:
     whole = type(sites)(q.precision.expand_as(sites.precision), q.eta.expand_as(sites.eta))
     divergence = whole.kl(others).clamp_min(0)
     size = torch.where(proper, (2 * divergence).sqrt(), torch.inf)
-    far = [
-        _distances(q, _one(others, k), mean - other_mean[k], other_mean[k]) if proper[k] else (np.nan, np.nan)
-        for k in range(count)
-    ]
-    disagreement, opposed = np.array(far).reshape(count, 2).T
+    far = mean.new_full((2, count), torch.nan)
+    for some in proper.nonzero().flatten().split(max(1, BLOCK // q.dim**2)):
+        far[:, some] = _distances(q, _some(others, some), mean - other_mean[some], other_mean[some])
+    disagreement, opposed = far.numpy()
     return Without(
         ((mean - other_mean) / other_sd).numpy(),
         (sd / other_sd).numpy(),
@@ -103,36 +109,36 @@ def by_sites(q: Gaussian, sites: Gaussian) -> Without:
     )
 
 
-def _one(sites: Gaussian, k: int) -> Gaussian:
-    return type(sites)(sites.precision[k], sites.eta[k])
+def _some(sites: Gaussian, which: Tensor) -> Gaussian:
+    return type(sites)(sites.precision[which], sites.eta[which])
 
 
-def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor) -> tuple[float, float]:
-    """Disagreement and `opposed` of one client.
+def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor) -> Tensor:
+    """Disagreement and `opposed` of C clients, (2, C).
 
     Disagreement is in SDs of a normal distribution whose two-sided tail is that of δ' (Σ_-k - Σ)⁻¹ δ under χ²; at least
     the others' SDs by which it is moved along what the client has no information on, which cannot be chance: a
     likelihood that is saturated pulls without bending.
     """
+    both = torch.stack([delta, other_mean], -1)  # (C, D, 2)
     if q.dense:
         factor = equilibrated_cholesky(others.precision).whole()
         inside = equilibrated_cholesky(q.precision).half_solve(factor)
-        added, vectors = torch.linalg.eigh(torch.eye(len(delta), dtype=delta.dtype) - inside.T @ inside)
-        along, where = (vectors.T @ (factor.T @ value) for value in (delta, other_mean))
+        added, vectors = torch.linalg.eigh(torch.eye(q.dim, dtype=delta.dtype) - inside.mT @ inside)
+        both = vectors.mT @ (factor.mT @ both)
     else:
         added = 1 - others.precision / q.precision
-        along, where = (others.precision.sqrt() * value for value in (delta, other_mean))
+        both = others.precision.sqrt().unsqueeze(-1) * both
     spoken = added > LEAST_SHARE
-    unfounded = float(along[~spoken].norm())
-    if not bool(spoken.any()):
-        return unfounded, 0.0
-    added, along, where = added[spoken], along[spoken], where[spoken]
-    spread = float((added * where.square()).sum().sqrt())
-    opposed = -float(along @ where) / spread if spread > 0 else 0.0
-    squared = (along.square() / added).sum()
-    half = torch.special.gammaincc(spoken.sum() / squared.new_tensor(2.0), squared / 2) / 2
-    sds = -float(torch.special.ndtri(half)) if float(half) > 0 else float(squared.sqrt())
-    return max(sds, unfounded), opposed
+    unfounded = both[..., 0].masked_fill(spoken, 0.0).norm(dim=-1)
+    along, where = both.masked_fill(~spoken.unsqueeze(-1), 0.0).unbind(-1)
+    added, degrees = added.masked_fill(~spoken, 1.0), spoken.sum(-1)
+    spread = (added * where.square()).sum(-1).sqrt()
+    opposed = torch.where(spread > 0, -(along * where).sum(-1) / spread, 0.0)
+    squared = (along.square() / added).sum(-1)
+    half = torch.special.gammaincc(degrees.clamp_min(1) / 2.0, squared / 2) / 2
+    sds = torch.where(half > 0, -torch.special.ndtri(half), squared.sqrt())
+    return torch.stack([torch.where(degrees > 0, torch.maximum(sds, unfounded), unfounded), opposed])
 
 
 def who_stands_apart(sites: State, names: list[str], labels: list[str]) -> str:
@@ -157,18 +163,21 @@ def apart_by_sites(q: Gaussian, sites: Gaussian, names: list[str], labels: list[
         names: the clients', (K,).
         labels: the parameters', (D,).
     """
-    said, left = list[str](), list(range(len(names)))
-    while len(left) >= max(FEWEST, len(names) // 2 + 1):
+    said, more, left = list[str](), 0, list(range(len(names)))
+    fewest = max(FEWEST, len(names) // 2 + 1)
+    while len(left) >= fewest:
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
-        chosen = _far(found)
+        chosen = _far(found)[: min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)]
         if not chosen:
             break
-        k = chosen[0]
-        said.append(_said(found, k, names[left[k]], labels))
-        q = type(q)(q.precision - rest.precision[k], q.eta - rest.eta[k])
-        del left[k]
-    return "; ".join(said)
+        described = chosen[: max(0, MOST_SAID - len(said))]
+        said += [_said(found, k, names[left[k]], labels) for k in described]
+        more += len(chosen) - len(described)
+        q = type(q)(q.precision - rest.precision[chosen].sum(0), q.eta - rest.eta[chosen].sum(0))
+        gone = {left[k] for k in chosen}
+        left = [client for client in left if client not in gone]
+    return "; ".join([*said, *([f"and {more} more clients stand apart"] if more else [])])
 
 
 def apart(found: Without, names: list[str], labels: list[str]) -> str:

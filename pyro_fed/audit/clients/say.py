@@ -65,9 +65,12 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     points = algorithm.points(batched(q)).expand(-1, federation.num_clients, -1)
     derivatives = algorithm.derivatives(problem, "full" if q.dense else "diag")
     mean = q.mean().expand(federation.num_clients, -1)
-    found = site_of(derivatives.of_likelihood(problem, points.contiguous(), data.full_batch()), mean)
+    root = q.root().expand(federation.num_clients, -1, -1) if q.dense else None
+    found = None if root is None else derivatives.under(problem, mean, root, len(points), data)
+    moments = found or derivatives.of_likelihood(problem, points.contiguous(), data.full_batch())
+    site = site_of(moments, mean)
     empty = (data.num_rows == 0).nonzero().flatten()
-    state = {"precision": found.precision.clone(), "eta": found.eta.clone()}
+    state = {"precision": site.precision.clone(), "eta": site.eta.clone()}
     for value in state.values():
         value[empty] = 0.0
     return gaussian(state)
