@@ -55,7 +55,7 @@ def ticks(algorithm, fed, clock, **options):
 def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
     """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
     monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(budget, "AT_ONCE", 1e9)  # how many are had at once depends on the seconds that the last one took
+    monkeypatch.setattr(budget, "AT_ONCE", 1e9)  # else how many are had at once depends on what the last one took
     algorithm, fed = ALGORITHMS[name], unequal_lines()
     short = {"executor": executor, "num_rounds": ROUNDS}
     ends = ticks(algorithm, fed, clock, **short)[type(algorithm).__name__]
