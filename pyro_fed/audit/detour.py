@@ -1,12 +1,12 @@
 """Trajectories through a funnel: in coordinates in which effects are in units of their own scale, see `NonCentred`.
 
 A transition there leaves the same posterior as it is, so that chains may alternate between the two coordinates. The
-draws whiten these as they do the model's own.
+draws whiten these as they do the model's own. Few rows that stand for all in the model's own do there as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,14 @@ class Detour:
         apart = form.apart(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
-        return cls(form, Target.of(form, apart, target.temperature), generator)
+        there = Target.of(form, apart, target.temperature)
+        if target.few is None:
+            return cls(form, there, generator)
+
+        def seen_as(white: Tensor) -> Tensor:
+            return target.white(form.centred(there.model(white).to(form.dtype)))
+
+        return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
 
     def move(self, chains: Chains) -> None:
         """One trajectory of every chain in the other coordinates.

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.motion import Moments, moved, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
@@ -90,6 +91,14 @@ class Evidence:
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
 
     @cached_property
+    def near(self) -> Target | None:
+        """The same around the draws: of many rows by few of them, where these are found to stand for all."""
+        if self.target is None:
+            return None
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 4)
+        return on_few_rows(self.target, self.target.white(self.points), generator)
+
+    @cached_property
     def quantities(self) -> Quantities:
         """The numbers that the result is judged by."""
         return Quantities.of(self.problem, self.flat)
@@ -100,13 +109,13 @@ class Evidence:
 
         By chains that begin at the draws; where these find nothing wrong, by points in tails that they may not reach.
         """
-        if self.target is None:
+        if self.near is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        found = moved(self.target, self.quantities, self.flat, generator, self.aim)
+        found = moved(self.near, self.quantities, self.flat, generator, self.aim)
         if found.stuck or bool(wrong(found).any()):
             return found
-        return beyond(self.target, self.quantities, self.flat, generator) or found
+        return beyond(self.near, self.quantities, self.flat, generator) or found
 
     @property
     def measured(self) -> dict[str, np.ndarray]:

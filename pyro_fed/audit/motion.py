@@ -47,7 +47,6 @@ from pyro_fed.audit.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
 from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
 
@@ -196,9 +195,10 @@ def moved(
         aim: finer limits than those of a wrong answer, which chains should tell too; None: none.
     """
     z = draws.double()
-    afford = _affordable(target.problem)
+    detour = Detour.of(target, z, generator)
+    afford = _affordable(target)
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
-    walk = _Walk(target, quantities, z, generator, aim)
+    walk = _Walk(target, detour, quantities, z, generator, aim)
     found, undecided = walk(wanted, max(afford // wanted, FIRST))
     many = min(MANY_CHAINS, afford // LONGEST)
     if undecided and not target.problem.looped and many >= WORTH * wanted:
@@ -212,6 +212,7 @@ class _Walk:
 
     Args:
         target: the posterior, whitened by these draws.
+        detour: other coordinates, or None.
         quantities: the numbers whose moments are wanted.
         draws: (S, D), float64.
         generator: source of randomness.
@@ -219,6 +220,7 @@ class _Walk:
     """
 
     target: Target
+    detour: Detour | None
     quantities: Quantities
     draws: Tensor
     generator: torch.Generator
@@ -245,7 +247,7 @@ class _Walk:
         at = _starts(len(z), wanted)
         looks = Looks(most=most, tailed=self.tailed, aim=self.aim)
         chains = Chains.begin(target, self.white[at], self.generator)
-        detour = Detour.of(target, z, self.generator)
+        detour = None if self.detour is None else replace(self.detour, chains=None)
         begun = (self.reported[at] - self.centre) / self.scale
         places: list[Tensor] = []
         momenta: list[Tensor] = []
@@ -275,12 +277,12 @@ class _Walk:
         return found, undecided
 
 
-def _affordable(problem: Problem) -> int:
+def _affordable(target: Target) -> int:
     """Trajectories that chains may have, all together."""
-    afford = DENSITIES // max(1, problem.evaluations * SCORES)
+    problem, afford = target.problem, DENSITIES // max(1, target.evaluations * SCORES)
     if not problem.local_dim:
         return afford
-    numbers = problem.num_rows * cost_of(problem).numbers * NUMBERS_A_SCORE * SCORES
+    numbers = target.share * problem.num_rows * cost_of(problem).numbers * NUMBERS_A_SCORE * SCORES
     return min(afford, int(NUMBERS / max(1.0, numbers)))
 
 

@@ -10,12 +10,14 @@ steps it takes differs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
@@ -33,6 +35,36 @@ SMALLEST = 1e-10
 APART = 1e-3
 
 
+@dataclass(frozen=True)
+class FewRows:
+    """Rows that stand for all, and what they miss of the log density: level + a'w - w'E w / 2, see `few_rows`.
+
+    Args:
+        rows: as the problem has them, b each.
+        count: b.
+        level: ().
+        slope: a (D,), float64.
+        bend: E (D, D), float64.
+        seen_as: from the whitened coordinates of a target to those that w is in; None where they are the same.
+    """
+
+    rows: tuple[Tensor, ...]
+    count: int
+    level: Tensor
+    slope: Tensor
+    bend: Tensor
+    seen_as: Callable[[Tensor], Tensor] | None = None
+
+    def missed(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """What is missed (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
+        if self.seen_as is None:
+            bent = white @ self.bend
+            return self.level + white @ self.slope - (bent * white).sum(-1) / 2, self.slope - bent
+        seen, pull = vjp(self.seen_as, white)[:2]
+        value, gradient = replace(self, seen_as=None).missed(seen)
+        return value, pull(gradient)[0]
+
+
 @dataclass
 class Target:
     """Log density and score of the posterior, in whitened coordinates.
@@ -42,14 +74,14 @@ class Target:
         centre: m (D,), float64.
         factor: L (D, D), lower triangular, or its diagonal (D,) where that is all; float64.
         temperature: the likelihood is raised to its inverse, as in generalised Bayes.
-        spent: densities of all rows computed so far.
+        few: rows that stand for all; None takes all.
     """
 
     problem: Problem
     centre: Tensor
     factor: Tensor
     temperature: float = 1.0
-    spent: int = 0
+    few: FewRows | None = None
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
@@ -99,42 +131,61 @@ class Target:
         found: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False).T
         return found
 
+    @property
+    def share(self) -> float:
+        """Of all rows, those that a density takes."""
+        return self.few.count / self.problem.num_rows if self.few is not None else 1.0
+
+    @property
+    def evaluations(self) -> int:
+        """Densities of rows computed in one log density."""
+        return math.ceil(self.problem.evaluations * self.share)
+
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
-        score, value = scores_at(self.problem, self.model(white).to(self.problem.dtype), self.temperature)
-        self.spent += len(white)
+        rows = self.few.rows if self.few is not None else None
+        z = self.model(white).to(self.problem.dtype)
+        score, value = scores_at(self.problem, z, self.temperature * self.share, rows)
         score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
+        if self.few is not None:
+            missed, slope = self.few.missed(white)
+            value, pulled = value + missed, pulled + slope
         usable = value.isfinite() & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
 
-def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def scores_at(
+    problem: Problem, z: Tensor, temperature: float = 1.0, rows: tuple[Any, ...] | None = None
+) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
 
     Args:
         problem: as `for_checks` compiles it.
         z: (S, D), the model's coordinates.
         temperature: of the likelihood.
+        rows: whose likelihood; None takes all.
     """
     most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
-    size = max(1, min(most, CHUNK // max(1, problem.evaluations)))
+    given = problem.all_rows if rows is None else rows
+    share = len(rows[0]) / problem.num_rows if rows is not None else 1.0
+    size = max(1, min(most, int(CHUNK / max(1.0, share * problem.evaluations))))
     # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
     compiled = problem.mapped(Tempered(temperature).score_and_value, (0, None))
-    found = [_piece(problem, compiled, piece, size) for piece in z.split(size)]
+    found = [_piece(problem, compiled, piece, given, size) for piece in z.split(size)]
     return torch.cat([score for score, _ in found]), torch.cat([value for _, value in found])
 
 
-def _piece(problem: Problem, compiled: Any, piece: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> tuple[Tensor, Tensor]:
     """A piece, made up to the size that is compiled where anything is."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
-    score, value = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], problem.all_rows)
+    score, value = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
     return score[0, : len(piece)], value[0, : len(piece)]
 
 
 @dataclass(frozen=True)
 class Tempered:
-    """The log density of all rows, the likelihood's part divided by a temperature.
+    """The log density of some rows, the likelihood's part divided by a temperature.
 
     Args:
         temperature: 1 for the posterior.
@@ -148,7 +199,7 @@ class Tempered:
         Args:
             problem: the model's densities.
             points: unconstrained.
-            rows: all rows, as the problem has them.
+            rows: all rows, or some, as the problem has them.
         """
 
         def log_density(z: Tensor) -> Tensor:

@@ -146,6 +146,14 @@ def _from_data(
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
     lp: dict[str, Tensor] = {}
+    if log_likelihood and len(flat) * problem.widest > MAX_POINTWISE:
+        warnings.warn(
+            f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than {MAX_POINTWISE:.0e} "
+            f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them",
+            UserWarning,
+            stacklevel=5,
+        )
+        log_likelihood = False
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
         lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
@@ -164,18 +172,15 @@ def _from_data(
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
     """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
     at_once = densities_at_once(problem)
-    too_many = len(flat) * problem.widest > MAX_POINTWISE
-    if wanted and too_many:
-        warnings.warn(
-            f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than "
-            f"{MAX_POINTWISE:.0e} numbers); run with fewer draws to have it",
-            UserWarning,
-            stacklevel=6,
-        )
-    if not wanted or too_many:
+    if not wanted:
         return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
-    pieces = [problem.site_log_lik(part) for part in in_chunks(flat, at_once)]
-    pointwise = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    pointwise: dict[str, Tensor] = {}
+    done = 0
+    for part in in_chunks(flat, at_once):
+        for name, value in problem.site_log_lik(part).items():
+            whole = pointwise.setdefault(name, value.new_empty(len(flat), *value.shape[1:]))
+            whole[done : done + len(part)] = value
+        done += len(part)
     total = sum((value.sum(-1) for value in pointwise.values()), flat.new_zeros(len(flat)))
     latent = {"", *problem.layout.local}
     return {name: value for name, value in pointwise.items() if name not in latent}, total

@@ -12,10 +12,11 @@ several modes, their masses are found by importance weights (`masses`). Then mod
 have draws too, but not their share of them: with e the share of the draws that are nearest to a mode, the result's mean
 is off by Σ (c - e) u, and its variance by Σ (c - e) u². Differences count less what three standard errors may explain.
 
-A plateau or a long tail has no
-maximum and is none: what it holds beyond the draws is found by chains. Modes that are one another's relabelling (equal
-in mass, and in the values of every site but for their order) are what a mixture's posterior has by nature: for
-predictions one is as good as all, and the sentence says so.
+Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
+
+A plateau or a long tail has no maximum and is none: what it holds beyond the draws is found by chains. Modes that are
+one another's relabelling (equal in mass, and in the values of every site but for their order) are what a mixture's
+posterior has by nature: for predictions one is as good as all, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, searched
-from pyro_fed.audit.modes.masses import FREEDOM, nearest, weighed
+from pyro_fed.audit.few_rows import WIDER, on_rows_alone
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, ascended, same, searched
+from pyro_fed.audit.modes.masses import FREEDOM, WEIGHED, nearest, weighed
 from pyro_fed.audit.motion import DENSITIES
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
@@ -58,13 +60,15 @@ def missed(evidence: Evidence) -> list[str]:
     if target is None or dim > LARGEST_DIM:
         return []
     climbs = LOOPED_CLIMBS if evidence.problem.looped else CLIMBS
-    if evidence.problem.evaluations * CLIMB * sum(climbs) > DENSITIES:
-        return []
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
+    few = on_rows_alone(target, generator)
+    if few.evaluations * CLIMB * sum(climbs) > DENSITIES:
+        return []
     white = target.white(evidence.points)
     from_prior, from_around, from_draws = climbs
     own = white[torch.linspace(0, len(white) - 1, from_draws).long()]
-    modes, ends = searched(target, torch.cat([own, *_far(evidence, target, from_prior, from_around, generator)]))
+    far = _far(evidence, target, from_prior, from_around, generator)
+    modes, ends = _searched(evidence, few, torch.cat([own, *far]))
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())
@@ -77,9 +81,44 @@ def missed(evidence: Evidence) -> list[str]:
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH):
         return [_sentence(evidence, target, modes, seen, shares)]
-    if evidence.problem.looped:
+    if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
     return _wrong_shares(evidence, target, modes, seen, white, generator)
+
+
+def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
+    """Modes, and where climbs end that arrive, by number: of many rows by few of them, and from there by all.
+
+    Args:
+        evidence: the result.
+        few: its target by few rows alone; or the same.
+        start: w (M, D).
+    """
+    rough, ends = searched(few, start)
+    if few is evidence.target:
+        return rough, ends
+    exact = [_exact(evidence, mode) for mode in rough]
+    modes = [mode for number, mode in enumerate(exact) if mode is not None and not _known(mode, exact[:number])]
+    found = {}
+    for number, end in ends.items():
+        there = exact[int(torch.stack([mode.distance(end[None])[0] for mode in rough]).argmin())]
+        if there is not None:
+            found[number] = there.at
+    return modes, found
+
+
+def _exact(evidence: Evidence, rough: Mode) -> Mode | None:
+    """The mode of all rows that one of few leads to: among the draws by what stands for all rows there."""
+    assert evidence.target is not None and evidence.near is not None
+    if evidence.near.few is not None:
+        found = ascended(evidence.near, rough.at)
+        if found is not None and bool(found.at.norm() < WIDER * len(found.at) ** 0.5):
+            return found
+    return ascended(evidence.target, rough.at)
+
+
+def _known(mode: Mode, others: list[Mode | None]) -> bool:
+    return any(other is not None and same(mode, other) for other in others)
 
 
 def _wrong_shares(

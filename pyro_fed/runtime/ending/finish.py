@@ -222,10 +222,10 @@ class Finish:
         """A note on SDs that so many draws do not tell."""
         context, record = self.context, self.context.record
         evidence = Evidence(self.algorithm, context.federation, context.problem, {}, draws, record, context.seed)
-        if evidence.target is None:
+        if evidence.near is None:
             return []
         generator = seeding.torch_generator(context.seed, seeding.AUDIT, 3)
-        return few_draws_tell(evidence.target, evidence.quantities, evidence.flat, generator)
+        return few_draws_tell(evidence.near, evidence.quantities, evidence.flat, generator)
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""

@@ -1,0 +1,111 @@
+"""The log density of many rows by few of them, where what these miss is known: chains whose cost rows do not raise.
+
+    log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
+
+c is what b rows B, dealt at random, miss of the n. In coordinates that whiten a result's draws it is nearly a parabola
+where rows are many: its third derivatives are of the order n^(-1/2). a and E are differences of c's gradient over
+`STEP` SDs to both sides along each axis, which take 2 D + 1 scores of all rows. The density is then compared with that
+of all rows, there and at some of the draws, spread `WIDER`: where it differs by more than `AGREE` nats, as where single
+rows decide, four times as many rows stand for all; and all of them where a quarter does not agree.
+
+That holds around the draws. A search far from them (`modes`) takes the rows alone, and what it finds to all.
+
+Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
+tall data*, Section 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_fed.audit.target import FewRows, Target
+from pyro_fed.ops.entries import evenly
+
+#: Rows that stand for all at first, and at least so many a parameter; `MORE` times as many where they do not.
+ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
+#: More parameters than this would take more scores of all rows than they save.
+LARGEST_DIM = 100
+#: SDs over which differences are taken.
+STEP = 1.0
+#: Draws at which densities are compared, how much farther from the mean they are put, and nats that they may differ by,
+#: besides so many roundings of the log density.
+PROBES, WIDER, AGREE, ROUNDING = 16, 1.5, 0.1, 4
+
+
+def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
+    """The density by few rows and nothing else; by all where they are not many.
+
+    Args:
+        target: the posterior, of all rows.
+        generator: deals the rows.
+    """
+    order = _order(target, generator)
+    return target if order is None else _by(target, order[: _fewest(target)])
+
+
+def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
+    """The density around the draws by few rows; by all where they are not many, or few do not stand for all.
+
+    Args:
+        target: the posterior, of all rows.
+        white: the draws (S, D), whitened.
+        generator: deals the rows.
+    """
+    order = _order(target, generator)
+    if order is None or target.problem.dim > LARGEST_DIM:
+        return target
+    eye = STEP * torch.eye(target.problem.dim, dtype=white.dtype)
+    at = torch.cat([torch.zeros_like(white[:1]), eye, -eye, WIDER * white[evenly(len(white), PROBES)]])
+    value, score = target(at)
+    if not bool(value.isfinite().all()):
+        return target
+    allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
+    count = _fewest(target)
+    while MORE * count <= len(order):
+        found = _bent(_by(target, order[:count]), at, value, score)
+        if bool(((found(at)[0] - value).abs() <= allowed).all()):
+            return found
+        count *= MORE
+    return target
+
+
+def _fewest(target: Target) -> int:
+    return max(ROWS, ROWS_A_PARAMETER * target.problem.dim)
+
+
+def _order(target: Target, generator: torch.Generator) -> Tensor | None:
+    """The rows at random; None where all are taken: they are few, have no shape of their own, or are looped over."""
+    problem = target.problem
+    tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
+    if problem.looped or not tensors or problem.num_rows < MORE * _fewest(target):
+        return None
+    return torch.randperm(problem.num_rows, generator=generator)
+
+
+def _by(target: Target, which: Tensor) -> Target:
+    """The density by some rows, as if they missed nothing."""
+    rows = tuple(leaf[which.to(leaf.device)] for leaf in target.problem.all_rows)
+    zero = target.centre.new_zeros(())
+    dim = len(target.centre)
+    return replace(target, few=FewRows(rows, len(which), zero, zero.expand(dim), zero.expand(dim, dim)))
+
+
+def _bent(target: Target, at: Tensor, value: Tensor, score: Tensor) -> Target:
+    """With what the rows miss to second order.
+
+    Args:
+        target: by some rows alone.
+        at: the origin, and points to both sides of it along each axis, first (2 D + 1, D); more are not used.
+        value: of all rows there.
+        score: likewise.
+    """
+    assert target.few is not None
+    dim = at.shape[1]
+    some_value, some_score = target(at[: 2 * dim + 1])
+    missed = score[: 2 * dim + 1] - some_score
+    bend = (missed[dim + 1 :] - missed[1 : dim + 1]) / (2 * STEP)
+    few = replace(target.few, level=value[0] - some_value[0], slope=missed[0], bend=(bend + bend.T) / 2)
+    return replace(target, few=few)
