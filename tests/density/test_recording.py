@@ -141,6 +141,31 @@ def test_constants_that_take_much_memory_are_made_anew():
     assert torch.equal(traced.run(X)[0], large(X)[0])
 
 
+def test_a_product_that_is_written_over_is_not_the_same_as_another():
+    """`matmul` makes a view of a product that does not say so."""
+
+    def function(z, x):
+        first, second = (x @ z.unsqueeze(-1) for _ in range(2))
+        first.add_(1.0)
+        return [first * 2.0, second * 3.0]
+
+    leaves = [X.reshape(1, 4, 3).expand(2, 4, 3).clone(), X.reshape(4, 1, 3).clone()]
+    traced = tracing.trace(function, pytree.tree_structure((0, 0)), leaves)
+    for one, right in zip(traced.run(*leaves), function(*leaves), strict=True):
+        assert torch.equal(one, right)
+
+
+def test_views_of_views_that_show_the_same_are_left_out():
+    def function(z):
+        turned = z.t().unsqueeze(0).transpose(1, 2).squeeze(0)
+        return [turned.exp() + z[1:].view(9)[0:9].sum(), z.t().unsqueeze(1).squeeze(1).log1p()]
+
+    traced = tracing.trace(function, pytree.tree_structure((0,)), [X.clone()])
+    assert "squeeze" not in traced.run.code and "transpose" not in traced.run.code
+    for one, right in zip(traced.run(X), function(X), strict=True):
+        assert torch.equal(one, right)
+
+
 def test_the_gradient_of_a_part_that_is_the_whole_is_no_copy():
     def function(z):
         return [grad(lambda one: one[0:4].exp().sum())(z), grad(lambda one: one[0:3].exp().sum())(z)]

@@ -40,14 +40,19 @@ FUNCTIONS = frozenset(
 #: Numbers of a constant at most that is kept in place of the operations that make it; larger ones cost memory, and of
 #: their operations the time is not that of the calls.
 LARGEST_KEPT = 100_000
-#: Views; those of the same shape and strides show the same.
+#: Views; of the same numbers in another shape or order, those of the same shape and strides show the same.
 VIEW = torch.ops.aten.view.default
-VIEWS = frozenset(
+#: A view that does not say so.
+UNSAFE = torch.ops.aten._unsafe_view.default
+RESHAPED = frozenset(
     (
-        *(VIEW, torch.ops.aten.expand.default, torch.ops.aten.permute.default, torch.ops.aten.alias.default),
-        *(torch.ops.aten.transpose.int, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor),
+        *(VIEW, UNSAFE, torch.ops.aten.alias.default, torch.ops.aten.t.default),
+        *(torch.ops.aten.permute.default, torch.ops.aten.transpose.int, torch.ops.aten.unsqueeze.default),
+        *(torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims),
     )
 )
+#: Others, of which that is so where they are of a tensor as large.
+VIEWS = RESHAPED | {torch.ops.aten.expand.default, torch.ops.aten.slice.Tensor}
 #: A copy, which is of all where it looks the same.
 WHOLE = torch.ops.aten.slice_backward.default
 #: Operations that are methods of tensors, which take the same arguments, and what they are called there.
@@ -154,16 +159,30 @@ def straighten(graph: torch.fx.Graph) -> None:
     """
     written = _written_over(graph)
     for node in graph.nodes:
-        is_view = node.op == "call_function" and node.target in VIEWS
-        is_copy = node.op == "call_function" and node.target is WHOLE and written.isdisjoint((node, node.args[0]))
-        if not is_view and not is_copy:
+        if node.op != "call_function":
             continue
-        inner = node.args[0]
-        if node.target is VIEW and inner.op == "call_function" and inner.target is VIEW:
-            node.args = (inner.args[0], *node.args[1:])
-            inner = node.args[0]
-        if _looks(inner) is not None and _looks(inner) == _looks(node):
-            node.replace_all_uses_with(inner)
+        if node.target is VIEW and _is_call(node.args[0], VIEW):
+            node.args = (node.args[0].args[0], *node.args[1:])
+        if node.target in VIEWS or (node.target is WHOLE and written.isdisjoint((node, node.args[0]))):
+            same = _same(node)
+            if same is not None:
+                node.replace_all_uses_with(same)
+
+
+def _same(view: torch.fx.Node) -> torch.fx.Node | None:
+    """What a view is made of, if need be by way of others, and shows as it is; None where there is no such thing."""
+    looks, inner = _looks(view), view.args[0]
+    while looks is not None and isinstance(inner, torch.fx.Node):
+        if _looks(inner) == looks:
+            return inner
+        if view.target not in RESHAPED or inner.op != "call_function" or inner.target not in RESHAPED:
+            return None
+        inner = inner.args[0]
+    return None
+
+
+def _is_call(node: Any, target: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
 
 
 def _looks(node: torch.fx.Node) -> Any:
@@ -227,6 +246,8 @@ def _memory(
             if written := [one for one, alias in held if alias.is_write]:
                 writes[node] = written
             shared = [one for one, _ in held] if any(part.alias_info for part in schema.returns) else []
+            if node.target is UNSAFE:
+                shared = node.all_input_nodes
         for one in shared:
             owner[root(node)] = root(one)
     return root, writes
