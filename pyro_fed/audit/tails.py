@@ -20,13 +20,13 @@ from torch import Tensor
 
 from pyro_fed.audit.motion import LONG, Moments, kurtosis, told_by_tails, wrong
 from pyro_fed.audit.quantities import Quantities, quoted
-from pyro_fed.audit.target import BATCH, Target
+from pyro_fed.audit.target import LARGE_BATCH, Target
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.ops.importance import smoothed
 from pyro_fed.ops.student_mixtures import Mixture
 
-#: Points: whole batches of those that chains are computed in.
-POINTS = 15 * BATCH
+#: Points: as many as are computed together.
+POINTS = LARGE_BATCH
 #: a, and degrees of freedom of each.
 WIDTHS, FREEDOM = (1.0, 1.5, 3.0), 5
 #: Parameters from which on such weights are worth too little to be looked at.

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -434,8 +435,9 @@ class Problem:
             local: (m, local_dim) unconstrained latents of the rows; zero by default.
         """
         outside, inside = self.log_terms(z, rows, local)
-        nothing = torch.zeros(len(rows[0]), dtype=self.dtype, device=z.device)
-        return sum(outside.values(), nothing.new_zeros(())), sum(inside.values(), nothing)
+        if not inside:
+            inside = {"": torch.zeros(len(rows[0]), dtype=self.dtype, device=z.device)}
+        return reduce(add, outside.values()), reduce(add, inside.values())
 
     def log_prior(self, z: Tensor) -> Tensor:
         """Log prior of the unconstrained vector (with Jacobians): z (..., D) → (...).

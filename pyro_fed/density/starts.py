@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.compiling.compiler import failure
+from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 
@@ -41,6 +42,8 @@ def draw_starts(
 ) -> Tensor:
     """Starting points, (num_samples, D), whose log density is finite.
 
+    Those whose density is not looked at are drawn in one run of the model, where it can be mapped over draws.
+
     Args:
         problem: the model's densities.
         num_samples: how many.
@@ -70,11 +73,25 @@ def draw_starts(
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if not checked and (found := _at_once(problem, source, num_samples)) is not None:
+            return found
+        torch.manual_seed(seed)  # what was drawn in vain
         points = torch.stack([problem.collect(source) for _ in range(num_samples)])
         if not checked or _all_finite(problem, points):
             return points
         torch.manual_seed(seed)  # what is drawn again comes before the next start
         return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
+
+
+def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], count: int) -> Tensor | None:
+    """So many draws (count, D) from one run of the model; None where it cannot be mapped over them."""
+    if problem.looped:
+        return None
+    mapped = torch.vmap(lambda _: problem.collect(source), randomness="different")
+    found: list[Tensor] = []
+    with OutOfPlace():
+        failed = failure(lambda: found.append(mapped(torch.zeros(count))))
+    return None if failed else found[0]
 
 
 def _all_finite(problem: RowDensities, points: Tensor) -> bool:

@@ -31,6 +31,57 @@ def test_prior_draws_have_the_priors_moments():
     assert float(draws[:, 3].exp().mean()) == pytest.approx((2 / np.pi) ** 0.5, abs=3 * 0.603 / 1000**0.5)
 
 
+#: Families of which torch draws by writing into a tensor, and others.
+DRAWN = {
+    "normal": dist.Normal(1.0, 2.0),
+    "half-Cauchy": dist.HalfCauchy(2.0),
+    "exponential": dist.Exponential(0.5),
+    "Laplace": dist.Laplace(1.0, 2.0),
+    "Student": dist.StudentT(4.0, 1.0, 2.0),
+    "gamma": dist.Gamma(2.0, 3.0),
+    "uniform": dist.Uniform(-1.0, 3.0),
+    "Gumbel": dist.Gumbel(1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("prior", DRAWN.values(), ids=DRAWN)
+def test_draws_of_one_run_of_the_model_are_the_priors(prior):
+    """And what depends on them has their values, draw by draw."""
+    runs = []
+
+    def model(y):
+        runs.append(1)
+        a = pyro.sample("a", prior)
+        pyro.sample("b", dist.Normal(a, 1e-3))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(0.0 * a, 1.0), obs=y)
+
+    problem = pf.Federation(model, (Y,), plate="data", num_clients=1).problem
+    runs.clear()
+    draws = problem.init(4000, torch.Generator().manual_seed(0), checked=False)
+    assert len(runs) == 1
+    assert torch.equal(draws, problem.init(4000, torch.Generator().manual_seed(0), checked=False))
+    a = problem.constrain(draws, problem.fewest_rows)["a"]
+    assert float((draws[:, 1] - a).abs().max()) < 5e-3
+    # Quartiles within four standard errors, (3/16 / n)^½: a false alarm in 5,000 a family.
+    quartiles = torch.tensor([0.25, 0.5, 0.75])
+    for share, at in zip(quartiles, a.quantile(quartiles.to(a)), strict=True):
+        torch.manual_seed(0)
+        theirs = prior.sample((400_000,))
+        assert abs(float((theirs <= at).double().mean() - share)) < 4 * (3 / 16 / 4000) ** 0.5
+
+
+def test_draws_that_cannot_be_mapped_are_made_one_by_one():
+    def model(y):
+        p = pyro.sample("p", dist.Dirichlet(torch.ones(3)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(p[0], 1.0), obs=y)
+
+    problem = pf.Federation(model, (Y,), plate="data", num_clients=1).problem
+    unchecked, checked = (problem.init(5, torch.Generator().manual_seed(0), checked=c) for c in (False, True))
+    assert torch.equal(unchecked, checked) and len(unchecked.unique(dim=0)) == 5
+
+
 def test_an_improper_prior_is_not_sampled_but_started_from():
     case = case_named("improper")
     problem = federation(case).problem

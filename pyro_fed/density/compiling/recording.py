@@ -21,6 +21,13 @@ aten = torch.ops.aten
 
 #: What constants are called, with their number.
 TENSOR, PARAMETER = "_tensor_constant", "_param_constant"
+#: Operations that take no numbers from their tensors, but a shape, a dtype and a device.
+LIKE = frozenset(
+    (
+        *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+        *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
+    )
+)
 #: Tensors of other classes have an answer of their own to an operation, which is what is recorded.
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -41,11 +48,13 @@ class Recorder(TorchDispatchMode):
     Attributes:
         graph: so far.
         root: has the constants.
+        known: nodes of what depends on no input, as long as nothing writes over it, with the device that it is on.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.known: dict[fx.Node, torch.device] = {}
         self._values: Any = WeakIdKeyDictionary()
         self._constants = dict.fromkeys((TENSOR, PARAMETER), 0)
 
@@ -110,6 +119,8 @@ class Recorder(TorchDispatchMode):
             name=self.graph._target_to_str(func.overloadpacket.__name__),
         )
         made = func(*args, **kwargs)
+        if isinstance(made, Tensor) and self._is_known(func, node):
+            self.known[node] = made.device  # not itself: autograd adds into what nobody else holds
         constant = None
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if made.numel() <= 1 else None
@@ -118,6 +129,12 @@ class Recorder(TorchDispatchMode):
             constant = func(*_mapped(args, lambda _: next(rest)), **_mapped(kwargs, lambda _: next(rest)))
         self._note(made, node, constant)
         return made
+
+    def _is_known(self, func: Any, node: fx.Node) -> bool:
+        """Whether what an operation makes depends on no input, and on nothing that is drawn."""
+        if torch.Tag.nondeterministic_seeded in func.tags or func._schema.is_mutable:
+            return False
+        return func in LIKE or all(one.op == "get_attr" or one in self.known for one in node.all_input_nodes)
 
     def _note(self, made: Any, node: fx.Node, constant: Any) -> None:
         if isinstance(made, Tensor):

@@ -5,7 +5,7 @@ What of torch takes long to import is not: its own elimination of common operati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.products import spread_products
-from pyro_fed.density.compiling.recording import record
+from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 
 #: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
 #: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
@@ -32,19 +33,34 @@ FUNCTIONS = frozenset(
         *("where", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "isnan", "isfinite"),
         *("sum", "mean", "amax", "amin", "logsumexp", "cumsum", "any", "all"),
         *("unsqueeze", "squeeze", "permute", "transpose", "t", "select", "cat", "stack", "clone", "diagonal"),
-        *("detach", "zeros", "zeros_like", "ones_like", "scalar_tensor", "constant_pad_nd"),
+        *("detach", "zeros", "zeros_like", "ones_like", "empty_like", "scalar_tensor", "constant_pad_nd"),
         *("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "gather", "index_select"),
     )
 )
-#: Views; those of the same shape and strides show the same.
+#: Numbers of a constant at most that is kept in place of the operations that make it; larger ones cost memory, and of
+#: their operations the time is not that of the calls.
+LARGEST_KEPT = 100_000
+#: Views; of the same numbers in another shape or order, those of the same shape and strides show the same.
 VIEW = torch.ops.aten.view.default
-VIEWS = frozenset(
+#: A view that does not say so.
+UNSAFE = torch.ops.aten._unsafe_view.default
+RESHAPED = frozenset(
     (
-        *(VIEW, torch.ops.aten.expand.default, torch.ops.aten.permute.default, torch.ops.aten.alias.default),
-        *(torch.ops.aten.transpose.int, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor),
+        *(VIEW, UNSAFE, torch.ops.aten.alias.default, torch.ops.aten.t.default),
+        *(torch.ops.aten.permute.default, torch.ops.aten.transpose.int, torch.ops.aten.unsqueeze.default),
+        *(torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims),
     )
 )
-METHODS = frozenset(("view", "expand", "masked_fill"))
+#: Others, of which that is so where they are of a tensor as large.
+VIEWS = RESHAPED | {torch.ops.aten.expand.default, torch.ops.aten.slice.Tensor}
+#: A copy, which is of all where it looks the same.
+WHOLE = torch.ops.aten.slice_backward.default
+#: Operations that are methods of tensors, which take the same arguments, and what they are called there.
+METHODS: dict[str, str] = {name: name for name in ("view", "expand", "masked_fill")} | {
+    f"{name}_": f"{name}_" for name in ("add", "sub", "mul", "div", "neg", "exp", "log", "fill", "clamp_min", "copy")
+}
+#: Told apart only where a graph is differentiated.
+METHODS["_unsafe_view"] = "view"
 
 
 @dataclass
@@ -54,17 +70,19 @@ class Step:
     Attributes:
         run: the function, or the graph.
         spec: the structure of what it returns, once it has been run or traced.
+        whole: the graph with the operations that make its constants, which Inductor has its own ways with.
         inductor: Inductor's code for the graph, by the number of threads that it was made for.
     """
 
     run: Any
     spec: Callable[[], Any]
+    whole: Any = None
     inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
-        """Operations in the graph."""
-        return len(self.run.graph.nodes)
+        """Operations in the whole graph; none where there is no graph."""
+        return 0 if self.whole is None else len(self.whole.graph.nodes)
 
 
 def eager(batched: Callable[..., Any], spec: Any) -> Step:
@@ -111,8 +129,9 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     spread_products(graph)
     once(graph)  # distances that two kernels need, say, are computed once
     drop_dead(graph)
-    call_bindings(graph)
-    return Step(torch.fx.GraphModule(recorder.root, graph), step.spec)
+    run = folded(recorder)
+    call_bindings(run)
+    return Step(torch.fx.GraphModule(recorder.root, run), step.spec, torch.fx.GraphModule(recorder.root, graph))
 
 
 def copied(leaf: Tensor) -> Tensor:
@@ -130,21 +149,40 @@ def copied(leaf: Tensor) -> Tensor:
 def straighten(graph: torch.fx.Graph) -> None:
     """Leave out views that show a tensor as it is, and go through no view that another is made of.
 
+    The gradient of a part that is the whole (`z[0:len(z)]`, of a model with one latent) is a copy, left out likewise.
+
     Mapping and differentiating leave many: of a step a third of the operations were such views. The memory that is seen
     is the same, and so are the bits.
 
     Args:
         graph: traced; changed in place.
     """
+    written = _written_over(graph)
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in VIEWS:
+        if node.op != "call_function":
             continue
-        inner = node.args[0]
-        if node.target is VIEW and inner.op == "call_function" and inner.target is VIEW:
-            node.args = (inner.args[0], *node.args[1:])
-            inner = node.args[0]
-        if _looks(inner) is not None and _looks(inner) == _looks(node):
-            node.replace_all_uses_with(inner)
+        if node.target is VIEW and _is_call(node.args[0], VIEW):
+            node.args = (node.args[0].args[0], *node.args[1:])
+        if node.target in VIEWS or (node.target is WHOLE and written.isdisjoint((node, node.args[0]))):
+            same = _same(node)
+            if same is not None:
+                node.replace_all_uses_with(same)
+
+
+def _same(view: torch.fx.Node) -> torch.fx.Node | None:
+    """What a view is made of, if need be by way of others, and shows as it is; None where there is no such thing."""
+    looks, inner = _looks(view), view.args[0]
+    while looks is not None and isinstance(inner, torch.fx.Node):
+        if _looks(inner) == looks:
+            return inner
+        if view.target not in RESHAPED or inner.op != "call_function" or inner.target not in RESHAPED:
+            return None
+        inner = inner.args[0]
+    return None
+
+
+def _is_call(node: Any, target: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
 
 
 def _looks(node: torch.fx.Node) -> Any:
@@ -208,6 +246,8 @@ def _memory(
             if written := [one for one, alias in held if alias.is_write]:
                 writes[node] = written
             shared = [one for one, _ in held] if any(part.alias_info for part in schema.returns) else []
+            if node.target is UNSAFE:
+                shared = node.all_input_nodes
         for one in shared:
             owner[root(node)] = root(one)
     return root, writes
@@ -241,6 +281,60 @@ def drop_dead(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def folded(recorder: Recorder) -> torch.fx.Graph:
+    """The same graph with constants, computed once, in the place of the operations that make them.
+
+    Of a small step a third of the operations are of shapes and constants alone: zeros that sums begin with, the log of
+    a prior's scale. What is written over, or returned, is made anew on each call.
+
+    Args:
+        recorder: has the graph, and its constants; gets the new ones.
+    """
+    graph, root = recorder.graph, recorder.root
+    of, writes = _memory(graph)
+    [output] = [node for node in graph.nodes if node.op == "output"]
+    busy = {of(node) for nodes in (*writes.values(), output.all_input_nodes) for node in nodes}
+    values = _values(recorder, {node for node in graph.nodes if node in recorder.known and of(node) not in busy})
+    found, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for node in graph.nodes:
+        if node in values and any(user not in values for user in node.users) and _is_light(values[node]):
+            name = f"_folded_{node.name}"
+            setattr(root, name, values[node])
+            env[node] = found.get_attr(name)
+        else:
+            env[node] = found.node_copy(node, lambda one: env[one])
+    drop_dead(found)
+    return found
+
+
+def _values(recorder: Recorder, constant: set[torch.fx.Node]) -> dict[torch.fx.Node, Tensor]:
+    """What nodes make that depend on no input, those before them among them."""
+    values: dict[torch.fx.Node, Tensor] = {}
+
+    def value_of(node: torch.fx.Node) -> Tensor:
+        if node.op == "get_attr":
+            constant: Tensor = getattr(recorder.root, str(node.target))
+            return constant
+        if node in values:
+            return values[node]
+        looks = node.meta["tensor_meta"]  # of which `LIKE` takes no more
+        return torch.empty_strided(looks.shape, looks.stride, dtype=looks.dtype, device=recorder.known[user])
+
+    for user in recorder.graph.nodes:
+        if user in constant and (user.target in LIKE or all(_has(one, values) for one in user.all_input_nodes)):
+            values[user] = user.target(*map_arg(user.args, value_of), **map_arg(user.kwargs, value_of))
+    return values
+
+
+def _has(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> bool:
+    return node.op == "get_attr" or node in values
+
+
+def _is_light(value: Tensor) -> bool:
+    """Whether a constant may be kept."""
+    return value.untyped_storage().nbytes() <= LARGEST_KEPT * value.itemsize
+
+
 def _tensors_of(node: torch.fx.Node, schema: Any) -> Iterator[tuple[torch.fx.Node, Any]]:
     """The nodes that an operation is given, each with the argument of its schema."""
     for number, argument in enumerate(schema.arguments):
@@ -256,27 +350,16 @@ def call_bindings(graph: torch.fx.Graph) -> None:
     What `torch.ops` calls takes its arguments apart one by one, which costs more than to add a hundred numbers.
 
     Args:
-        graph: traced; changed in place. Its nodes keep what they called in `meta["aten"]`.
+        graph: traced; changed in place.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = node.target._schema.name.removeprefix("aten::")
         if name in FUNCTIONS:
-            node.meta["aten"], node.target = node.target, getattr(torch, name)
+            node.target = getattr(torch, name)
         elif name in METHODS and not node.kwargs:
-            node.meta["aten"], node.op, node.target = node.target, "call_method", name
-
-
-def call_operations(graph: torch.fx.Graph) -> None:
-    """The opposite: what the graph called when it was traced.
-
-    Args:
-        graph: changed in place.
-    """
-    for node in graph.nodes:
-        if "aten" in node.meta:
-            node.op, node.target = "call_function", node.meta.pop("aten")
+            node.op, node.target = "call_method", METHODS[name]
 
 
 def _schema(node: torch.fx.Node) -> Any:
@@ -287,7 +370,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk.
 
     Args:
-        graph: a traced step.
+        graph: a traced step, whole.
         leaves: tensors of the shapes that it was traced for.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -295,10 +378,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        own = deepcopy(graph)
-        call_operations(own.graph)
-        own.recompile()
-        code: Callable[..., Any] = torch._inductor.compile(own, inputs, options=INDUCTOR)
+        code: Callable[..., Any] = torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
         return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -170,3 +171,39 @@ class Replacing(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return REPLACED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _uniform(like: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return low + (high - low) * torch.rand_like(like)
+
+
+def _exponential(like: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    return -torch.log1p(-torch.rand_like(like)) / rate
+
+
+def _cauchy(like: Tensor, median: float = 0.0, scale: float = 1.0, **_: Any) -> Tensor:
+    return median + scale * torch.tan(math.pi * (torch.rand_like(like) - 0.5))
+
+
+def _normal(like: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return mean + std * torch.randn_like(like)
+
+
+OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.uniform_: _uniform,
+    Tensor.exponential_: _exponential,
+    Tensor.cauchy_: _cauchy,
+    Tensor.normal_: _normal,
+}
+
+
+class OutOfPlace(TorchFunctionMode):
+    """Random numbers are returned, not written: `vmap` cannot draw other ones for each into a tensor that all share.
+
+    Torch's distributions take what is returned (`torch.empty(shape).normal_()`).
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return OUT_OF_PLACE.get(func, func)(*args, **(kwargs or {}))

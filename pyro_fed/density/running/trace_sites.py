@@ -142,4 +142,4 @@ def sum_to_rows(site: Message, dim: int) -> Tensor:
     """
     log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
     rows_first = log_prob.movedim(dim, 0)
-    return rows_first.reshape(rows_first.shape[0], -1).sum(-1)
+    return rows_first if rows_first.dim() == 1 else rows_first.reshape(rows_first.shape[0], -1).sum(-1)
