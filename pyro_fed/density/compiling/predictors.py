@@ -20,7 +20,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.tracing import drop_dead, pin_dtypes, to_graph
+from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, to_graph
 from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
@@ -127,6 +127,7 @@ def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
         graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
         pin_dtypes(graph.graph)
         drop_dead(graph.graph)
+        free_strides(graph.graph)
         return _parts(graph, problem.dim, count, wide)
     except FAILURES:
         return None

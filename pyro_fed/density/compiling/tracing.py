@@ -45,6 +45,8 @@ VIEWS = frozenset(
     )
 )
 METHODS = frozenset(("view", "expand", "masked_fill"))
+#: Views that ask for the strides that were traced.
+STRIDED = frozenset((VIEW, torch.ops.aten._unsafe_view.default))
 
 
 @dataclass
@@ -300,6 +302,21 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
         own.recompile()
         code: Callable[..., Any] = torch._inductor.compile(own, inputs, options=INDUCTOR)
         return code
+
+
+def free_strides(graph: torch.fx.Graph) -> None:
+    """Let a graph take tensors of other strides than it was traced with: reshapes in the place of views.
+
+    What is mapped, or given by another part of a model, is laid out as that part has made it. Where memory is written
+    over, a view stays one.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    written = _written_over(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in STRIDED and node not in written:
+            node.target = torch.ops.aten.reshape.default
 
 
 def pin_dtypes(graph: torch.fx.Graph) -> None:
