@@ -20,7 +20,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.tracing import drop_dead, pin_dtypes, to_graph
+from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, to_graph
 from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
@@ -127,6 +127,7 @@ def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
         graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
         pin_dtypes(graph.graph)
         drop_dead(graph.graph)
+        free_strides(graph.graph)
         return _parts(graph, problem.dim, count, wide)
     except FAILURES:
         return None
@@ -150,7 +151,7 @@ def _parts(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictor
         if node in inputs[1:] or any(one in of_rows for one in node.all_input_nodes):
             of_rows.add(node)
     ends = [n for n in nodes if kind[n] == "linear" and any(kind[user] == "other" for user in n.users)]
-    ours = [node for node in ends if node in of_rows]
+    ours = _fewest([node for node in ends if node in of_rows], kind, of_rows)
     shapes = [tuple(node.meta["tensor_meta"].shape) for node in ours]
     if not ours or any(shape.count(count) != 1 for shape in shapes):
         return None
@@ -175,6 +176,25 @@ def _parts(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictor
         return value
 
     return Predictors(all_linear, after, direct, sum(widths), count)
+
+
+def _fewest(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
+    """The ends, or what they are made of one by one where that is fewer: u for u, -u and y - u."""
+    origins = list(dict.fromkeys(_origin(node, kind, of_rows) for node in ends))
+    return origins if _numbers_of(origins) < _numbers_of(ends) else ends
+
+
+def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> fx.Node:
+    """The first of a chain of linear values of rows, each made of as many of the one before."""
+    while True:
+        before = [one for one in node.all_input_nodes if kind[one] == "linear"]
+        if len(before) != 1 or before[0] not in of_rows or _numbers_of(before) != _numbers_of([node]):
+            return node
+        node = before[0]
+
+
+def _numbers_of(nodes: list[fx.Node]) -> int:
+    return sum(node.meta["tensor_meta"].shape.numel() for node in nodes if "tensor_meta" in node.meta)
 
 
 def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:

@@ -61,6 +61,8 @@ METHODS: dict[str, str] = {name: name for name in ("view", "expand", "masked_fil
 }
 #: Told apart only where a graph is differentiated.
 METHODS["_unsafe_view"] = "view"
+#: Views that ask for the strides that were traced.
+STRIDED = frozenset((VIEW, UNSAFE))
 
 
 @dataclass
@@ -380,6 +382,21 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         code: Callable[..., Any] = torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
         return code
+
+
+def free_strides(graph: torch.fx.Graph) -> None:
+    """Let a graph take tensors of other strides than it was traced with: reshapes in the place of views.
+
+    What is mapped, or given by another part of a model, is laid out as that part has made it. Where memory is written
+    over, a view stays one.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    written = _written_over(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in STRIDED and node not in written:
+            node.target = torch.ops.aten.reshape.default
 
 
 def pin_dtypes(graph: torch.fx.Graph) -> None:

@@ -23,6 +23,15 @@ SCARCE = 10
 WIDE = {1: (65, 6.0), 2: (21, 5.0)}
 #: Gauss-Hermite nodes a number of more predictors there.
 MANY_WIDE = {3: 9}
+#: Order of the rule that has q's mean and covariance and no more: a pair of nodes a number, √numbers SDs away. Exact up
+#: to cubes; what it misses of a curvature is of fourth order.
+PAIRS = 2
+#: Rows of which it and the mean alone find curvatures that differ by no more than such a part of q's precision, and
+#: scores by so many SDs (of all clients together), need no finer rule. What it misses of a curvature is no more than the
+#: former, and its square where all rows are alike; of a score the product of the two.
+CLOSE, NEAR = 0.02, 0.25
+#: It is tried where the finer rule has so many times as many nodes as it and the mean together.
+WORTH_A_TRY = 3
 #: Sobol points for more numbers, and where rows are scarce.
 SOBOL, WIDE_SOBOL = 128, 512
 
@@ -37,17 +46,31 @@ def order_of(rows: float, numbers: int) -> int:
     return (FEW_ORDERS if rows >= MANY else ORDERS).get(numbers, 0)
 
 
+def may_be_straight(rows: float, numbers: int) -> bool:
+    """Whether so many rows a parameter make it likely that `PAIRS` do, at less than the finer rule's cost.
+
+    Args:
+        rows: a parameter.
+        numbers: that a row depends on.
+    """
+    finer = FEW_ORDERS[numbers] ** numbers if numbers in FEW_ORDERS else SOBOL
+    return rows >= MANY and finer >= WORTH_A_TRY * (1 + 2 * numbers)
+
+
 @lru_cache(maxsize=16)
 def rule(order: int, numbers: int, wide: int) -> tuple[Tensor, Tensor]:
     """Nodes (K, numbers) and weights (K,) for N(0, I).
 
     Args:
-        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
+        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone, 2 `PAIRS`.
         numbers: how many.
         wide: of the last so many the nodes are spread wide, as predictors' where rows are scarce.
     """
     if order == 1 or not numbers:
         return torch.zeros(1, numbers, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    if order == PAIRS:
+        half = numbers**0.5 * torch.eye(numbers, dtype=torch.float64)
+        return torch.cat([half, -half]), torch.full((2 * numbers,), 0.5 / numbers, dtype=torch.float64)
     if wide in WIDE and order:
         return _beside(rule(order, numbers - wide, 0), _equally_spaced(*WIDE[wide], wide))
     if order:

@@ -22,7 +22,7 @@ given, also where these numbers are many, as the first layer's units and all wei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from torch.func import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
-from pyro_fed.infer.sites.nodes import SCARCE, order_of, rule
+from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 
 #: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
 BLOCK = 262_144
@@ -145,13 +145,48 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         root: R (C, D, D), q = N(m, R R'); None for derivatives at the mean.
         data: the clients' rows.
     """
-    clients, dim = mean.shape
-    plan = _plan(problem, data.row_index.shape[-1], root is not None)
+    order = _order(problem, root is not None)
+    if order is None:
+        return None
+    if root is None:
+        eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+        return _of_clients(problem, order, mean, eye.expand(*mean.shape, -1), data)
+    few, straight = _where_straight(problem, mean, root, data)
+    if few is not None and bool(straight.all()):
+        return _unwhitened(few, root)
+    fine = _of_clients(problem, order, mean, root, data)
+    if fine is None:
+        return None
+    return _unwhitened(fine if few is None else Sums(*map(_chosen(straight), few, fine)), root)
+
+
+def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientData) -> tuple[Sums | None, Tensor]:
+    """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
+    parts = kept(problem, CHECK_ROWS)
+    none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
+    if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
+        return None, none
+    one, few = (_of_clients(problem, order, mean, root, data) for order in (1, PAIRS))
+    if one is None or few is None:
+        return None, none
+    share = data.num_rows / problem.num_rows
+    bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
+    moved = (one.score - few.score).abs().amax(1) / share
+    return few, (bent < CLOSE) & (moved < NEAR)  # not a number is not less
+
+
+def _chosen(which: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The one's entries of some clients (C,), the other's of the rest."""
+    return lambda a, b: torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+
+def _of_clients(problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData) -> Sums | None:
+    """Whitened sums of C clients' rows by one rule."""
+    clients = len(mean)
+    plan = _plan(problem, data.row_index.shape[-1], order)
     if plan is None:
         return None
     work, size, most = plan
-    eye = torch.eye(dim, dtype=mean.dtype, device=mean.device)
-    basis = eye.expand(clients, dim, dim) if root is None else root
     together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
     index, weight = pieces(data, size)
@@ -159,8 +194,7 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     for first in range(0, clients, together):
         chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
         made.append(_sums(problem, work, data.rows, mean[chosen], basis[chosen], index[:, chosen], weight[:, chosen]))
-    whole = Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
-    return whole if root is None else _unwhitened(whole, root)
+    return Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
 
 
 def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
@@ -172,7 +206,8 @@ def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> S
         root: R (C, D, D), q = N(m, R R').
         batch: the clients' rows (C, n, ...) and weights (C, n).
     """
-    plan = _plan(problem, batch.weight.shape[1], True)
+    order = _order(problem, True)
+    plan = None if order is None else _plan(problem, batch.weight.shape[1], order)
     if plan is None:
         return None
     work, size, _ = plan
@@ -185,14 +220,21 @@ def scarce(problem: Problem) -> bool:
     return problem.num_rows < SCARCE * problem.dim
 
 
-def _plan(problem: Problem, longest: int, spread: bool) -> tuple[Rowwise, int, int] | None:
+def _order(problem: Problem, spread: bool) -> int | None:
+    """Of the rule for the model's rows, or of the mean alone; None without linear predictors."""
+    sample = kept(problem, CHECK_ROWS)
+    if sample is None or not spread:
+        return None if sample is None else 1
+    return order_of(problem.num_rows / problem.dim, sample.width + len(sample.direct))
+
+
+def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int] | None:
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
     sample = kept(problem, CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    order = order_of(problem.num_rows / problem.dim, numbers) if spread else 1
-    wide = spread and scarce(problem)
+    wide = order != 1 and scarce(problem)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
     most = min(BLOCK // count, 2 * BLOCK // (problem.dim * sample.width))
     size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
