@@ -188,6 +188,25 @@ def test_processes_that_die_are_cells_that_say_so(tmp_path):
 
 
 @together
+def test_a_method_that_has_all_rows_is_run_once_a_case(tmp_path):
+    path = tmp_path / "standard.py"
+    path.write_text(
+        '"""Draws of N(0, 1)."""\nimport torch\n\nPOOLED = True\n\n\ndef run(model, clients):\n'
+        "    return clients.result({'theta': torch.randn(1, 4000)}, draws_are='independent')\n"
+    )
+    asked = {"cases": ["gaussian_mean"], "recipes": [str(path)]}
+    said = []
+    first = run_benchmark(tmp_path / "cells", **asked, partitions=["iid/2", "sorted/10"], said=said.append)
+    assert ([one.split for one in first.outcomes], len(said), first.waiting) == (["iid/2", "sorted/10"], 1, 0)
+    assert first.outcomes[0].parameters == first.outcomes[1].parameters
+    every = run_benchmark(tmp_path / "cells", **asked, said=said.append)
+    assert (len(every.outcomes), len(said)) == (7, 1)
+    path.write_text(path.read_text().replace("4000", "3000"))
+    nothing = run_benchmark(tmp_path / "cells", **asked, minutes=0)
+    assert (nothing.outcomes, nothing.waiting) == ([], 7)
+
+
+@together
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     path = tmp_path / "exact.py"
     path.write_text(
