@@ -1,5 +1,6 @@
 """Generalised Bayes: a likelihood raised to 1/alpha, in every family that fits or samples a distribution."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -11,6 +12,8 @@ from algorithms import graph_of
 from conjugate import data, exact, federation
 
 import pyro_fed as pf
+from pyro_fed import infer
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.errors import SettingError
 
 ALPHA = 2.5
@@ -62,6 +65,13 @@ def test_the_audit_judges_by_the_same_posterior(fed):
         idata = pf.run(pf.FedEP(temperature=ALPHA), fed, seed=0, progress=False)
     assert idata.attrs["audited"]
     assert "\n" not in idata.attrs["doubts"]  # chains at the tempered posterior have none
+
+
+def test_whatever_has_a_distribution_has_a_temperature():
+    every = [one for name in dir(infer) if isinstance(one := getattr(infer, name), type) and issubclass(one, Algorithm)]
+    fields = {one.__name__: {f.name for f in dataclasses.fields(one)} for one in every if one.draws_are != "point"}
+    assert len(fields) > 30
+    assert [name for name, settings in fields.items() if "temperature" not in settings] == []
 
 
 def test_surrogates_of_local_draws_are_tempered_too(fed):
