@@ -187,6 +187,15 @@ def test_processes_that_die_are_cells_that_say_so(tmp_path):
     assert list(work(tasks, doomed, 2, time.monotonic())) == []  # the deadline has passed
 
 
+def test_a_quick_look_that_is_cut_off_has_whole_columns(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr("pyro_fed.analysis.bench.bench.work", lambda tasks, *_: begun.extend(tasks) or iter(()))
+    run_benchmark(tmp_path, quick=True)
+    names = [task.cell.algorithm for task in begun]
+    assert len(begun) == 55
+    assert names == [name for name in dict.fromkeys(names) for _ in range(5)]
+
+
 def test_a_process_that_waits_is_told_from_one_that_others_hold_up(monkeypatch):
     """A niced process may have a twentieth of a processor: its limit is on CPU, and it is late when that is used."""
     held_up = {"cpu": 3.0, "limit": 10.0, "seconds": 60.0}
