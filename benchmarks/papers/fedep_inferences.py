@@ -1,4 +1,4 @@
-"""Tables 2, 3, 6 and 8 of Guo et al., in small: FedAvg, FedPA, FedEP and FedSEP with each client inference, on digits.
+"""Tables 2, 3 and 6 of Guo et al., in small: FedAvg, FedPA, FedEP and FedSEP with each client inference, on digits.
 
     python -m benchmarks.papers.fedep_inferences [--rounds 60] [--burn-in 60] [--only NAME,...] [--tags]
 
@@ -56,17 +56,10 @@ def algorithm_of(name: str, burn_in: int) -> Any:
     return dataclasses.replace(made, averaging=dataclasses.replace(averaging, rounds=burn_in))
 
 
-def weights(name: str, rounds: int, burn_in: int, train: Rows) -> Tensor:
-    """Draws of the regression's weights after the last round, (draws, 65, 10)."""
-    algorithm = algorithm_of(name, burn_in)
-    fed = pf.Federation(
-        model_of(PRIOR_SD),
-        train,
-        plate="data",
-        num_clients=CLIENTS,
-        partition=pf.partition.LabelShards(classes_per_client=3),
-    )
-    return drawn(algorithm, fed, rounds, burn_in)
+def digits_federation(train: Rows) -> pf.Federation:
+    """The digits on clients of at most three classes each."""
+    parts = pf.partition.LabelShards(classes_per_client=3)
+    return pf.Federation(model_of(PRIOR_SD), train, plate="data", num_clients=CLIENTS, partition=parts)
 
 
 def drawn(algorithm: Any, fed: pf.Federation, rounds: int, burn_in: int) -> Tensor:
@@ -127,6 +120,14 @@ def judged(probs: Tensor, y: Tensor) -> tuple[float, float]:
     return float((probs.argmax(-1) == y).double().mean()), calibration_errors(probs, y, BINS)["ece"]
 
 
+def scores_of(w: Tensor, x: Tensor, y: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Accuracy and ECE of predictions averaged over draws of the weights (draws, 65, 10), and at the draws' mean."""
+    design, centre = x.double(), w.mean(0)
+    each = (design @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0)
+    point = (design @ centre[:-1] + centre[-1]).softmax(-1)
+    return judged(each, y), judged(point, y)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=60)
@@ -140,12 +141,9 @@ def main() -> None:
     train, (x_test, y_test) = next(splits((torch.tensor(x, dtype=torch.float32), torch.tensor(y))))
     print(f"{'':14}{'marginal: accuracy':>20}{'ECE':>8}{'point: accuracy':>18}{'ECE':>8}", flush=True)
     for recipe in options.only.split(","):
-        w = weights(recipe, options.rounds, options.burn_in, train)
-        design = x_test.double()
-        each = (design @ w[:, :-1] + w[:, -1:]).softmax(-1).mean(0)
-        centre = w.mean(0)
-        point = (design @ centre[:-1] + centre[-1]).softmax(-1)
-        (accuracy, ece), (at_point, point_ece) = judged(each, y_test), judged(point, y_test)
+        algorithm = algorithm_of(recipe, options.burn_in)
+        w = drawn(algorithm, digits_federation(train), options.rounds, options.burn_in)
+        (accuracy, ece), (at_point, point_ece) = scores_of(w, x_test, y_test)
         print(f"{recipe:14}{accuracy:20.3f}{ece:8.3f}{at_point:18.3f}{point_ece:8.3f}", flush=True)
 
 

@@ -68,6 +68,11 @@ class Algorithm:
             return first_line(load_adapter(self.path).__doc__)
         return recipe.load(self.path).description
 
+    @property
+    def pooled(self) -> bool:
+        """Whether it has all rows and looks at no client: its answer is the same whatever the split."""
+        return self.adapter and bool(getattr(load_adapter(self.path), "POOLED", False))
+
     def version(self, code: str) -> str:
         """Changes with all that its answers depend on.
 

@@ -67,7 +67,8 @@ def run_benchmark(
     """Run federated posteriors with known answers by any algorithm.
 
     Each cell is a file in `folder`, named by case, split, algorithm, seed and the version of the code; one that is
-    there is read and not run, so that a run that was stopped goes on.
+    there is read and not run, so that a run that was stopped goes on. A method that has all rows, an adapter with
+    `POOLED = True`, is run on one split of a case, and its answer is that of the others.
 
     Args:
         folder: of the cells.
@@ -77,7 +78,8 @@ def run_benchmark(
             where it is quick.
         adapters: files with `run(model, clients)`, besides.
         posteriordb: folder of posteriordb, a clone or extracts; `$PYRO_FED_DATA/posteriordb` by default.
-        quick: five small cases, one split each, with little time a cell; takes no more cells after 280 s.
+        quick: five small cases, one split each, with little time a cell, algorithm by algorithm; takes no more cells
+            after 280 s.
         jobs: processes at a time, one thread each.
         seed: of the splits and of the runs.
         limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.
@@ -113,7 +115,10 @@ def run_benchmark(
                 left_out.append(f"{split}: {error}")
                 continue
             cells += [(Cell(name, str(split), one.name, seed, one.version(code)), one) for one in entries]
-    new = [(cell, one) for cell, one in cells if store.read(cell, limit) is None]
+    _lend(cells, store, limit)
+    new = _waiting(cells, store, limit)
+    if quick:  # one that is cut off has whole columns, and not one case by all
+        new.sort(key=lambda pair: entries.index(pair[1]))
     tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else None
     deadline = time.monotonic() + seconds if seconds is not None else None
@@ -123,6 +128,7 @@ def run_benchmark(
         found = store.read(task.cell, None if died is None else task.limit)
         if said is not None and found is not None:
             said(found)
+    _lend(cells, store, limit)
     outcomes = [found for cell, _ in cells if (found := store.read(cell, limit)) is not None]
     return Results(
         outcomes,
@@ -132,6 +138,20 @@ def run_benchmark(
         left_out,
         len(cells) - len(outcomes),
     )
+
+
+def _lend(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> None:
+    """A method that has all rows has one answer, whatever the split: its cell of one is written for the others."""
+    for cell, one in cells:
+        if one.pooled and store.read(cell, limit) is None and (found := store.of_any_split(cell, limit)) is not None:
+            store.write(found)
+
+
+def _waiting(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> list[tuple[Cell, Algorithm]]:
+    """Cells that have to be run; of a method that has all rows one a case."""
+    new = [(cell, one) for cell, one in cells if store.read(cell, limit) is None]
+    once = {(cell.case, one.name if one.pooled else cell): (cell, one) for cell, one in reversed(new)}
+    return list(reversed(once.values()))
 
 
 def _splits(name: str, quick: bool) -> Sequence[str]:

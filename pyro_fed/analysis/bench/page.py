@@ -46,7 +46,8 @@ sentence of this package, "failed" otherwise; "late" is the time limit.
 MEDIANS_NOTE = """
 Figures are medians over the cells with an answer. Coverage: share of the reference in the answer's 90 % intervals, 0.90
 is right. Sliced Wasserstein: in SDs of the reference; chance alone gives 0.03 to 0.1 with 1,000 draws. Rounds and bytes
-are those of all clients in both directions; methods on pooled data have none.
+are those of all clients in both directions; methods on pooled data have none, and one answer a case, whatever the
+split.
 """
 ERROR_NOTE = """
 Largest error of a posterior mean, in SDs of the reference. Darker is worse; the colour of an error begins at the limit,

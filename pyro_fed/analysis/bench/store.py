@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pyro_fed.analysis.bench.cell import Cell, Outcome
@@ -42,8 +42,23 @@ class Store:
         if not path.is_file():
             return None
         found = read_outcome(path)
-        cut = found.outcome == "late" and found.limit is not None
-        return None if cut and (limit is None or limit > (found.limit or 0)) else found
+        return None if _cut(found, limit) else found
+
+    def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
+        """What came of a cell with its rows split in any way, as that cell's own.
+
+        Args:
+            cell: of a method that has all rows, whatever the split.
+            limit: as in `read`.
+
+        Raises:
+            DataError: a file is no cell.
+        """
+        version = "*" if self.any_version else cell.version
+        files = self.folder.glob(f"{cell.case}--*--{cell.algorithm}--{cell.seed}--{version}.json")
+        found = [read_outcome(file) for file in sorted(files, key=lambda file: file.stat().st_mtime)]
+        usable = [replace(one, split=cell.split) for one in found if not _cut(one, limit)]
+        return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
         """Take the cells of a table that was written before, those aside that are here.
@@ -76,6 +91,11 @@ class Store:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(as_json(asdict(outcome)))
         Path(name).replace(self.folder / cell_of(outcome).file)
+
+
+def _cut(found: Outcome, limit: float | None) -> bool:
+    """Whether it was cut off by a lower limit than this."""
+    return found.outcome == "late" and found.limit is not None and (limit is None or limit > found.limit)
 
 
 def cell_of(one: Outcome) -> Cell:

@@ -20,8 +20,11 @@ from typing import Any
 
 from pyro_fed.analysis.bench.cell import Cell, Outcome
 
-#: A process that uses no CPU, waiting for what never comes, is ended after so many times its limit.
-WALL_FACTOR = 5.0
+#: A process that hardly uses CPU, waiting for what never comes, is ended after so many times its limit. Hardly: less
+#: than this share of the time, which what is only held up by others, niced on a busy machine, has more of.
+WALL_FACTOR, IDLE_SHARE = 5.0, 0.02
+#: Seconds until a process that is overdue is looked at again.
+LOOK = 1.0
 #: Seconds from the end of its CPU time to its end by force.
 GRACE = 2
 #: What the server imports besides.
@@ -79,7 +82,7 @@ def work(
                 return
             wait(list(running), timeout=_patience(running.values(), deadline))
             for sentinel, (process, task, began) in list(running.items()):
-                hung = task.limit is not None and time.monotonic() - began > WALL_FACTOR * task.limit
+                hung = _hung(process.pid, task.limit, time.monotonic() - began)
                 if process.is_alive() and not hung:
                     continue
                 if hung:
@@ -109,9 +112,28 @@ def _server(module: str) -> Any:
 
 def _patience(running: Iterable[tuple[Any, Task, float]], deadline: float | None) -> float | None:
     """Seconds until something has to be looked at."""
-    ends = [began + WALL_FACTOR * task.limit for _, task, began in running if task.limit is not None]
-    ends += [deadline] if deadline is not None else []
-    return max(0.0, min(ends) - time.monotonic()) if ends else None
+    now = time.monotonic()
+    ends = [max(began + WALL_FACTOR * task.limit - now, LOOK) for _, task, began in running if task.limit is not None]
+    ends += [max(deadline - now, 0.0)] if deadline is not None else []
+    return min(ends, default=None)
+
+
+def _hung(pid: int, limit: float | None, seconds: float) -> bool:
+    """Whether a process of that age waits for what never comes."""
+    if limit is None or seconds <= WALL_FACTOR * limit:
+        return False
+    used = _cpu_seconds(pid)
+    return used is None or used < IDLE_SHARE * seconds
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """Seconds of CPU that a process has used; None where the system does not tell."""
+    try:
+        figures = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    user, system = (int(ticks) for ticks in figures[11:13])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 def _dead(task: Task, code: int, hung: bool) -> Outcome:

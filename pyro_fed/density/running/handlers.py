@@ -169,6 +169,23 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
         patched._validate_sample = check
 
 
+class RowsCount(Messenger):
+    """Let what is observed within the rows' plates count by a power, as in generalised Bayes.
+
+    Args:
+        power: of the likelihood.
+        plates: the partitioned plate and those nested in it.
+    """
+
+    def __init__(self, power: float, plates: tuple[str, ...]) -> None:
+        super().__init__()
+        self.power, self.plates = power, plates
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if msg["is_observed"] and plate_of(msg, self.plates) is not None:
+            msg["scale"] = msg["scale"] * self.power
+
+
 class FillLatents(Messenger):
     """Give every latent site the value that `source` says, and keep the transforms' log-Jacobian.
 

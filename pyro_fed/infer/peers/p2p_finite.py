@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.capabilities import OnGraph, Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -45,7 +45,7 @@ FEWEST = 50
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PFinite(Algorithm, OnGraph):
+class P2PFinite(Algorithm, OnGraph, Tempered):
     """Peer-to-peer inference on a finite set of parameters, each row used once.
 
     Args:
@@ -59,6 +59,7 @@ class P2PFinite(Algorithm, OnGraph):
             None.
         tolerance: the run has converged when all rows are used, no probability moves by more in a round, and no two
             agents' differ by more.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -87,7 +88,7 @@ class P2PFinite(Algorithm, OnGraph):
         check_at_least(self, 1, "batch_size", "gossip_steps", allow_none=True)
         check_choice(self, "weighting", ("exact", "paper"))
         check_between(self, "gossip_tolerance", 0, 0.99)
-        check_positive(self, "tolerance")
+        check_positive(self, "tolerance", "temperature")
         if self.gossip_steps is not None:
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
         if self.candidates is not None:

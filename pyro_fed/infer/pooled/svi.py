@@ -23,9 +23,11 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.running.handlers import conventions
+from pyro_fed.density.running.handlers import RowsCount, conventions
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.param_store import own_params
 
 
@@ -41,6 +43,7 @@ class SVI(Algorithm, Pooled, OnCPU):
         final_share: what share of the learning rate is left at the end; it falls geometrically.
         num_samples: draws of the guide a step.
         num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α. Of models without latents of rows' own.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -61,10 +64,11 @@ class SVI(Algorithm, Pooled, OnCPU):
     final_share: float = 0.01
     num_samples: int = 4
     num_guide_draws: int = 4000
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_steps", "num_samples", "num_guide_draws")
-        check_positive(self, "step_size")
+        check_positive(self, "step_size", "temperature")
         check_between(self, "final_share", 0, 1)
 
     def default_rounds(self, num_clients: int) -> int:
@@ -74,7 +78,17 @@ class SVI(Algorithm, Pooled, OnCPU):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Room for the guide's draws, zero until there are any."""
+        """Room for the guide's draws, zero until there are any.
+
+        Raises:
+            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor.
+        """
+        if self.temperature != 1 and isinstance(problem, JointProblem):
+            raise SettingError(
+                f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
+                f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
+                "these out, and have a temperature"
+            )
         return {"draws": torch.zeros(self.num_guide_draws, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -89,12 +103,19 @@ class SVI(Algorithm, Pooled, OnCPU):
         made = inspect.isclass(self.guide)
         given: Any = self.guide
         with torch.enable_grad(), own_params(int(noise[0, 0])), conventions(problem.dtype, validate=False):
-            guide = given(problem.model) if made else given
+            model = self._tempered(problem)
+            guide = given(model) if made else given
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
-            svi = PyroSVI(problem.model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
+            svi = PyroSVI(model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
             losses = [svi.step(*args, **kwargs) for _ in range(self.num_steps)]
             draws = self._draws(problem, guide, args, kwargs)
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
+
+    def _tempered(self, problem: Problem) -> Any:
+        """The model, whose rows count by one over the temperature."""
+        if self.temperature == 1:
+            return problem.model
+        return RowsCount(1 / self.temperature, (problem.plate, *problem.arguments.nested_plates))(problem.model)
 
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
         """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""

@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, OwnErrors, Sent
+from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, OwnErrors, Sent, Tempered
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -90,7 +90,7 @@ LEAST = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
+class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -112,6 +112,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
         largest_error: a mean or an SD that is off by more than this, in SDs, as parts of the draws show, is warned of;
             k alone is not: it may be the tail of what no mean depends on.
         min_effective: fewer effective draws than this are warned of.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too where they are a name.
 
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
     `log_evidence` log p(y) with its standard error `log_evidence_se`.
@@ -146,7 +147,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
-        check_positive(self, "flat", "spread", "step_size", "largest_error")
+        check_positive(self, "flat", "spread", "step_size", "largest_error", "temperature")
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
@@ -171,7 +172,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the sites."""
-        return surrogate_phase(self.surrogates, problem)
+        return surrogate_phase(self.surrogates, problem, self.temperature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -43,7 +44,7 @@ from pyro_fed.ops.matrices import positive_part, times
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class LocalSGLD(Algorithm):
+class LocalSGLD(Algorithm, Tempered):
     """One Gaussian a client from draws of its own likelihood, in one round.
 
     Args:
@@ -57,6 +58,7 @@ class LocalSGLD(Algorithm):
             improper and its surrogate is tempered; 1 is a Gaussian likelihood.
         covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
         full_dim: largest D for which "auto" takes a full covariance; of that alone.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -86,7 +88,7 @@ class LocalSGLD(Algorithm):
         check_at_least(self, 1, "burn_in", "stages", "full_dim")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", allow_none=True)
-        check_positive(self, "confined")
+        check_positive(self, "confined", "temperature")
         check_between(self, "share_of_stable", 0, 1)
         check_choice(self, "covariance", ("auto", "full", "diag"))
         if self.step_size is not None:

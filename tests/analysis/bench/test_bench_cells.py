@@ -17,7 +17,7 @@ from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version, run_cell
 from pyro_fed.analysis.bench.store import Store
-from pyro_fed.analysis.bench.work import Task, work
+from pyro_fed.analysis.bench.work import Task, _cpu_seconds, _hung, work
 from pyro_fed.errors import DataError, SettingError
 
 CASES = all_cases()
@@ -185,6 +185,46 @@ def test_processes_that_die_are_cells_that_say_so(tmp_path):
     assert "nor of waiting" in found["waits"].error
     assert f"signal {signal.SIGSEGV.value}" in found["dies"].error
     assert list(work(tasks, doomed, 2, time.monotonic())) == []  # the deadline has passed
+
+
+def test_a_quick_look_that_is_cut_off_has_whole_columns(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr("pyro_fed.analysis.bench.bench.work", lambda tasks, *_: begun.extend(tasks) or iter(()))
+    run_benchmark(tmp_path, quick=True)
+    names = [task.cell.algorithm for task in begun]
+    assert len(begun) == 55
+    assert names == [name for name in dict.fromkeys(names) for _ in range(5)]
+
+
+def test_a_process_that_waits_is_told_from_one_that_others_hold_up(monkeypatch):
+    """A niced process may have a twentieth of a processor: its limit is on CPU, and it is late when that is used."""
+    held_up = {"cpu": 3.0, "limit": 10.0, "seconds": 60.0}
+    for change, hung in (({}, False), ({"cpu": 0.1}, True), ({"cpu": None}, True), ({"seconds": 49.0}, False)):
+        now = held_up | change
+        monkeypatch.setattr("pyro_fed.analysis.bench.work._cpu_seconds", lambda pid, now=now: now["cpu"])
+        assert _hung(1, now["limit"], now["seconds"]) is hung, change
+    monkeypatch.undo()
+    used = _cpu_seconds(os.getpid())
+    assert used is None or used == pytest.approx(time.process_time(), abs=0.1)
+
+
+@together
+def test_a_method_that_has_all_rows_is_run_once_a_case(tmp_path):
+    path = tmp_path / "standard.py"
+    path.write_text(
+        '"""Draws of N(0, 1)."""\nimport torch\n\nPOOLED = True\n\n\ndef run(model, clients):\n'
+        "    return clients.result({'theta': torch.randn(1, 4000)}, draws_are='independent')\n"
+    )
+    asked = {"cases": ["gaussian_mean"], "recipes": [str(path)]}
+    said = []
+    first = run_benchmark(tmp_path / "cells", **asked, partitions=["iid/2", "sorted/10"], said=said.append)
+    assert ([one.split for one in first.outcomes], len(said), first.waiting) == (["iid/2", "sorted/10"], 1, 0)
+    assert first.outcomes[0].parameters == first.outcomes[1].parameters
+    every = run_benchmark(tmp_path / "cells", **asked, said=said.append)
+    assert (len(every.outcomes), len(said)) == (7, 1)
+    path.write_text(path.read_text().replace("4000", "3000"))
+    nothing = run_benchmark(tmp_path / "cells", **asked, minutes=0)
+    assert (nothing.outcomes, nothing.waiting) == ([], 7)
 
 
 @together

@@ -129,7 +129,8 @@ def ends(algorithm, **options):
             states.append(shared["log_belief"])
             return super().sample(shared, num_draws, generator)
 
-    settings = {name: getattr(algorithm, name) for name in ("candidates", "weighting", "batch_size", "gossip_steps")}
+    names = ("candidates", "weighting", "batch_size", "gossip_steps", "temperature")
+    settings = {name: getattr(algorithm, name) for name in names}
     with pytest.warns(UserWarning) if algorithm.weighting == "paper" else nullcontext():
         pf.run(Kept(**settings), three_agents(), **{**QUIET, **options})
     return states[-1]
@@ -139,6 +140,13 @@ def ends(algorithm, **options):
 def test_on_a_finite_set_the_exact_weighting_is_bayes_rule(graph):
     found = ends(pf.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60), graph=graph, num_rounds=2)
     expected = torch.log_softmax(log_lik().sum((0, 1)), -1)
+    np.testing.assert_allclose(found, expected.expand(3, -1), atol=1e-9)
+
+
+def test_a_temperature_raises_the_likelihood_to_its_inverse():
+    tempered = pf.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60, temperature=2.5)
+    found = ends(tempered, graph=pf.graph.complete(3), num_rounds=2)
+    expected = torch.log_softmax(log_lik().sum((0, 1)) / 2.5, -1)
     np.testing.assert_allclose(found, expected.expand(3, -1), atol=1e-9)
 
 

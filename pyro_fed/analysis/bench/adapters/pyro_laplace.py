@@ -12,6 +12,8 @@ from pyro_fed.analysis.bench.adapters.pyro_svi_normal import drawn, fit
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
+#: It looks at `clients.pooled` alone.
+POOLED = True
 #: The rate falls from the first to the last over the steps.
 STEPS, FIRST, LAST = 3000, 0.05, 0.0001
 

@@ -9,6 +9,8 @@ from pyro.infer import MCMC, NUTS
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
+#: It looks at `clients.pooled` alone.
+POOLED = True
 CHAINS, DRAWS, WARMUP = 2, 500, 300
 #: Above, chains disagree (Vehtari et al. 2021 ask for 1.01, of four chains).
 LARGEST_R_HAT = 1.05

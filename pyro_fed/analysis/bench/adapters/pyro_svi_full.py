@@ -12,6 +12,9 @@ from pyro_fed.analysis.bench.adapters.pyro_svi_normal import drawn, fit
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
+#: It looks at `clients.pooled` alone.
+POOLED = True
+
 
 def run(model: Any, clients: Clients) -> Any:
     """Fit and draw; it has nothing to say of itself."""

@@ -12,6 +12,8 @@ from pyro.optim import ClippedAdam
 if TYPE_CHECKING:
     from pyro_fed.analysis.bench.clients import Clients
 
+#: It looks at `clients.pooled` alone.
+POOLED = True
 #: The rate falls from the first to the last over the steps.
 STEPS, FIRST, LAST = 2000, 0.03, 0.0003
 
