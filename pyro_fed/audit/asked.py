@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.motion import margin
+from pyro_fed.audit.chains.motion import margin
 from pyro_fed.conventions.limits import MATTERS
 
 #: What the draws of distributions are, which can give any number of them.

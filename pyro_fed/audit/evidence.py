@@ -12,8 +12,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.chains.motion import Moments, moved, wrong
 from pyro_fed.audit.few_rows import on_few_rows
-from pyro_fed.audit.motion import Moments, moved, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
 from pyro_fed.audit.target import Target

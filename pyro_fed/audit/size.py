@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyro_fed.audit.hmc import SCORES
-from pyro_fed.audit.motion import FEWEST, FIRST
+from pyro_fed.audit.chains.hmc import SCORES
+from pyro_fed.audit.chains.motion import FEWEST, FIRST
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, cost_of
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from pyro_fed.audit.advice import cure
+from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.motion import LONG, Moments, kurtosis, told_by_tails, wrong
+from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails, wrong
 from pyro_fed.audit.quantities import Quantities, quoted
 from pyro_fed.audit.target import LARGE_BATCH, Target
 from pyro_fed.conventions.limits import SD_MATTERS

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.advice import cure
+from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.evidence import Evidence, measured
-from pyro_fed.audit.motion import Moments, wrong
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
 
 #: Fewer draws have no tail whose shape could be told, in `PARTS` parts.

@@ -7,11 +7,11 @@ import torch
 from torch.func import hessian
 
 import pyro_fed as pf
-from pyro_fed.audit.detour import Detour
+from pyro_fed.audit.chains.detour import Detour
+from pyro_fed.audit.chains.motion import moved, wrong
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.audit.few_rows import AGREE, ROWS, on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed import missed
-from pyro_fed.audit.motion import moved, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_fed.audit.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
+from pyro_fed.audit.chains.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.infer.langevin.langevin import r_hat_limit
 

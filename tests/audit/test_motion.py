@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.motion import FARTHEST, Moments, moments, moved, wrong
+from pyro_fed.audit.chains.motion import FARTHEST, Moments, moments, moved, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS

@@ -24,11 +24,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, ascended, same, searched
 from pyro_fed.audit.modes.masses import FREEDOM, WEIGHED, nearest, weighed
-from pyro_fed.audit.motion import DENSITIES
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.audit.chains.motion import DENSITIES, wrong
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import APART, CLIMB, LARGEST_DIM, Mode, ascended, climbed
 from pyro_fed.audit.modes.missed import missed
-from pyro_fed.audit.motion import DENSITIES, wrong
 from pyro_fed.audit.quantities import quoted
 from pyro_fed.audit.target import Target, for_checks, scores_at
 from pyro_fed.conventions import seeding

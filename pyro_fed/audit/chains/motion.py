@@ -42,8 +42,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.detour import Detour
-from pyro_fed.audit.hmc import SCORES, Chains
+from pyro_fed.audit.chains.detour import Detour
+from pyro_fed.audit.chains.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import ENOUGH, Target
 from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.hmc import Chains
+from pyro_fed.audit.chains.hmc import Chains
 from pyro_fed.audit.target import Target
 from pyro_fed.density.noncentred import NonCentred, noncentred
 from pyro_fed.ops.entries import evenly
