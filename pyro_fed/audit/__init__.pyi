@@ -2,9 +2,9 @@
 from .asked import asked as asked
 from .audit import CHECKS as CHECKS
 from .audit import audit as audit
+from .chains.motion import Moments as Moments
 from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
-from .chains.motion import Moments as Moments
 from .size import not_audited as not_audited
 from .stillness import close_call as close_call
 from .stillness import missed_aim as missed_aim

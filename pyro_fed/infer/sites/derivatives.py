@@ -42,7 +42,6 @@ from pyro_fed.infer.sites.rowwise import (
     expected,
     expected_of,
     kept,
-    scarce,
     shared_curvature,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -177,8 +176,8 @@ class Derivatives:
         found = expected(problem, mean, root, data)
         return None if found is None else Moments(*found)
 
-    def where_scarce(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
-        """The same of rows with weights of their own, where there are few rows a parameter, see `rowwise.SCARCE`.
+    def under_batch(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
+        """The same of rows with weights of their own.
 
         Args:
             problem: the model's densities.
@@ -186,7 +185,7 @@ class Derivatives:
             num_points: that `of_likelihood` would take.
             batch: the clients' rows.
         """
-        if self.structure != "full" or not scarce(problem) or not self._worth(problem, num_points):
+        if self.structure != "full" or not self._worth(problem, num_points):
             return None
         found = expected_of(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
