@@ -75,5 +75,9 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
     """
     batch = data.full_batch()
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
-    pieces = in_chunks(draws, len(batch.weight) * batch.width() * problem.num_nodes, 1)
-    return torch.cat([evaluate(piece, batch).double() for piece in pieces], 1)
+    found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # what each piece left would split the freed memory
+    done = 0
+    for piece in in_chunks(draws, len(batch.weight) * batch.width() * problem.num_nodes, 1):
+        found[:, done : done + piece.shape[1]] = evaluate(piece, batch)
+        done += piece.shape[1]
+    return found
