@@ -10,7 +10,9 @@ steps it takes differs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,6 +110,12 @@ class Target:
         usable = value.isfinite() & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
+    def values(self, white: Tensor) -> Tensor:
+        """The log density (S,) alone, -inf where it is no number; at whitened (S, D)."""
+        (value,) = _at(self.problem, self.model(white).to(self.problem.dtype), Tempered(self.temperature).value)
+        self.spent += len(white)
+        return torch.where(value.isfinite(), value.double(), -torch.inf)
+
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
@@ -117,19 +125,25 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
         z: (S, D), the model's coordinates.
         temperature: of the likelihood.
     """
+    score, value = _at(problem, z, Tempered(temperature).score_and_value)
+    return score, value
+
+
+def _at(problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """What a function makes of points (S, D) and all rows, some points at a time."""
     most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
     size = max(1, min(most, CHUNK // max(1, problem.evaluations)))
     # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
-    compiled = problem.mapped(Tempered(temperature).score_and_value, (0, None))
-    found = [_piece(problem, compiled, piece, size) for piece in z.split(size)]
-    return torch.cat([score for score, _ in found]), torch.cat([value for _, value in found])
+    compiled = problem.mapped(function, (0, None))
+    pieces = zip(*(_piece(problem, compiled, piece, size) for piece in z.split(size)), strict=True)
+    return tuple(torch.cat(parts) for parts in pieces)
 
 
-def _piece(problem: Problem, compiled: Any, piece: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _piece(problem: Problem, compiled: Any, piece: Tensor, size: int) -> list[Tensor]:
     """A piece, made up to the size that is compiled where anything is."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
-    score, value = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], problem.all_rows)
-    return score[0, : len(piece)], value[0, : len(piece)]
+    found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], problem.all_rows)
+    return [part[0, : len(piece)] for part in found]
 
 
 @dataclass(frozen=True)
@@ -150,13 +164,23 @@ class Tempered:
             points: unconstrained.
             rows: all rows, as the problem has them.
         """
-
-        def log_density(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, rows)
-            return log_prior + pointwise.sum() / self.temperature
-
-        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)
+        density = partial(self._log_density, problem, rows)
+        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
         return found
+
+    def value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
+        """Values (S,) alone.
+
+        Args:
+            problem: the model's densities.
+            points: (S, D), unconstrained.
+            rows: all rows, as the problem has them.
+        """
+        return (problem.vmap(partial(self._log_density, problem, rows))(points),)
+
+    def _log_density(self, problem: Problem, rows: tuple[Any, ...], z: Tensor) -> Tensor:
+        log_prior, pointwise = problem.log_parts(z, rows)
+        return log_prior + pointwise.sum() / self.temperature
 
 
 def for_checks(problem: Problem) -> Problem:
