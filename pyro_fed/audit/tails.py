@@ -94,7 +94,7 @@ def _wide(target: Target, quantities: Quantities, generator: torch.Generator) ->
     shares = torch.full((len(WIDTHS),), 1 / len(WIDTHS), dtype=torch.float64)
     wide = Mixture(shares, eye.new_zeros(len(WIDTHS), len(eye)), torch.stack([width * eye for width in WIDTHS]))
     white = wide.sample(POINTS, FREEDOM, generator)
-    weights = smoothed(target(white)[0] - wide.log_density(white, FREEDOM))
+    weights = smoothed(target.values(white) - wide.log_density(white, FREEDOM))
     if weights.effective < WORTH * POINTS or weights.pareto_k > LONGEST_TAIL:
         return None
     return weights.weights, quantities(target.model(white))

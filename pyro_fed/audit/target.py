@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,9 +144,7 @@ class Target:
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
-        rows = self.few.rows if self.few is not None else None
-        z = self.model(white).to(self.problem.dtype)
-        score, value = scores_at(self.problem, z, self.temperature * self.share, rows)
+        score, value = self._at(white, "score_and_value")
         score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
         if self.few is not None:
@@ -154,33 +153,52 @@ class Target:
         usable = value.isfinite() & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
+    def values(self, white: Tensor) -> Tensor:
+        """The log density (S,) alone, -inf where it is no number; at whitened (S, D)."""
+        (value,) = self._at(white, "value")
+        value = value.double()
+        if self.few is not None:
+            value = value + self.few.missed(white)[0]
+        return torch.where(value.isfinite(), value, -torch.inf)
 
-def scores_at(
-    problem: Problem, z: Tensor, temperature: float = 1.0, rows: tuple[Any, ...] | None = None
-) -> tuple[Tensor, Tensor]:
+    def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
+        """What a method of `Tempered` makes of whitened points (S, D), and of all rows or those that stand for them."""
+        rows = self.few.rows if self.few is not None else None
+        method = getattr(Tempered(self.temperature * self.share), what)
+        return _at(self.problem, self.model(white).to(self.problem.dtype), method, rows)
+
+
+def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
 
     Args:
         problem: as `for_checks` compiles it.
         z: (S, D), the model's coordinates.
         temperature: of the likelihood.
-        rows: whose likelihood; None takes all.
     """
+    score, value = _at(problem, z, Tempered(temperature).score_and_value)
+    return score, value
+
+
+def _at(
+    problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, ...]:
+    """What a function makes of points (S, D) and of all rows, or of some, some points at a time."""
     most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
-    given = problem.all_rows if rows is None else rows
-    share = len(rows[0]) / problem.num_rows if rows is not None else 1.0
+    share = 1.0 if rows is None else len(rows[0]) / problem.num_rows
     size = max(1, min(most, int(CHUNK / max(1.0, share * problem.evaluations))))
     # The rows are inputs: the compiled step serves other data of the same shapes too (`Federation.with_args`).
-    compiled = problem.mapped(Tempered(temperature).score_and_value, (0, None))
-    found = [_piece(problem, compiled, piece, given, size) for piece in z.split(size)]
-    return torch.cat([score for score, _ in found]), torch.cat([value for _, value in found])
+    compiled = problem.mapped(function, (0, None))
+    given = problem.all_rows if rows is None else rows
+    pieces = zip(*(_piece(problem, compiled, piece, given, size) for piece in z.split(size)), strict=True)
+    return tuple(torch.cat(parts) for parts in pieces)
 
 
-def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> tuple[Tensor, Tensor]:
+def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> list[Tensor]:
     """A piece, made up to the size that is compiled where anything is."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
-    score, value = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
-    return score[0, : len(piece)], value[0, : len(piece)]
+    found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
+    return [part[0, : len(piece)] for part in found]
 
 
 @dataclass(frozen=True)
@@ -201,13 +219,23 @@ class Tempered:
             points: unconstrained.
             rows: all rows, or some, as the problem has them.
         """
-
-        def log_density(z: Tensor) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, rows)
-            return log_prior + pointwise.sum() / self.temperature
-
-        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(log_density))(points)
+        density = partial(self._log_density, problem, rows)
+        found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
         return found
+
+    def value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
+        """Values (S,) alone.
+
+        Args:
+            problem: the model's densities.
+            points: (S, D), unconstrained.
+            rows: all rows, or some, as the problem has them.
+        """
+        return (problem.vmap(partial(self._log_density, problem, rows))(points),)
+
+    def _log_density(self, problem: Problem, rows: tuple[Any, ...], z: Tensor) -> Tensor:
+        log_prior, pointwise = problem.log_parts(z, rows)
+        return log_prior + pointwise.sum() / self.temperature
 
 
 def for_checks(problem: Problem) -> Problem:

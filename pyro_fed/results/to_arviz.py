@@ -157,14 +157,15 @@ def _from_data(
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
         lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
+    values = observed_values(federation.problem)
     groups = {
         "sample_stats": _stats({**lp, **stats}),
-        "observed_data": observed_data(federation),
-        "constant_data": constant_data(federation),
+        "observed_data": observed_data(federation, values),
+        "constant_data": constant_data(federation, values),
     }
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
-        plates = problem.term_plates()
+        plates = problem.compiler.kept(("plates of terms",), problem.term_plates, problem)
         groups["log_likelihood"] = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
     return groups
 
@@ -220,13 +221,10 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     return vectors
 
 
-def observed_data(federation: Federation) -> xr.Dataset:
-    """The observed sites' values in the original row order."""
+def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
+    """The observed sites' values in the original row order, as `observed_values` finds them."""
     problem = federation.problem
-    data = {
-        name: (list(problem.layout.observed[name].dims), value.cpu().numpy())
-        for name, value in observed_values(problem).items()
-    }
+    data = {name: (list(problem.layout.observed[name].dims), value.cpu().numpy()) for name, value in values.items()}
     sizes = {dim: size for dims, array in data.values() for dim, size in zip(dims, array.shape, strict=True)}
     return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
 
@@ -235,16 +233,15 @@ def observed_data(federation: Federation) -> xr.Dataset:
 LABELS = "labels"
 
 
-def constant_data(federation: Federation) -> xr.Dataset:
-    """The arguments split by rows that are not observations.
+def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
+    """The arguments split by rows that are not observations, whose values are given.
 
     What the codes of text and categories stand for is in the attribute `labels`, as JSON by the argument's name.
     """
     arguments = federation.problem.arguments
-    observed = list(observed_values(federation.problem).values())
     data = {}
     for name, nested, leaf in arguments.columns:
-        if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in observed):
+        if not any(leaf.shape == value.shape and torch.equal(leaf, value) for value in values.values()):
             plate = nested or federation.problem.plate
             dims = [plate] + [f"{name}_dim_{i}" for i in range(1, leaf.dim())]
             # xarray takes a variable that is named like a dimension for the dimension's labels.

@@ -20,7 +20,7 @@ def behind(w, x):
 
 
 def copies(step):
-    return [node for node in step.whole.graph.nodes if str(node.target).startswith("aten.clone")]
+    return [node for node in step.graph.nodes if str(node.target).startswith("aten.clone")]
 
 
 @pytest.mark.parametrize("function", [units, behind])
@@ -40,5 +40,5 @@ def test_one_product_in_the_place_of_copies(function, width, monkeypatch):
     monkeypatch.setattr(products, "LARGE", 1)
     spread = traced()
     torch.testing.assert_close(spread.run(w, x)[0], step(w, x), rtol=1e-12, atol=1e-12)
-    changed = [str(node) for node in spread.whole.graph.nodes] != [str(node) for node in plain.whole.graph.nodes]
+    changed = [str(node) for node in spread.graph.nodes] != [str(node) for node in plain.graph.nodes]
     assert changed == (width < 6 or function is behind)

@@ -40,7 +40,7 @@ def weighed(target: Target, modes: list[Mode], number: int, generator: torch.Gen
     half = (FREEDOM + dim) / 2
     log_t = math.lgamma(half) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
     log_t = log_t + factor.diagonal().log().sum() - half * (mode.distance(white).square() / FREEDOM).log1p()
-    log_weights = target(white)[0] - log_t
+    log_weights = target.values(white) - log_t
     own = nearest(modes, white) == number
     if not bool((own & log_weights.isfinite()).any()):
         return mode.log_mass, math.inf

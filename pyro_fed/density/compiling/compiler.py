@@ -279,7 +279,7 @@ class Compiler:
             # Whether there is a compiler is asked of the disk, so that it is asked last.
             if self.level == "inductor" or (ready and repays(step.num_nodes, often)) or pays(step.num_nodes, often):
                 if ready is None:
-                    ready = step.inductor[threads] = inductor(step.whole, leaves)
+                    ready = step.inductor[threads] = inductor(step.whole(), leaves)
                 return replace(step, run=ready)
         return step
 

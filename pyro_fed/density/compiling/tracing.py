@@ -72,19 +72,26 @@ class Step:
     Attributes:
         run: the function, or the graph.
         spec: the structure of what it returns, once it has been run or traced.
-        whole: the graph with the operations that make its constants, which Inductor has its own ways with.
+        graph: with the operations that make its constants, see `whole`; None where there is none.
+        root: has what the graph takes besides.
         inductor: Inductor's code for the graph, by the number of threads that it was made for.
     """
 
     run: Any
     spec: Callable[[], Any]
-    whole: Any = None
+    graph: torch.fx.Graph | None = None
+    root: torch.nn.Module = field(default_factory=torch.nn.Module)
     inductor: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
         """Operations in the whole graph; none where there is no graph."""
-        return 0 if self.whole is None else len(self.whole.graph.nodes)
+        return 0 if self.graph is None else len(self.graph.nodes)
+
+    def whole(self) -> torch.fx.GraphModule:
+        """A copy of the graph as it was before constants were computed: Inductor has its own ways with them."""
+        assert self.graph is not None
+        return torch.fx.GraphModule(self.root, deepcopy(self.graph))
 
 
 def eager(batched: Callable[..., Any], spec: Any) -> Step:
@@ -133,7 +140,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     drop_dead(graph)
     run = folded(recorder)
     call_bindings(run)
-    return Step(torch.fx.GraphModule(recorder.root, run), step.spec, torch.fx.GraphModule(recorder.root, graph))
+    return Step(torch.fx.GraphModule(recorder.root, run), step.spec, graph, recorder.root)
 
 
 def copied(leaf: Tensor) -> Tensor:
@@ -372,7 +379,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk.
 
     Args:
-        graph: a traced step, whole.
+        graph: a traced step, whole; it may be changed.
         leaves: tensors of the shapes that it was traced for.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -380,7 +387,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
-        code: Callable[..., Any] = torch._inductor.compile(deepcopy(graph), inputs, options=INDUCTOR)
+        code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
         return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -51,6 +51,9 @@ class Finish:
         collect_local: whether to collect the rows' latents.
         audit: whether to judge the result by the model's densities.
         aim: finer limits than those of a wrong answer, which the audit should tell too; None: none.
+
+    Attributes:
+        evidence: what the audit has looked at; None before it has.
     """
 
     algorithm: Algorithm
@@ -60,6 +63,7 @@ class Finish:
     collect_local: bool
     audit: bool
     aim: Limits | None = None
+    evidence: Evidence | None = field(default=None, init=False)
 
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; what speaks against it is said."""
@@ -196,7 +200,7 @@ class Finish:
             record.notes.append(unaudited)
         elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows
             record.audited = True
-            evidence = Evidence(
+            self.evidence = evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed, self.aim
             )
             record.doubts += audited(evidence)
@@ -221,11 +225,13 @@ class Finish:
     def _untold(self, draws: Tensor) -> list[str]:
         """A note on SDs that so many draws do not tell."""
         context, record = self.context, self.context.record
-        evidence = Evidence(self.algorithm, context.federation, context.problem, {}, draws, record, context.seed)
+        evidence = self.evidence or Evidence(
+            self.algorithm, context.federation, context.problem, {}, draws, record, context.seed
+        )
         if evidence.near is None:
             return []
         generator = seeding.torch_generator(context.seed, seeding.AUDIT, 3)
-        return few_draws_tell(evidence.near, evidence.quantities, evidence.flat, generator)
+        return few_draws_tell(evidence.near, evidence.quantities, draws.flatten(0, 1), generator)
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
