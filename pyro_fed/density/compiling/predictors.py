@@ -20,7 +20,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.fx.node import map_arg
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, to_graph
+from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 
 Rows = tuple[Tensor, ...]
@@ -291,7 +291,8 @@ def _is_the_model(problem: Problem, found: Predictors) -> bool:
         return value, score, hessian
 
     try:
-        theirs, ours = vmap(model)(points), vmap(lambda z: from_parts(found, z, rows, weight))(points)
+        with resizing_quietly():
+            theirs, ours = vmap(model)(points), vmap(lambda z: from_parts(found, z, rows, weight))(points)
     except FAILURES:
         return False
     for a, b in zip(theirs, ours, strict=True):

@@ -5,7 +5,9 @@ What of torch takes long to import is not: its own elimination of common operati
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +96,14 @@ class Step:
         return torch.fx.GraphModule(self.root, deepcopy(self.graph))
 
 
+@contextmanager
+def resizing_quietly() -> Iterator[None]:
+    """Mapped, torch makes some second derivatives (of softplus) larger than it meant to, rightly, and warns of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "An output with one or more elements was resized", UserWarning)
+        yield
+
+
 def eager(batched: Callable[..., Any], spec: Any) -> Step:
     """The function of pytrees as one of their leaves.
 
@@ -104,7 +114,8 @@ def eager(batched: Callable[..., Any], spec: Any) -> Step:
     found: dict[str, Any] = {}
 
     def flat(*flat_args: Tensor) -> list[Tensor]:
-        out = batched(*pytree.tree_unflatten(list(flat_args), spec))
+        with resizing_quietly():
+            out = batched(*pytree.tree_unflatten(list(flat_args), spec))
         out_leaves, found["spec"] = pytree.tree_flatten(out)
         return [leaf.contiguous() for leaf in out_leaves]
 

@@ -8,6 +8,9 @@ have S exactly. Where two rules that follow one another differ by less than `AGR
 the shift of the mean in SDs and the change of the precision as a part of q's that the difference makes, the finer one
 is taken. The more rows, the narrower q and the straighter the score where q is. A client's own rows decide, not who is
 computed beside it.
+
+With very many rows a parameter a pair of points a parameter is tried first, m ± √D R e_j, which has q's mean and
+covariance and no more: where it and the mean alone differ by little, what it misses is the square of that.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, rule
 from pyro_fed.ops.points import standardised_sobol
 
 #: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.
@@ -56,6 +60,34 @@ def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Mom
     return _where(settled, found, means(points))
 
 
+def where_straight(
+    points: Tensor,
+    share: Tensor,
+    at_mean: Callable[[Tensor], Moments],
+    at_pairs: Callable[[Tensor], Moments],
+    all_points: Callable[[], Moments],
+) -> Moments:
+    """The means at pairs of points, of clients whose rows are nearly parabolas under q; at all points of the others.
+
+    Args:
+        points: (S, C, D), which have q's mean and covariance.
+        share: of all rows, that each client has, (C,).
+        at_mean: computes the means at one point (1, C, D).
+        at_pairs: at pairs of points (2 D, C, D), each pair in two halves of the points.
+        all_points: at all points.
+    """
+    mean = points.double().mean(0)
+    root, failed = torch.linalg.cholesky_ex(_covariance(points.double() - mean))
+    if bool(failed.any()):
+        return all_points()
+    nodes = rule(PAIRS, points.shape[-1], 0)[0].to(root)
+    pairs = mean + (root @ nodes.mT).movedim(2, 0)
+    one, few = at_mean(mean[None].to(points.dtype)), at_pairs(pairs.to(points.dtype).contiguous())
+    moved, bent = _differences(one, few, root)
+    straight = (moved < NEAR * share) & (bent < CLOSE * share)
+    return few if bool(straight.all()) else _where(straight, few, all_points())
+
+
 def _covariance(away: Tensor) -> Tensor:
     """Of S points around their mean (S, C, D): (C, D, D)."""
     by_client = away.transpose(0, 1)
@@ -64,11 +96,16 @@ def _covariance(away: Tensor) -> Tensor:
 
 def _apart(one: Moments, other: Moments, root: Tensor) -> Tensor:
     """By how much two rules differ, in SDs and as a part of the precision, the larger: (C,); nan is not less."""
+    return torch.maximum(*_differences(one, other, root))
+
+
+def _differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much two rules differ, in SDs and as a part of the precision, each (C,)."""
     pull = (root.mT @ (other.score - one.score)[..., None].double())[..., 0]
     change = (other.curvature - one.curvature).double()
     diagonal = change.dim() == 2
     bend = change * root.square().sum(-1) if diagonal else (root.mT @ change @ root).flatten(1)
-    return torch.maximum(pull.abs().amax(1), bend.abs().amax(1))
+    return pull.abs().amax(1), bend.abs().amax(1)
 
 
 def _where(which: Tensor, one: Moments, other: Moments) -> Moments:

@@ -32,9 +32,11 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
-from pyro_fed.infer.sites.agreement import as_many_as_needed
+from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
+from pyro_fed.infer.sites.agreement import as_many_as_needed, where_straight
 from pyro_fed.infer.sites.fisher import fisher_information
 from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.rowwise import (
     WORTH,
     at_points,
@@ -83,11 +85,26 @@ class Derivatives:
                 return Moments(*found)
         if self._in_groups(batch) and self._numbers(problem, len(points)) > self._most(problem):
             return as_many_as_needed(points, lambda some: self._at_all(problem, some, batch))
-        rows = batch.width()
+        if self._may_be_straight(problem, len(points), batch):
+            return where_straight(
+                points,
+                batch.weight.sum(1) / problem.num_rows,
+                lambda some: self._at_all(problem, some, batch),
+                lambda pairs: self._in_shares(problem, pairs, batch, len(pairs) // 2),
+                lambda: self._at_many(problem, points, batch),
+            )
+        return self._at_many(problem, points, batch)
+
+    def _at_many(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
+        """The same where rows may have their curvatures at a share of the points."""
         shares = self.shares(problem, len(points), batch)
         if shares == 1 and not self._has_units(problem, len(points), batch):
             return self._at_all(problem, points, batch)
-        blocks = in_blocks(points, points.shape[1] * rows * problem.num_nodes)
+        return self._in_shares(problem, points, batch, shares)
+
+    def _in_shares(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Moments:
+        """Value and score of every row at every point, its curvature at its share of them."""
+        blocks = in_blocks(points, points.shape[1] * batch.width() * problem.num_nodes)
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         carry = (zero, zero.new_zeros(points.shape[1:]))
         means, _ = problem.scan(_score_step, carry, batch, blocks.to(problem.dtype), len(blocks), BATCHES)
@@ -99,6 +116,13 @@ class Derivatives:
         width = points.shape[-1] if self.kind == "hessian" else 1
         blocks = in_blocks(points, points.shape[1] * batch.width() * width * problem.num_nodes)
         return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+
+    def _may_be_straight(self, problem: Problem, count: int, batch: Batch) -> bool:
+        """Whether so many rows a parameter make it likely that few points do, at a fraction of the cost."""
+        if self.structure != "full" or self.kind != "hessian" or self._in_groups(batch):
+            return False
+        many = problem.num_rows >= MANY * problem.dim and self._numbers(problem, count) > self._most(problem)
+        return many and 1 + 2 * problem.dim <= count // WORTH_A_TRY
 
     def _in_groups(self, batch: Batch) -> bool:
         """Whether rows are those of groups, which have no shape of their own."""

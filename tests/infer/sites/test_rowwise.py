@@ -9,8 +9,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, from_parts, predictors
+from pyro_fed.density.compiling.tracing import free_strides, to_graph
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites import derivatives, rowwise
+from pyro_fed.infer.sites import derivatives, nodes, rowwise
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian_structures import FullGaussian
@@ -102,6 +103,14 @@ def shrunk(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
+def zero_inflated(x, y):
+    """The density takes u, -u and y - u, which are one number."""
+    w, v = weights(x), pyro.sample("v", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    r = pyro.sample("r", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.ZeroInflatedNegativeBinomial(r, logits=x @ w, gate_logits=x @ v), obs=y)
+
+
 STRUCTURED = {
     logistic: (1, 0),
     robust: (1, 1),
@@ -110,6 +119,7 @@ STRUCTURED = {
     softmax: (3, 0),
     offset: (1, 0),
     shrunk: (1, 0),
+    zero_inflated: (2, 1),
 }
 
 
@@ -148,6 +158,68 @@ def test_a_structure_that_is_not_the_models_is_refused(monkeypatch):
 
     monkeypatch.setattr(module, "LINEAR", module.LINEAR | {"exp"})
     assert predictors(federation(intercepts).problem, CHECK_ROWS) is None
+
+
+def test_parts_take_values_of_other_strides():
+    """An ordinal model's trace has views, of values that are laid out otherwise where they are mapped."""
+    graph = to_graph(lambda x: 2 * x.view(6), (torch.zeros(2, 3),))
+    columns = torch.arange(6.0).reshape(3, 2).T
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        graph(columns)
+    free_strides(graph.graph)
+    graph.recompile()
+    torch.testing.assert_close(graph(columns), 2 * columns.flatten())
+
+
+NARROW, WIDE = 1e-3, 0.7
+
+
+def gaussian(dim, scale):
+    g = torch.Generator().manual_seed(1)
+    root = scale * (torch.randn(dim, dim, generator=g, dtype=torch.float64).tril() + 2 * torch.eye(dim).double())
+    centre = torch.linspace(-0.3, 0.3, dim, dtype=torch.float64)
+    return FullGaussian.from_moments(centre.expand(3, -1), (root @ root.T).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("model", [robust, two_predictors, zero_inflated], ids=lambda model: model.__name__)
+def test_pairs_of_nodes_are_enough_where_rows_are_nearly_parabolas(model, monkeypatch):
+    """Narrow: the numbers of the finer rule, which is not asked; wide: the finer rule, to the bit."""
+    fed = federation(model)
+    problem, data = fed.problem, fed.client_data()
+    narrow, wide = gaussian(problem.dim, NARROW), gaussian(problem.dim, WIDE)
+    finer = [rowwise.expected(problem, q.mean(), q.root(), data) for q in (narrow, wide)]
+    asked, of_clients = [], rowwise._of_clients
+    monkeypatch.setattr(rowwise, "_of_clients", lambda *args: asked.append(args[1]) or of_clients(*args))
+    monkeypatch.setattr(rowwise, "may_be_straight", lambda *_: True)
+    few = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
+    assert asked == [1, nodes.PAIRS]
+    for a, b in zip(few, finer[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))
+    found = rowwise.expected(problem, wide.mean(), wide.root(), data)
+    assert asked[2:4] == [1, nodes.PAIRS] and len(asked) == 5
+    assert all(torch.equal(a, b) for a, b in zip(found, finer[1], strict=True))
+
+
+def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch):
+    """The same without linear predictors: a product of latents."""
+    fed = federation(scaled_weights)
+    problem, batch = fed.problem, fed.client_data().full_batch()
+    narrow, wide = (spread_points(gaussian(problem.dim, scale), 128) for scale in (NARROW, WIDE))
+    work = Derivatives("full", "hessian")
+    exact = [work.of_likelihood(problem, points, batch) for points in (narrow, wide)]
+    monkeypatch.setattr(derivatives, "MANY", 0)
+    monkeypatch.setattr(derivatives, "MOST_NUMBERS", 128 * ROWS * problem.dim**2 - 1)  # shares of half of all points
+    asked = []
+    in_shares = Derivatives._in_shares
+    monkeypatch.setattr(Derivatives, "_in_shares", lambda *args: asked.append(len(args[2])) or in_shares(*args))
+    few = work.of_likelihood(problem, narrow, batch)
+    assert asked == [2 * problem.dim]
+    for a, b in zip(few, exact[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    all_points = work.of_likelihood(problem, wide, batch)
+    assert asked == [2 * problem.dim, 2 * problem.dim, 128]
+    for a, b in zip(all_points, exact[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=0.2, atol=0.2 * float(b.abs().max()))
 
 
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
