@@ -4,7 +4,7 @@ The improved variational online Newton method (IVON), each step at a few antithe
 
     g, ĥ    E_q̂[∇ log p_k] and E_q̂[-∇² log p_k], see `sites.antithetic`; no Hessian and no score of a single row
     P = S + Λ_-k
-    S ← S + ρ (ĥ - S) + ½ ρ² (ĥ - S)² / P                        which leaves P positive, whatever ĥ is
+    S ← S + ρ (ĥ - S) + min(½ ρ² (ĥ - S)² / P, ρ |ĥ - S|)        which leaves P positive, whatever ĥ is
     v ← β v + (1 - β) (g + η_-k - Λ_-k m)
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
@@ -13,7 +13,9 @@ for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, ρ 1 - `curva
 
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
-zero in a round, so that the noise of its last minibatches is not sent.
+zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ:
+where the draws of wide parameters make ĥ of a narrow one a thousand times P (a regression's noise scale beside its
+weights), its square would leave SDs that no run widens again.
 """
 
 from __future__ import annotations
@@ -142,6 +144,10 @@ class OnlineNewton:
         return self._moved(site, curvature, total), ()
 
     def _moved(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
-        """S after a step towards a curvature of any sign, by which the total P stays positive: (D,)."""
+        """S after a step towards a curvature of any sign, by which the total P stays positive: (D,).
+
+        The term of second order is at most the step itself: P stays positive with it too, where a curvature's noise is
+        many times P, as beside a parameter that is far narrower than others, the square would multiply it by that.
+        """
         away = (1 - self.curvature_memory) * (curvature - site)
-        return site + away + away.square() / (2 * total)
+        return site + away + torch.minimum(away.square() / (2 * total), away.abs())
