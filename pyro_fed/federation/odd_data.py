@@ -29,6 +29,8 @@ CHANCE = 2.0
 ON_A_GRID = 0.01
 #: Findings of one kind that are listed.
 MOST_LISTED = 3
+#: Rows whose columns are summed at once.
+BLOCK = 65_536
 
 
 def warn_of_odd_data(
@@ -102,7 +104,8 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     key = torch.zeros(len(columns[0]), dtype=torch.float64)
     for leaf in columns:  # equal rows have equal sums, and others have not, by chance of one in 1e15
         factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
-        key += (leaf.double().nan_to_num() * factors).sum(1)
+        for part, sums in zip(leaf.split(BLOCK), key.split(BLOCK), strict=True):
+            sums += (part.double().nan_to_num() * factors).sum(1)
     _, group, count = key.unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
     if int(twice.sum()) < FEWEST_TWICE or not _told_apart(columns, group, len(count), int(twice.sum())):
