@@ -171,7 +171,7 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
     number = number[usable]
     modes: list[Mode] = []
     ends: dict[int, Tensor] = {}
-    _added(modes, ascended(target, torch.zeros_like(start[0])))
+    added(modes, ascended(target, torch.zeros_like(start[0])))
     for taken in range(1, CLIMB + 1):
         climbs.move()
         done = climbs.arrived
@@ -180,7 +180,7 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
             fresh = fresh & (there.distance(climbs.w) >= NEAR)
         for climb in fresh.nonzero()[:, 0].tolist():
             if not any(float(mode.distance(climbs.w[climb][None])) < NEAR for mode in modes):
-                _added(modes, ascended(target, climbs.w[climb]))
+                added(modes, ascended(target, climbs.w[climb]))
         for climb in done.nonzero()[:, 0].tolist():
             ends[int(number[climb])] = climbs.w[climb]
         if modes and taken >= EARLIEST and (taken - EARLIEST) % EVERY == 0 and not bool(done.all()):
@@ -197,11 +197,17 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
             mode = ascended(target, w)
             if mode is not None:
                 ends[climb] = mode.at
-                _added(modes, mode)
+                added(modes, mode)
     return modes, ends
 
 
-def _added(modes: list[Mode], mode: Mode | None) -> None:
+def added(modes: list[Mode], mode: Mode | None) -> None:
+    """Add a mode, if there is one and it is none of those that are known.
+
+    Args:
+        modes: known; changed in place.
+        mode: or None.
+    """
     if mode is not None and not any(same(mode, other) for other in modes):
         modes.append(mode)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, ascended, same, searched
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
 from pyro_fed.audit.modes.masses import FREEDOM, WEIGHED, nearest, weighed
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
@@ -98,7 +98,9 @@ def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode
     if few is evidence.target:
         return rough, ends
     exact = [_exact(evidence, mode) for mode in rough]
-    modes = [mode for number, mode in enumerate(exact) if mode is not None and not _known(mode, exact[:number])]
+    modes: list[Mode] = []
+    for mode in exact:
+        added(modes, mode)
     found = {}
     for number, end in ends.items():
         there = exact[int(torch.stack([mode.distance(end[None])[0] for mode in rough]).argmin())]
@@ -115,10 +117,6 @@ def _exact(evidence: Evidence, rough: Mode) -> Mode | None:
         if found is not None and bool(found.at.norm() < WIDER * len(found.at) ** 0.5):
             return found
     return ascended(evidence.target, rough.at)
-
-
-def _known(mode: Mode, others: list[Mode | None]) -> bool:
-    return any(other is not None and same(mode, other) for other in others)
 
 
 def _wrong_shares(

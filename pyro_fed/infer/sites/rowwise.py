@@ -22,7 +22,7 @@ given, also where these numbers are many, as the first layer's units and all wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, P
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.ops.entries import choose
 
 #: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
 BLOCK = 262_144
@@ -157,7 +158,9 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     fine = _of_clients(problem, order, mean, root, data)
     if fine is None:
         return None
-    return _unwhitened(fine if few is None else Sums(*map(_chosen(straight), few, fine)), root)
+    return _unwhitened(
+        fine if few is None else Sums(*(choose(straight, a, b) for a, b in zip(few, fine, strict=True))), root
+    )
 
 
 def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientData) -> tuple[Sums | None, Tensor]:
@@ -173,11 +176,6 @@ def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientDa
     bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
     moved = (one.score - few.score).abs().amax(1) / share
     return few, (bent < CLOSE) & (moved < NEAR)  # not a number is not less
-
-
-def _chosen(which: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The one's entries of some clients (C,), the other's of the rest."""
-    return lambda a, b: torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _of_clients(problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData) -> Sums | None:
