@@ -47,7 +47,8 @@ class Marginal(Kernel):
     def fit(self, particles: Tensor, scores: Tensor | None = None) -> Marginal:
         if self.bandwidth is not None:
             return self
-        squares = 2.0 * particles.var(-2, correction=0) / math.log(max(particles.shape[-2], 2))
+        away = particles - particles.mean(-2, keepdim=True)  # torch's `var` of columns takes ten times as long
+        squares = 2.0 * away.square().mean(-2) / math.log(max(particles.shape[-2], 2))
         return replace(self, bandwidth=squares.clamp_min(self.min_bandwidth))
 
     def _grams(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,10 +40,34 @@ def langevin_step(
     Returns:
         The next position, (..., D).
     """
-    root = step_size.sqrt() if isinstance(step_size, Tensor) else math.sqrt(step_size)
+    half, root = 0.5 * step_size, _root(step_size)
     if factor is None:
-        return position + 0.5 * step_size * score + root * noise
-    if factor.ndim == 1:
-        return position + factor * (0.5 * step_size * factor * score + root * noise)
-    # Rows hold positions: A (h/2 A'v + sqrt(h) xi), transposed.
-    return position + (0.5 * step_size * score @ factor + root * noise) @ factor.transpose(-1, -2)
+        return position + half * score + root * noise
+    # Rows hold positions: A'v is v'A.
+    pulled = factor * score if factor.ndim == 1 else score @ factor
+    return position + _coloured(half * pulled + root * noise, factor)
+
+
+def midpoint(position: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Half of a step's noise further on, theta + eta_t / 2, where a midpoint's score is taken.
+
+    Args:
+        position: theta, (..., D).
+        step_size: h, of the whole step.
+        noise: standard normal xi of the whole step, (..., D).
+        factor: as for `langevin_step`.
+
+    Returns:
+        Positions, (..., D).
+    """
+    white = 0.5 * _root(step_size) * noise
+    return position + (white if factor is None else _coloured(white, factor))
+
+
+def _coloured(white: Tensor, factor: Tensor) -> Tensor:
+    """A x, (..., D)."""
+    return factor * white if factor.ndim == 1 else white @ factor.transpose(-1, -2)
+
+
+def _root(step_size: float | Tensor) -> float | Tensor:
+    return step_size.sqrt() if isinstance(step_size, Tensor) else math.sqrt(step_size)

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
+from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
 
 #: Inductor's options: sizes are not checked on each call, for steps are found by them; what reads several tensors (the
 #: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
@@ -148,6 +149,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     straighten(graph)
     spread_products(graph)
     once(graph)  # distances that two kernels need, say, are computed once
+    simplify(graph, _written_over(graph))
     drop_dead(graph)
     run = folded(recorder)
     call_bindings(run)
@@ -191,9 +193,9 @@ def straighten(graph: torch.fx.Graph) -> None:
 
 def _same(view: torch.fx.Node) -> torch.fx.Node | None:
     """What a view is made of, if need be by way of others, and shows as it is; None where there is no such thing."""
-    looks, inner = _looks(view), view.args[0]
-    while looks is not None and isinstance(inner, torch.fx.Node):
-        if _looks(inner) == looks:
+    shown, inner = looks(view), view.args[0]
+    while shown is not None and isinstance(inner, torch.fx.Node):
+        if looks(inner) == shown:
             return inner
         if view.target not in RESHAPED or inner.op != "call_function" or inner.target not in RESHAPED:
             return None
@@ -203,12 +205,6 @@ def _same(view: torch.fx.Node) -> torch.fx.Node | None:
 
 def _is_call(node: Any, target: Any) -> bool:
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
-
-
-def _looks(node: torch.fx.Node) -> Any:
-    """Shape, strides and type of what a node makes; None where it is not known, or not a tensor."""
-    meta = node.meta.get("tensor_meta")
-    return None if meta is None else (meta.shape, meta.stride, meta.dtype)
 
 
 def once(graph: torch.fx.Graph) -> None:
@@ -321,6 +317,8 @@ def folded(recorder: Recorder) -> torch.fx.Graph:
             name = f"_folded_{node.name}"
             setattr(root, name, values[node])
             env[node] = found.get_attr(name)
+        elif changes_nothing(node, values) and not {of(one) for one in (node, *node.all_input_nodes)} & busy:
+            env[node] = env[node.all_input_nodes[0]]
         else:
             env[node] = found.node_copy(node, lambda one: env[one])
     drop_dead(found)
@@ -337,8 +335,8 @@ def _values(recorder: Recorder, constant: set[torch.fx.Node]) -> dict[torch.fx.N
             return constant
         if node in values:
             return values[node]
-        looks = node.meta["tensor_meta"]  # of which `LIKE` takes no more
-        return torch.empty_strided(looks.shape, looks.stride, dtype=looks.dtype, device=recorder.known[user])
+        shape, strides, dtype = looks(node)  # of which `LIKE` takes no more
+        return torch.empty_strided(shape, strides, dtype=dtype, device=recorder.known[user])
 
     for user in recorder.graph.nodes:
         if user in constant and (user.target in LIKE or all(_has(one, values) for one in user.all_input_nodes)):

@@ -68,7 +68,7 @@ from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.langevin import langevin_step, midpoint
 from pyro_fed.ops.matrices import times_transposed
 from pyro_fed.ops.step_sizes import polynomial_step
 
@@ -369,7 +369,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         batch = batch_of(rows, x.get("picks"))
         where = position
         if self.midpoint:
-            where = langevin_step(position, torch.zeros_like(position), h / 4, normal, factor)
+            where = midpoint(position, h, normal, factor)
         drift = score(problem, where, local, batch)
         after = langevin_step(position, drift, h, normal, factor)
         return after, (where if self.midpoint else after, times_transposed(factor, drift).norm())

@@ -31,7 +31,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, with_batch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.langevin import picked
 from pyro_fed.infer.langevin.sgld import SGLD
-from pyro_fed.ops.langevin import langevin_step
+from pyro_fed.ops.langevin import langevin_step, midpoint
 from pyro_fed.ops.matrices import times_transposed
 
 #: Numbers in the tables of all chains beyond which they are refused: 4 GB in double precision.
@@ -143,7 +143,7 @@ class SAGALD(SGLD):
         h, normal, picks, factor = x["step_size"], x["normal"], x["picks"], local["factor"]
         where = position
         if self.midpoint:
-            where = langevin_step(position, torch.zeros_like(position), h / 4, normal, factor)
+            where = midpoint(position, h, normal, factor)
         batch = data.take(picks)
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
