@@ -22,6 +22,13 @@ MORE = {
     "FedEP, for networks": lambda: pf.FedEP(
         client=pf.tilted.IVON(steps=2), covariance="diag", start="fedavg", averaging=pf.Averaging(rounds=1)
     ),
+    "FedSEP, for networks": lambda: pf.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
+    "BayesADMM, for networks": lambda: pf.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),
+    "P2PVI, for networks": lambda: pf.P2PVI(update=pf.update.IVON(steps=2), covariance="diag"),
+    "FSGLD, for networks": lambda: pf.FSGLD(
+        surrogates=pf.FedEP(covariance="diag"), batch_size=3, num_chains=3, local_steps=4, burn_in=0
+    ),
+    "DSVGD, for networks": lambda: pf.DSVGD(num_particles=5, local_steps=3, batch_size=3, step_size=0.02),
     "FedPA, tempered": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN), temperature=2.0),
 }
 CASES = {name: make for name, make, _ in ALGORITHMS if name not in SAME_STEPS} | MORE
@@ -61,6 +68,30 @@ def test_every_algorithm_on_a_device_draws_as_on_the_cpu(make):
         there = draws_of(make, lambda: lines(device))
     for name, value in here.items():
         np.testing.assert_array_equal(there[name], value)
+
+
+def judged(device):
+    """What is said of a default run, and what analyses that ask the federation find."""
+    fed = lines(device)
+    idata = pf.run(pf.FedEP(), fed, seed=0, progress=False)
+    found = {
+        "doubts": idata.attrs["doubts"],
+        "audited": idata.attrs["audited"],
+        "predictions": pf.predict(idata, fed, seed=0),
+        "metrics": pf.metrics.test_metrics(idata, fed, algorithms.line_data()),
+        "left out": pf.loo(idata, fed),
+        "influence": pf.influence(idata, fed),
+        "contributions": pf.contributions(idata, fed),
+    }
+    return idata.log_likelihood["y"].values, {name: str(value) for name, value in found.items()}
+
+
+def test_a_run_on_a_device_is_judged_as_on_the_cpu():
+    log_lik, said = judged(None)
+    with emulated_device() as device:
+        log_lik_there, said_there = judged(device)
+    np.testing.assert_array_equal(log_lik_there, log_lik)
+    assert said_there == said
 
 
 def test_rows_of_nested_plates_and_their_integrals_on_a_device():
