@@ -4,8 +4,9 @@
     python -m benchmarks.networks.steps --hidden 20
 
 The network of `benchmarks.networks` on the digits, ten clients. The library's step is what `Compiler.scan` takes a step
-in a run by default, with what it does between steps, compiling left out: the median over the run's rounds. That by hand
-is batched over clients, chains or particles, its gradient is autograd's, and it does what the method says, no more:
+in a run whose start is cut short, with what it does between steps, compiling left out: the median over the run's
+rounds. That by hand is batched over clients, chains or particles, its gradient is autograd's, and it does what the
+method says, no more:
 
     FedAvg    momentum SGD on all rows of ten clients
     FedEP     IVON's step: two draws, opposite to each other, 32 rows, ten clients
@@ -34,13 +35,14 @@ from torch.nn import functional
 
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, federation, quiet
+from benchmarks.networks.cost import ShortDSVGD, short_fedep, short_fsgld
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 
 COLUMNS, CLASSES = 64, 10
 BATCH, CHAINS, PARTICLES = 32, 4, 20
-REPEATS, STEPS = 5, 60
+REPEATS, STEPS, ROUNDS = 3, 60, 6
 State = tuple[Tensor, ...]
 
 
@@ -166,17 +168,17 @@ def turns(work: Work, kernel: Kernel) -> Callable[[], None]:
     return steps
 
 
-#: What is compared: the library's algorithm, its settings of a run, and the same by hand.
-CASES: dict[str, tuple[pf.Algorithm, Callable[[Work], Callable[[], None]]]] = {
-    "FedAvg": (pf.FedAvg(), averaging),
-    "FedEP": (pf.FedEP(), ivon),
-    "FSGLD": (pf.FSGLD(), visits),
-    "DSVGD, RBF": (pf.DSVGD(kernel=MEDIAN_RBF), partial(turns, kernel=MEDIAN_RBF)),
-    "DSVGD": (pf.DSVGD(), partial(turns, kernel=pf.DSVGD().kernel)),
+#: What is compared: the library's algorithm, whose start is cut short, and the same by hand.
+CASES: dict[str, tuple[Callable[[], pf.Algorithm], Callable[[Work], Callable[[], None]]]] = {
+    "FedAvg": (pf.FedAvg, averaging),
+    "FedEP": (partial(short_fedep, True), ivon),
+    "FSGLD": (partial(short_fsgld, True), visits),
+    "DSVGD, RBF": (partial(ShortDSVGD, kernel=MEDIAN_RBF), partial(turns, kernel=MEDIAN_RBF)),
+    "DSVGD": (ShortDSVGD, partial(turns, kernel=pf.DSVGD().kernel)),
 }
 
 
-def library(algorithm: pf.Algorithm, fed: pf.Federation, rounds: int) -> float:
+def library(algorithm: pf.Algorithm, fed: pf.Federation) -> float:
     """Seconds of a step: the median of its rounds after the first."""
     spent: dict[str, list[float]] = {}
     scan = Compiler.scan
@@ -190,7 +192,7 @@ def library(algorithm: pf.Algorithm, fed: pf.Federation, rounds: int) -> float:
         return found
 
     with quiet(), patch.object(Compiler, "scan", timed):
-        pf.run(algorithm, fed, num_rounds=rounds, num_draws=10, audit=False, log_likelihood=False, progress=False)
+        pf.run(algorithm, fed, num_rounds=ROUNDS, num_draws=10, audit=False, log_likelihood=False, progress=False)
     last = list(spent.values())[-1]
     return statistics.median(last[1:])
 
@@ -215,11 +217,11 @@ def compared(hidden: int, names: list[str]) -> list[list[str]]:
     rows = torch.randint(len(x), (STEPS, CLIENTS, BATCH), generator=torch.Generator().manual_seed(0))
     work, found = Work(net, x, y, rows), []
     for name in names:
-        algorithm, make = CASES[name]
+        algorithm, by_torch = CASES[name]
         ours, theirs = [], []
-        for _ in range(3):
-            ours.append(library(algorithm, fed, 6))
-            theirs.append(by_hand(make(work)))
+        for _ in range(REPEATS):
+            ours.append(library(algorithm(), fed))
+            theirs.append(by_hand(by_torch(work)))
         ratio = min(ours) / min(theirs)
         found.append([f"{net.dim:,}", name, f"{1e3 * min(ours):.2f}", f"{1e3 * min(theirs):.2f}", f"{ratio:.2f}"])
     return found
