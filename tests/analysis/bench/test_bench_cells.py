@@ -8,14 +8,21 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 from forks import together
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
+import pyro_fed as pf
 from pyro_fed.analysis.bench import algorithms
+from pyro_fed.analysis.bench.adapters import pyro_svi_normal
 from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version, run_cell
+from pyro_fed.analysis.bench.clients import Clients
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.analysis.bench.work import Task, _cpu_seconds, _hung, work
 from pyro_fed.errors import DataError, SettingError
@@ -108,6 +115,29 @@ def test_adapters_that_cannot_be_loaded(tmp_path):
     twin.write_text("def run(model, clients): ...")
     with pytest.raises(DataError, match="two files are called"):
         find([], [path, twin])
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
+def test_draws_of_a_guide_have_the_sites_shapes_beside_latents_of_rows(guide):
+    """`Predictive` gives sites outside a plate its axis, of length one."""
+
+    def model(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        slopes = pyro.sample("slopes", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            own = pyro.sample("own", dist.Normal(level, 1.0))
+            pyro.sample("y", dist.Normal(own.unsqueeze(-1) * slopes, 1.0).to_event(1), obs=y)
+
+    y = torch.arange(12.0).reshape(4, 3)
+    clients = Clients(pf.Federation(model, (y,), plate="data", num_clients=2), (y,), 0, 7)
+    pyro.clear_param_store()
+    fitted = pyro_svi_normal.fit(guide(model), model, clients, 2)
+    posterior = pyro_svi_normal.drawn(fitted, clients, 2).posterior
+    assert {name: value.shape for name, value in posterior.items()} == {
+        "level": (1, 7),
+        "slopes": (1, 7, 3),
+        "own": (1, 7, 4),
+    }
 
 
 def test_shipped_adapters_are_there_and_say_what_they_are():

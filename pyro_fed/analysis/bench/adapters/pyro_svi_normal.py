@@ -51,5 +51,6 @@ def drawn(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
         steps: that it took, for the page.
     """
     found = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
-    draws = {name: value.detach()[None] for name, value in found.items() if not name.startswith("_")}
+    # With plates in the model `Predictive` puts their axes, of length one, into sites outside them.
+    draws = {name: found[name].detach().reshape(1, -1, *one.shape) for name, one in guide(*clients.pooled).items()}
     return clients.result(draws, draws_are="independent", settings=f"{steps} steps of ClippedAdam")
