@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ from pyro_fed.ops.kernels import MEDIAN_RBF
 
 COLUMNS, CLASSES = 64, 10
 BATCH, CHAINS, PARTICLES = 32, 4, 20
-REPEATS, STEPS, ROUNDS = 3, 60, 6
+REPEATS, STEPS, ROUNDS = 3, 20, 6
 State = tuple[Tensor, ...]
 
 
@@ -208,14 +208,14 @@ def by_hand(steps: Callable[[], None]) -> float:
     return statistics.median(found)
 
 
-def compared(hidden: int, names: list[str]) -> list[list[str]]:
-    """Rows of the table of one size."""
+def compared(hidden: int, names: list[str]) -> Iterator[list[str]]:
+    """Rows of the table of one size, as they are there."""
     fed, _ = federation(hidden, 0)
     net = Network(hidden)
     columns, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(columns / 16, dtype=torch.float32), torch.tensor(labels)
     rows = torch.randint(len(x), (STEPS, CLIENTS, BATCH), generator=torch.Generator().manual_seed(0))
-    work, found = Work(net, x, y, rows), []
+    work = Work(net, x, y, rows)
     for name in names:
         algorithm, by_torch = CASES[name]
         ours, theirs = [], []
@@ -223,8 +223,7 @@ def compared(hidden: int, names: list[str]) -> list[list[str]]:
             ours.append(library(algorithm(), fed))
             theirs.append(by_hand(by_torch(work)))
         ratio = min(ours) / min(theirs)
-        found.append([f"{net.dim:,}", name, f"{1e3 * min(ours):.2f}", f"{1e3 * min(theirs):.2f}", f"{ratio:.2f}"])
-    return found
+        yield [f"{net.dim:,}", name, f"{1e3 * min(ours):.2f}", f"{1e3 * min(theirs):.2f}", f"{ratio:.2f}"]
 
 
 def main() -> None:
@@ -238,7 +237,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for hidden in asked.hidden:
         for row in compared(hidden, asked.algorithms):
-            print("| " + " | ".join(row) + " |")
+            print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":
