@@ -15,9 +15,10 @@ t and u_i drawn as
 t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
 few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
 
-`at_points` takes the mean over given points z in place of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian
-of all rows at each point would give, by the same one product. `add_share` takes the curvature alone, of rows that are
-given, also where these numbers are many, as the first layer's units and all weights behind them in a network.
+`at_each` has value, score and curvature at each of some points. `at_points` takes the mean over given points z in place
+of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian of all rows at each point would give, by the same one
+product. `add_share` takes the curvature alone, of rows that are given, also where these numbers are many, as the first
+layer's units and all weights behind them in a network.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ from torch.func import vmap
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
+from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
 from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 from pyro_fed.ops.entries import choose
 
-#: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
-BLOCK = 262_144
 #: Rows in a piece, at least.
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
@@ -115,6 +114,22 @@ class Rowwise:
         found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
 
+    def add_each(
+        self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Sums, Any]:
+        """A piece of one client's rows, at each of some points.
+
+        Args:
+            problem: the model's densities.
+            total: so far, with a leading axis of the points.
+            const: the row tensors, and the points (M, D).
+            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
+        """
+        (rows, points), (index, weight) = const, piece
+        slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
+        found = vmap(lambda *parts: _sums_of(slopes, of_t, parts))(*each)
+        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
         """The curvature (D, D) of rows, summed over them and over the points.
 
@@ -128,13 +143,18 @@ class Rowwise:
 
     def _over(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, score and curvature of one client's rows, summed over them and over points (s, D)."""
+        slopes, of_t, each = self._parts(points, rows, weight)
+        return _sums_of(slopes, of_t, [part.sum(0) for part in each], self.diagonal)
+
+    def _parts(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Derivatives of predictors and of t in z, and `predictors.curvatures` at each point."""
         parts = self.parts
         us = vmap(lambda z: parts.linear(z, *rows))(points)
         eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
         zero = parts.linear(torch.zeros_like(points[0]), *rows)
         slopes = vmap(lambda z: parts.linear(z, *rows))(eye) - zero
         each = vmap(lambda u, z: curvatures(parts, u, z, rows, weight))(us, points)
-        return _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each], self.diagonal)
+        return slopes, eye[list(parts.direct)], each
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
@@ -187,7 +207,7 @@ def _of_clients(problem: Problem, order: int, mean: Tensor, basis: Tensor, data:
     work, size, most = plan
     together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
-    index, weight = pieces(data, size)
+    index, weight = row_pieces(data, size)
     made = []
     for first in range(0, clients, together):
         chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
@@ -271,6 +291,31 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     return Sums(*(part / count for part in total))
 
 
+def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
+    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None where rows have no structure.
+
+    Args:
+        problem: the model's densities.
+        points: (C, M, D).
+        data: the clients' rows.
+    """
+    sample = kept(problem, CHECK_ROWS)
+    if sample is None:
+        return None
+    clients, count, dim = points.shape
+    most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
+    size = min(max(SMALLEST, _rounded(data.row_index.shape[-1])), most)
+    parts = kept(problem, size)
+    if parts is None:
+        return None
+    index, weight = row_pieces(data, size)
+    zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
+    carry = Sums(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    const = (data.rows, points.to(problem.dtype))
+    total, _ = problem.scan(Rowwise(parts, 1).add_each, carry, const, (index, weight), len(index), (None, 0))
+    return Sums(*total)
+
+
 def kept(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
     """The model's predictors for so many rows at a time, found once."""
     key = ("wide predictors" if wide else "predictors", rows)
@@ -332,23 +377,6 @@ def _sums(
     const = (rows, mean.to(problem.dtype), root.to(problem.dtype).contiguous())
     total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (rows_axis, 0, 0))
     return Sums(*total)
-
-
-def pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
-    """The clients' row numbers (L, C, size) in pieces, and the rows' weights, zero for padding.
-
-    Args:
-        data: of C clients.
-        size: rows in a piece.
-    """
-    index = data.row_index
-    clients, longest = index.shape
-    count = -(-longest // size)
-    index = torch.cat([index, index[:, -1:].expand(clients, count * size - longest)], 1)
-    weight = torch.arange(count * size, device=index.device) < data.num_rows.unsqueeze(-1)
-    both = (index, weight.to(row_dtype(data.rows)) * data.power)
-    first, second = (part.reshape(clients, count, size).transpose(0, 1).contiguous() for part in both)
-    return first, second
 
 
 def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
