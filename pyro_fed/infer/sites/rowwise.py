@@ -23,7 +23,7 @@ layer's units and all weights behind them in a network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ from pyro_fed.ops.entries import choose
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 WORTH = 1_000_000
+#: Predictors of so many rows at a time, where there are some.
+Find = Callable[[int], Predictors | None]
 
 
 class Sums(NamedTuple):
@@ -174,11 +176,11 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         return _of_clients(problem, order, mean, eye.expand(*mean.shape, -1), data)
     few, straight = _where_straight(problem, mean, root, data)
     if few is not None and bool(straight.all()):
-        return _unwhitened(few, root)
+        return unwhitened(few, root)
     fine = _of_clients(problem, order, mean, root, data)
     if fine is None:
         return None
-    return _unwhitened(
+    return unwhitened(
         fine if few is None else Sums(*(choose(straight, a, b) for a, b in zip(few, fine, strict=True))), root
     )
 
@@ -230,7 +232,7 @@ def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> S
         return None
     work, size, _ = plan
     index, weight = _cut(batch.weight, size)
-    return _unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
+    return unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
 
 
 def scarce(problem: Problem) -> bool:
@@ -248,16 +250,40 @@ def _order(problem: Problem, spread: bool) -> int | None:
 
 def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int] | None:
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
-    sample = kept(problem, CHECK_ROWS)
+    wide = order != 1 and scarce(problem)
+    return _plan_by(lambda size: kept(problem, size), problem.dim, longest, order, wide)
+
+
+def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:
+    """The same by the predictors that are found for so many rows at a time, in `dim` numbers."""
+    sample = find(CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    wide = order != 1 and scarce(problem)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
-    most = min(BLOCK // count, 2 * BLOCK // (problem.dim * sample.width))
+    most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
     size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
-    parts = kept(problem, size)
+    parts = find(size)
     return None if parts is None else (Rowwise(parts, order, wide), size, most)
+
+
+def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
+    """Whitened expectations of C clients' rows under Gaussians of what their predictors are linear in.
+
+    Args:
+        problem: the model's densities.
+        find: predictors of so many rows.
+        order: of the rule, see `nodes.rule`.
+        mean: (C, m), float64.
+        root: R of the covariance R R', (C, m, m), float64.
+        batch: the clients' rows (C, n, ...) and weights (C, n).
+    """
+    plan = _plan_by(find, mean.shape[1], batch.weight.shape[1], order, False)
+    if plan is None:
+        return None
+    work, size, _ = plan
+    index, weight = _cut(batch.weight, size)
+    return _sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0)
 
 
 def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
@@ -269,12 +295,13 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
         batch: the clients' rows (C, n, ...) and weights (C, n).
         diagonal: the curvature's diagonal alone, (C, D).
     """
-    count, (clients, longest) = len(points), batch.weight.shape
+    count, clients, dim = points.shape
+    longest = batch.weight.shape[1]
     sample = kept(problem, CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (problem.dim * sample.width)))
+    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
     parts = kept(problem, size)
     if parts is None:
         return None
@@ -284,7 +311,7 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     index, weight = _cut(batch.weight, size)
     which = torch.cartesian_prod(torch.arange(len(index)), torch.arange(len(blocks))).reshape(-1, 2).T
     zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
-    curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [problem.dim]))
+    curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [dim]))
     carry = Sums(zero, zero.new_zeros(points.shape[1:]), curvature)
     xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
     total, _ = problem.scan(Rowwise(parts, 0, diagonal=diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
@@ -299,20 +326,35 @@ def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
         points: (C, M, D).
         data: the clients' rows.
     """
-    sample = kept(problem, CHECK_ROWS)
-    if sample is None:
+    if kept(problem, CHECK_ROWS) is None:
         return None
+    return each_of(problem, lambda size: kept(problem, size), points, data)
+
+
+def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
+    """The same by the predictors that are found for so many rows at a time, in what the points are of.
+
+    Args:
+        problem: the model's densities.
+        find: predictors of so many rows; there are some for `CHECK_ROWS`.
+        points: (C, M, m), in the problem's dtype.
+        data: the clients' rows, or these with weights of their own (C, n).
+    """
+    sample = find(CHECK_ROWS)
+    assert sample is not None
     clients, count, dim = points.shape
+    longest = data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
     most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
-    size = min(max(SMALLEST, _rounded(data.row_index.shape[-1])), most)
-    parts = kept(problem, size)
+    size = min(max(SMALLEST, _rounded(longest)), most)
+    parts = find(size)
     if parts is None:
         return None
-    index, weight = row_pieces(data, size)
+    index, weight = _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
     carry = Sums(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    axes = (0 if isinstance(data, Batch) else None, 0)
     const = (data.rows, points.to(problem.dtype))
-    total, _ = problem.scan(Rowwise(parts, 1).add_each, carry, const, (index, weight), len(index), (None, 0))
+    total, _ = problem.scan(Rowwise(parts, 1).add_each, carry, const, (index, weight), len(index), axes)
     return Sums(*total)
 
 
@@ -478,8 +520,13 @@ def _sums_of(
     return value, score, -hessian
 
 
-def _unwhitened(sums: Sums, root: Tensor) -> Sums:
-    """From R' score and R' H R to score and H."""
+def unwhitened(sums: Sums, root: Tensor) -> Sums:
+    """From R' score and R' H R to score and H.
+
+    Args:
+        sums: whitened.
+        root: R, upper triangular.
+    """
 
     def back(x: Tensor) -> Tensor:
         solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular

@@ -33,6 +33,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, row_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.composed_rows import at_each_composed
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
@@ -198,7 +199,7 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
     clients, count, dim = points.shape
     if problem.num_rows * dim * count >= WORTH:
-        found = at_each(problem, points, data)
+        found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)
     longest, densities = data.row_index.shape[-1], clients * count * (1 + dim) * problem.num_nodes

@@ -20,7 +20,7 @@ def logistic(x, y):
 
 
 def curved(x, y):
-    """No predictor of these rows is linear."""
+    """Rows of as many predictors as there are parameters."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(torch.sin(x * w).sum(1), 1.0), obs=y)
