@@ -44,6 +44,7 @@ from pyro_fed.infer.sites.rowwise import (
     dealt_out,
     expected,
     expected_of,
+    jumps,
     kept,
     shared_curvature,
 )
@@ -253,9 +254,9 @@ class Derivatives:
         return None if found is None else Moments(*found)
 
     def _worth(self, problem: Problem, num_points: int) -> bool:
-        """Whether linear predictors would save more than it takes to look for them."""
+        """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and work >= WORTH
+        return self.kind == "hessian" and (work >= WORTH or jumps(problem))
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

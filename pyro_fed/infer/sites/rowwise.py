@@ -15,6 +15,11 @@ t and u_i drawn as
 t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
 few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
 
+Where the scores jump (`compiling.jumps`), as those of a quantile regression's rows, second derivatives are zero almost
+everywhere, and an expected score that is taken at nodes jumps with these. There both are those of values,
+
+    E[∂f/∂u] = L_i⁻ᵀ E[f ε_u],     E[∂²f/∂u²] = L_i⁻ᵀ E[f (ε_u ε_u' - 1)] L_i⁻¹                (Stein, Price)
+
 `at_each` has value, score and curvature at each of some points. `at_points` takes the mean over given points z in place
 of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian of all rows at each point would give, by the same one
 product. `add_share` takes the curvature alone, of rows that are given, also where these numbers are many, as the first
@@ -24,17 +29,18 @@ layer's units and all weights behind them in a network.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from pyro_fed.density.compiling.jumps import scores_jump
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
-from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 from pyro_fed.ops.entries import choose
 
 #: Rows in a piece, at least.
@@ -62,12 +68,14 @@ class Rowwise:
         order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
         wide: spread the predictors' nodes wide.
         diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
+        by_values: take derivatives in the predictors from values, of `add`.
     """
 
     parts: Predictors
     order: int
     wide: bool = False
     diagonal: bool = False
+    by_values: bool = False
 
     @property
     def numbers(self) -> int:
@@ -96,9 +104,13 @@ class Rowwise:
         zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
         slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
         nodes, shares = (part.to(mean) for part in self.rule())
-        us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
+        us, zs, own = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        sums = _sums_of(slopes, of_t, [torch.tensordot(shares, part, 1) for part in each])
+        means = [torch.tensordot(shares, part, 1) for part in each]
+        if self.by_values and self.order != 1:
+            values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
+            means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
+        sums = _sums_of(slopes, of_t, means)
         return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
 
     def add_points(
@@ -189,7 +201,11 @@ def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientDa
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
     parts = kept(problem, CHECK_ROWS)
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
-    if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
+    if (
+        parts is None
+        or jumps(problem)
+        or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct))
+    ):
         return None, none
     one, few = (_of_clients(problem, order, mean, root, data) for order in (1, PAIRS))
     if one is None or few is None:
@@ -250,8 +266,25 @@ def _order(problem: Problem, spread: bool) -> int | None:
 
 def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int] | None:
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
-    wide = order != 1 and scarce(problem)
-    return _plan_by(lambda size: kept(problem, size), problem.dim, longest, order, wide)
+    by_values = order != 1 and jumps(problem)
+    wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
+    found = _plan_by(lambda size: kept(problem, size), problem.dim, longest, order, wide)
+    return None if found is None else (replace(found[0], by_values=by_values), *found[1:])
+
+
+def jumps(problem: Problem) -> bool:
+    """Whether rows have linear predictors in which their scores jump, found once.
+
+    Args:
+        problem: the model's densities.
+    """
+
+    def find() -> bool:
+        parts, z = kept(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
+        return parts is not None and scores_jump(problem, parts, z.to(problem.rows[0].device))
+
+    found: bool = problem.compiler.kept("scores jump", find, problem)
+    return found
 
 
 def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:
@@ -439,8 +472,8 @@ def _rounded(count: int) -> int:
 
 def _spread(
     centre: Tensor, slopes: Tensor, mean: Tensor, of_t: Tensor, at: list[int], nodes: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p); and L_i (b, p, p)."""
     own = nodes[:, len(at) :]
     variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
     zs = mean.expand(len(nodes), -1)
@@ -457,7 +490,19 @@ def _spread(
         us = us + torch.einsum("bpr,kr->kbp", shared, nodes[:, : len(at)])
         moved = mean[at] + nodes[:, : len(at)] @ factor.T
         zs = zs.index_copy(1, torch.tensor(at, device=mean.device), moved)
-    return us + torch.einsum("bpq,kq->kbp", semidefinite_cholesky(variance), own), zs
+    factor = semidefinite_cholesky(variance)
+    return us + torch.einsum("bpq,kq->kbp", factor, own), zs, factor
+
+
+def _of_values(shares: Tensor, values: Tensor, nodes: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """E[∂f/∂u] (b, p) and E[∂²f/∂u²] (b, p, p) from f (K, b) at nodes ε (K, p); L (b, p, p) may be singular."""
+    eye = torch.eye(nodes.shape[1], dtype=nodes.dtype, device=nodes.device)
+    pivots = factor.diagonal(dim1=1, dim2=2)
+    spread = (pivots > 0).to(nodes)
+    inverse = torch.linalg.inv(factor + torch.diag_embed(1.0 - spread)) * spread.unsqueeze(2) * spread.unsqueeze(1)
+    first = torch.einsum("k,kb,kp->bp", shares, values, nodes)
+    second = torch.einsum("k,kb,kpq->bpq", shares, values, nodes.unsqueeze(2) * nodes.unsqueeze(1) - eye)
+    return (first.unsqueeze(1) @ inverse).squeeze(1), inverse.mT @ second @ inverse
 
 
 def _squares(slopes: Tensor) -> Tensor:
