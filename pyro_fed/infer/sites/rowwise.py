@@ -47,6 +47,8 @@ from pyro_fed.ops.entries import choose
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 WORTH = 1_000_000
+#: Numbers a row up to which its expectation is tried by pairs of nodes alone.
+MOST_IN_PAIRS = 16
 #: Predictors of so many rows at a time, where there are some.
 Find = Callable[[int], Predictors | None]
 
@@ -182,7 +184,7 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     """
     order = _order(problem, root is not None)
     if order is None:
-        return None
+        return _by_pairs(problem, mean, root, data)
     if root is None:
         eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
         return _of_clients(problem, order, mean, eye.expand(*mean.shape, -1), data)
@@ -197,17 +199,29 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     )
 
 
-def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientData) -> tuple[Sums | None, Tensor]:
+def _by_pairs(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
+    """The same of many rows with more numbers than a finer rule is for, as of a softmax, where pairs do."""
+    parts = kept(problem, CHECK_ROWS, wide=True)
+    if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS or problem.num_rows < MANY * problem.dim:
+        return None
+    if root is None:
+        eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+        return _of_clients(problem, 1, mean, eye.expand(*mean.shape, -1), data, several=True)
+    few, straight = _where_straight(problem, mean, root, data, several=True)
+    return unwhitened(few, root) if few is not None and bool(straight.all()) else None
+
+
+def _where_straight(
+    problem: Problem, mean: Tensor, root: Tensor, data: ClientData, several: bool = False
+) -> tuple[Sums | None, Tensor]:
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
-    parts = kept(problem, CHECK_ROWS)
+    parts = kept(problem, CHECK_ROWS, wide=several)
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
-    if (
-        parts is None
-        or jumps(problem)
-        or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct))
-    ):
+    if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
         return None, none
-    one, few = (_of_clients(problem, order, mean, root, data) for order in (1, PAIRS))
+    if not several and jumps(problem):
+        return None, none
+    one, few = (_of_clients(problem, order, mean, root, data, several) for order in (1, PAIRS))
     if one is None or few is None:
         return None, none
     share = data.num_rows / problem.num_rows
@@ -216,10 +230,15 @@ def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientDa
     return few, (bent < CLOSE) & (moved < NEAR)  # not a number is not less
 
 
-def _of_clients(problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData) -> Sums | None:
-    """Whitened sums of C clients' rows by one rule."""
-    clients = len(mean)
-    plan = _plan(problem, data.row_index.shape[-1], order)
+def _of_clients(
+    problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData, several: bool = False
+) -> Sums | None:
+    """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
+    clients, longest = len(mean), data.row_index.shape[-1]
+    if several:
+        plan = _plan_by(lambda size: kept(problem, size, wide=True), problem.dim, longest, order, False)
+    else:
+        plan = _plan(problem, longest, order)
     if plan is None:
         return None
     work, size, most = plan
