@@ -22,6 +22,10 @@ gradient-corrected local steps.) The surrogates only decide how fast, and how lo
 
 Particles that start apart have no surrogates: there the client's own rows stand for all, n / n_k times.
 
+Where rows are many a likelihood is nearly its surrogate. A client whose residual hardly varies over the particles
+(`STRAIGHT`) takes its turn's steps towards its own site with the particles' residuals, too, which are exact before and
+after the steps: the fixed point is the same, and a turn costs two scores of its rows.
+
 A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
 with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
