@@ -1,4 +1,4 @@
-"""What FedEP costs as rows grow, in units of ten hand-written Newton passes over the same rows in the same process.
+"""What FedEP, DSVGD and FedAIS cost as rows grow, in units of ten hand-written Newton passes over rows in one process.
 
     python -m benchmarks.speed.rows [CASE ...] [--audit] [--profile]
 
@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 
-CASES = {  # model, rows, covariates, clients
+CASES = {  # model, rows, covariates, clients, and the algorithm where it is not FedEP
     "logistic 1,000 x 50": ("logistic", 1_000, 50, 1),
     "logistic 10,000 x 50": ("logistic", 10_000, 50, 1),
     "logistic 10,000 x 50, 10 clients": ("logistic", 10_000, 50, 10),
@@ -29,6 +29,12 @@ CASES = {  # model, rows, covariates, clients
     "logistic 1,000,000 x 50, 10 clients": ("logistic", 1_000_000, 50, 10),
     "logistic 1,000,000 x 10, 10,000 clients": ("logistic", 1_000_000, 10, 10_000),
     "logistic 2,000,000 x 10, 100,000 clients": ("logistic", 2_000_000, 10, 100_000),
+    "DSVGD, logistic 100,000 x 10, 10 clients": ("logistic", 100_000, 10, 10, "DSVGD"),
+    "DSVGD, logistic 100,000 x 10": ("logistic", 100_000, 10, 1, "DSVGD"),
+    "FedAIS, logistic 100,000 x 10, 10 clients": ("logistic", 100_000, 10, 10, "FedAIS"),
+    "non-centred ridge 100,000 x 10": ("ridge", 100_000, 10, 1),
+    "quantile 100,000 x 10, 10 clients": ("quantile", 100_000, 10, 10),
+    "softmax of five 100,000 x 10": ("softmax", 100_000, 10, 1),
 }
 
 
@@ -58,6 +64,30 @@ def models():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Poisson((x @ w + a[group]).exp()), obs=y)
 
+    def ridge(x, y):
+        tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ (tau * z), sigma), obs=y)
+
+    def quantile(x, y):
+        w = weights(x)
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.AsymmetricLaplace(x @ w, sigma, 1.5), obs=y)
+
+    def softmax(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([5, x.shape[1]]).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=x @ w.T), obs=y)
+
+    def noisy(u, g):
+        return u + torch.randn(u.shape, generator=g, dtype=u.dtype)
+
+    def five(u, g):
+        return (noisy(u, g) + 2.5).clamp(0, 4).long()
+
     def coins(u, g):
         return (torch.rand(u.shape, generator=g, dtype=u.dtype) < torch.sigmoid(u)).to(u)
 
@@ -68,7 +98,14 @@ def models():
     def counts(u, g):
         return torch.poisson((u / 2).exp(), generator=g)
 
-    return {"logistic": (logistic, coins), "robust": (robust, tailed), "poisson": (poisson, counts)}
+    return {
+        "logistic": (logistic, coins),
+        "robust": (robust, tailed),
+        "poisson": (poisson, counts),
+        "ridge": (ridge, noisy),
+        "quantile": (quantile, noisy),
+        "softmax": (softmax, five),
+    }
 
 
 def data(kind, rows, covariates, seed):
@@ -87,7 +124,7 @@ def newton(x, y, passes=10):
     import torch
 
     began, w = time.process_time(), torch.zeros(x.shape[1], dtype=x.dtype)
-    y = (y > y.mean()).to(x)
+    y = (y > y.double().mean()).to(x)
     for _ in range(passes):
         p = torch.sigmoid(x @ w)
         hessian = x.T @ (x * (p * (1 - p)).unsqueeze(1)) + torch.eye(len(w), dtype=x.dtype)
@@ -103,7 +140,8 @@ def work(case, audit, profile):
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    kind, rows, covariates, clients = CASES[case]
+    kind, rows, covariates, clients, *named = CASES[case]
+    algorithm = getattr(pf, named[0] if named else "FedEP")()
     model = models()[kind][0]
     seconds, rounds, size = [], 0, 0
     for seed in (1, 2):
@@ -115,7 +153,7 @@ def work(case, audit, profile):
             watch.enable()
         fed = pf.Federation(model, arguments, plate="data", num_clients=clients)
         made = time.process_time() - began
-        idata = pf.run(pf.FedEP(), fed, progress=False, log_likelihood=False, audit=audit)
+        idata = pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=audit)
         seconds.append(time.process_time() - began)
         rounds = len(idata.federation["round"])
         if watch:

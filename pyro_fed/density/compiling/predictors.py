@@ -112,36 +112,77 @@ def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | 
         rows: how many at a time.
         wide: take more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
     """
-    if problem.looped or problem.local_dim or problem.arguments.nested_plates or problem.layout.discrete:
+    if not may_have(problem):
         return None
     few = _found(problem, CHECK_ROWS, wide)
-    if few is None or not _is_the_model(problem, few):
+    if few is None or not is_the_model(problem, few.rows, lambda *at: from_parts(few, *at)):
         return None
     return few if rows == few.rows else _found(problem, rows, wide)
 
 
+def may_have(problem: Problem) -> bool:
+    """Whether rows are tensors, each with a density of its own in one run of the model.
+
+    Args:
+        problem: the model's densities.
+    """
+    nested = problem.arguments.nested_plates
+    return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
+
+
 def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
-    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-    picked = _some_rows(problem, count)
     try:
-        graph = to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked))
-        pin_dtypes(graph.graph)
-        drop_dead(graph.graph)
-        free_strides(graph.graph)
-        return _parts(graph, problem.dim, count, wide)
+        return parts_of(rows_graph(problem, count), problem.dim, count, wide)
     except FAILURES:
         return None
 
 
-def _some_rows(problem: Problem, count: int) -> Rows:
-    """So many rows, evenly spaced; again from the first where there are fewer."""
+def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
+    """The operations that make log-likelihoods (m,) of z (D,) and of so many rows.
+
+    Args:
+        problem: the model's densities.
+        count: m.
+    """
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    picked = some_rows(problem, count)
+    return tidied(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
+
+
+def tidied(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph that is to be taken apart.
+
+    Args:
+        graph: traced; changed in place.
+    """
+    pin_dtypes(graph.graph)
+    drop_dead(graph.graph)
+    free_strides(graph.graph)
+    return graph
+
+
+def some_rows(problem: Problem, count: int) -> Rows:
+    """So many rows, evenly spaced; again from the first where there are fewer.
+
+    Args:
+        problem: the model's densities.
+        count: how many.
+    """
     total = len(problem.rows[0])
     at = torch.arange(count, device=problem.rows[0].device)
     at = at * (total // count) if total >= count else at % total
     return tuple(leaf[at] for leaf in problem.rows)
 
 
-def _parts(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictors | None:
+def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictors | None:
+    """Predictors that a graph shows.
+
+    Args:
+        graph: of log-likelihoods (m,), of z (D,) and m rows.
+        dim: D.
+        count: m.
+        wide: as for `predictors`.
+    """
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     kind: dict[fx.Node, str] = {}
@@ -181,19 +222,24 @@ def _parts(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictor
 def _fewest(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
     """The ends, or what they are made of one by one where that is fewer: u for u, -u and y - u."""
     origins = list(dict.fromkeys(_origin(node, kind, of_rows) for node in ends))
-    return origins if _numbers_of(origins) < _numbers_of(ends) else ends
+    return origins if numbers_of(origins) < numbers_of(ends) else ends
 
 
 def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> fx.Node:
     """The first of a chain of linear values of rows, each made of as many of the one before."""
     while True:
         before = [one for one in node.all_input_nodes if kind[one] == "linear"]
-        if len(before) != 1 or before[0] not in of_rows or _numbers_of(before) != _numbers_of([node]):
+        if len(before) != 1 or before[0] not in of_rows or numbers_of(before) != numbers_of([node]):
             return node
         node = before[0]
 
 
-def _numbers_of(nodes: list[fx.Node]) -> int:
+def numbers_of(nodes: list[fx.Node]) -> int:
+    """How many numbers are in some values.
+
+    Args:
+        nodes: that make them.
+    """
     return sum(node.meta["tensor_meta"].shape.numel() for node in nodes if "tensor_meta" in node.meta)
 
 
@@ -241,8 +287,14 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     return tuple(takes)
 
 
-def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
-    """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs."""
+def copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
+    """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs.
+
+    Args:
+        graph: whose first inputs the part has too.
+        wanted: nodes whose values it returns, in a list.
+        given: nodes whose values it takes.
+    """
     new = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
@@ -264,20 +316,26 @@ def _copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.
 
 
 def _before(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return _copied(graph, ends, [])
+    return copied(graph, ends, [])
 
 
 def _after(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return _copied(graph, None, ends)
+    return copied(graph, None, ends)
 
 
-def _is_the_model(problem: Problem, found: Predictors) -> bool:
-    """Whether value, score and Hessian of a few rows, made of the parts, are the model's own at several points."""
-    rows = _some_rows(problem, found.rows)
+def is_the_model(problem: Problem, count: int, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
+    """Whether value, score and Hessian of a few rows, made of parts, are the model's own at several points.
+
+    Args:
+        problem: the model's densities.
+        count: rows.
+        ours: of a point (D,), rows and their weights.
+    """
+    rows = some_rows(problem, count)
     generator = torch.Generator().manual_seed(0)
     points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
     points = points.to(rows[0].device, problem.dtype)
-    weight = torch.rand(found.rows, generator=generator, dtype=torch.float64).to(points) + 0.5
+    weight = torch.rand(count, generator=generator, dtype=torch.float64).to(points) + 0.5
     near = ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
 
     def weighted(z: Tensor) -> Tensor:
@@ -292,10 +350,10 @@ def _is_the_model(problem: Problem, found: Predictors) -> bool:
 
     try:
         with resizing_quietly():
-            theirs, ours = vmap(model)(points), vmap(lambda z: from_parts(found, z, rows, weight))(points)
+            theirs, made = vmap(model)(points), vmap(lambda z: ours(z, rows, weight))(points)
     except FAILURES:
         return False
-    for a, b in zip(theirs, ours, strict=True):
+    for a, b in zip(theirs, made, strict=True):
         size = a.reshape(len(a), -1).abs().amax(1).clamp_min(torch.finfo(a.dtype).tiny)
         apart = (a - b).reshape(len(a), -1).abs().amax(1)
         if not bool(a.isfinite().all() & b.isfinite().all() & (apart <= near * size).all()):

@@ -18,6 +18,8 @@ from pyro_fed.density.rows.nested import NestedRows
 
 #: Densities of rows that are worked on at once, where draws are many: of draws × rows × quadrature nodes.
 CHUNK = 500_000
+#: The same where rows are worked through in pieces: as much as stays in a processor's cache.
+BLOCK = 262_144
 
 
 #: The power of a likelihood that is not tempered.
@@ -126,6 +128,23 @@ def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
     """
     pieces: Sequence[Tensor] = draws.split(max(1, CHUNK // max(1, densities)), dim)
     return pieces
+
+
+def row_pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
+    """The clients' row numbers (L, C, size) in pieces, and the rows' weights, zero for padding.
+
+    Args:
+        data: of C clients.
+        size: rows in a piece.
+    """
+    index = data.row_index
+    clients, longest = index.shape
+    count = -(-longest // size)
+    index = torch.cat([index, index[:, -1:].expand(clients, count * size - longest)], 1)
+    weight = torch.arange(count * size, device=index.device) < data.num_rows.unsqueeze(-1)
+    both = (index, weight.to(row_dtype(data.rows)) * data.power)
+    first, second = (part.reshape(clients, count, size).transpose(0, 1).contiguous() for part in both)
+    return first, second
 
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:

@@ -102,6 +102,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
 )
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings that only a Gaussian q has, and no hand-written guide.
@@ -148,7 +149,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
-            `full_dim` parameters.
+            `full_dim` parameters, or rows' scores jump, whose curvatures say nothing (a quantile regression's).
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
@@ -341,7 +342,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
         if self.start == "auto":
-            return problem.dim > self.full_dim and not problem.layout.improper
+            return not problem.layout.improper and (problem.dim > self.full_dim or jumps(problem))
         return self.start == "prior"
 
     def init(

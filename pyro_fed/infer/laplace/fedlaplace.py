@@ -41,10 +41,10 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import prior_values
+from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, SPIKE, aimed, arrived, semidefinite
-from pyro_fed.infer.laplace.line import held_values, line_values
+from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -185,7 +185,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         moments = derivatives.under(problem, points[0], None, 1, data)
         if moments is None:
             moments = derivatives.of_likelihood(problem, points, data.full_batch())
-        values = line_values(problem, line.to(problem.dtype), data)
+        values = clients_log_likelihoods(problem, line.to(problem.dtype), data)
         usable = moments.finite()
         site = kept_where(usable, site_of(moments, points[0]))
         lowest = torch.finfo(values.dtype).min

@@ -52,12 +52,12 @@ def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Mom
         spread = (root @ standardised_sobol(number, dim).to(root).mT).movedim(2, 0)  # (number, C, D)
         finer = means((mean + spread).to(points.dtype).contiguous())
         agree = _apart(found, finer, root) < AGREE
-        found = _where(settled, found, finer)
+        found = where_settled(settled, found, finer)
         settled = settled | agree
         if bool(settled.all()):
             return found
         spent, number = spent + number, 2 * number
-    return _where(settled, found, means(points))
+    return where_settled(settled, found, means(points))
 
 
 def where_straight(
@@ -83,9 +83,9 @@ def where_straight(
     nodes = rule(PAIRS, points.shape[-1], 0)[0].to(root)
     pairs = mean + (root @ nodes.mT).movedim(2, 0)
     one, few = at_mean(mean[None].to(points.dtype)), at_pairs(pairs.to(points.dtype).contiguous())
-    moved, bent = _differences(one, few, root)
+    moved, bent = differences(one, few, root)
     straight = (moved < NEAR * share) & (bent < CLOSE * share)
-    return few if bool(straight.all()) else _where(straight, few, all_points())
+    return few if bool(straight.all()) else where_settled(straight, few, all_points())
 
 
 def _covariance(away: Tensor) -> Tensor:
@@ -96,11 +96,17 @@ def _covariance(away: Tensor) -> Tensor:
 
 def _apart(one: Moments, other: Moments, root: Tensor) -> Tensor:
     """By how much two rules differ, in SDs and as a part of the precision, the larger: (C,); nan is not less."""
-    return torch.maximum(*_differences(one, other, root))
+    return torch.maximum(*differences(one, other, root))
 
 
-def _differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much two rules differ, in SDs and as a part of the precision, each (C,)."""
+def differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much two rules differ, in SDs and as a part of the precision, each (C,).
+
+    Args:
+        one: means by one rule.
+        other: by another one.
+        root: R of q's covariance R R', (C, D, D).
+    """
     pull = (root.mT @ (other.score - one.score)[..., None].double())[..., 0]
     change = (other.curvature - one.curvature).double()
     diagonal = change.dim() == 2
@@ -108,8 +114,14 @@ def _differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Te
     return pull.abs().amax(1), bend.abs().amax(1)
 
 
-def _where(which: Tensor, one: Moments, other: Moments) -> Moments:
-    """The one's means of some clients (C,), the other's of the rest."""
+def where_settled(which: Tensor, one: Moments, other: Moments) -> Moments:
+    """The one's means of some clients, the other's of the rest.
+
+    Args:
+        which: clients, (C,).
+        one: means of all.
+        other: likewise.
+    """
     return Moments(
         *(torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(one, other, strict=True))
     )

@@ -33,7 +33,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
 from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
-from pyro_fed.infer.sites.agreement import as_many_as_needed, where_straight
+from pyro_fed.infer.sites.agreement import as_many_as_needed, where_settled, where_straight
+from pyro_fed.infer.sites.composed_rows import at_each_composed, means_at, means_of_parabola, shares
 from pyro_fed.infer.sites.fisher import fisher_information
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import MANY
@@ -43,6 +44,7 @@ from pyro_fed.infer.sites.rowwise import (
     dealt_out,
     expected,
     expected_of,
+    jumps,
     kept,
     shared_curvature,
 )
@@ -53,6 +55,8 @@ Kind = Literal["hessian", "fisher"]
 
 #: Clients × rows × nodes of their quadrature × points × directions of differentiation worked on at once.
 MAX_BLOCK = 8_000_000
+#: The same where values and scores alone are taken: all that a row makes is held until its score is there.
+SCORE_BLOCK = 2_000_000
 #: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: a node's density is one of all that the row
 #: has, as the eight answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
 MOST_INTEGRATED = MOST_NUMBERS // 8
@@ -83,6 +87,8 @@ class Derivatives:
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
                 return Moments(*found)
+            if self.structure == "full" and not self._in_groups(batch) and shares(problem):
+                return self._by_shared(problem, points, batch)
         if self._in_groups(batch) and self._numbers(problem, len(points)) > self._most(problem):
             return as_many_as_needed(points, lambda some: self._at_all(problem, some, batch))
         if self._may_be_straight(problem, len(points), batch):
@@ -95,6 +101,22 @@ class Derivatives:
             )
         return self._at_many(problem, points, batch)
 
+    def _by_shared(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
+        """The same where rows have linear predictors in numbers that they share; at few points where these do."""
+
+        def means(some: Tensor) -> Moments:
+            found = means_at(problem, some, batch)
+            return self._at_all(problem, some, batch) if found is None else Moments(*found)
+
+        if problem.num_rows < MANY * problem.dim or len(points) == 1:
+            return means(points)
+        parabola = means_of_parabola(problem, points, batch, batch.weight.sum(1) / problem.num_rows)
+        if parabola is not None and bool(parabola[1].all()):
+            return parabola[0]
+        cuts = self.shares(problem, len(points), batch)
+        found = means(points) if cuts == 1 else self._in_shares(problem, points, batch, cuts)
+        return found if parabola is None else where_settled(parabola[1], parabola[0], found)
+
     def _at_many(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """The same where rows may have their curvatures at a share of the points."""
         shares = self.shares(problem, len(points), batch)
@@ -104,7 +126,7 @@ class Derivatives:
 
     def _in_shares(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Moments:
         """Value and score of every row at every point, its curvature at its share of them."""
-        blocks = in_blocks(points, points.shape[1] * batch.width() * problem.num_nodes)
+        blocks = in_blocks(points, points.shape[1] * batch.width() * problem.num_nodes, SCORE_BLOCK)
         zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
         carry = (zero, zero.new_zeros(points.shape[1:]))
         means, _ = problem.scan(_score_step, carry, batch, blocks.to(problem.dtype), len(blocks), BATCHES)
@@ -174,11 +196,28 @@ class Derivatives:
             summed = shared_curvature(problem, cut, batch)
             if summed is not None:
                 return summed / cut.shape[2]
+            summed = self._summed_by_share(problem, cut, batch)
+            if summed is not None:
+                return summed / cut.shape[2]
         total = torch.zeros(clients, dim, *([dim] if self.structure == "full" else []), dtype=torch.float64)
         dealt = Batch(tuple(dealt_out(leaf, shares) for leaf in batch.rows), dealt_out(batch.weight, shares, 0.0))
         found, _ = problem.scan(self._curvature_step, total.to(points.device), (), (cut, dealt), shares, 0)
         mean: Tensor = found / cut.shape[2]
         return mean
+
+    def _summed_by_share(self, problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
+        """The same sum of rows with linear predictors in what they share; None without these."""
+        if not shares(problem):
+            return None
+        dealt = [dealt_out(leaf, len(cut)) for leaf in batch.rows], dealt_out(batch.weight, len(cut), 0.0)
+        total = torch.zeros(1, dtype=torch.float64, device=cut.device)
+        for number, points in enumerate(cut):
+            own = Batch(tuple(leaf[number] for leaf in dealt[0]), dealt[1][number])
+            found = at_each_composed(problem, points, own)
+            if found is None:
+                return None
+            total = total + found.curvature.sum(1)
+        return total
 
     def under(
         self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData
@@ -215,9 +254,9 @@ class Derivatives:
         return None if found is None else Moments(*found)
 
     def _worth(self, problem: Problem, num_points: int) -> bool:
-        """Whether linear predictors would save more than it takes to look for them."""
+        """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and work >= WORTH
+        return self.kind == "hessian" and (work >= WORTH or jumps(problem))
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""
@@ -286,9 +325,9 @@ def _add(total: Moments, parts: Moments) -> Moments:
     return Moments(*(t + p.double().sum(0) for t, p in zip(total, parts, strict=True)))
 
 
-def in_blocks(points: Tensor, work: int) -> Tensor:
-    """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in `MAX_BLOCK`."""
+def in_blocks(points: Tensor, work: int, most: int = MAX_BLOCK) -> Tensor:
+    """(S, C, ...) → (blocks, C, s, ...), s the largest divisor of S that keeps `work` × s in so many numbers."""
     count = len(points)
-    size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= MAX_BLOCK))
+    size = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * work <= most))
     blocks: Tensor = points.unflatten(0, (count // size, size))
     return blocks.transpose(1, 2)

@@ -15,33 +15,42 @@ t and u_i drawn as
 t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
 few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
 
-`at_points` takes the mean over given points z in place of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian
-of all rows at each point would give, by the same one product. `add_share` takes the curvature alone, of rows that are
-given, also where these numbers are many, as the first layer's units and all weights behind them in a network.
+Where the scores jump (`compiling.jumps`), as those of a quantile regression's rows, second derivatives are zero almost
+everywhere, and an expected score that is taken at nodes jumps with these. There both are those of values,
+
+    E[∂f/∂u] = L_i⁻ᵀ E[f ε_u],     E[∂²f/∂u²] = L_i⁻ᵀ E[f (ε_u ε_u' - 1)] L_i⁻¹                (Stein, Price)
+
+`at_each` has value, score and curvature at each of some points. `at_points` takes the mean over given points z in place
+of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian of all rows at each point would give, by the same one
+product. `add_share` takes the curvature alone, of rows that are given, also where these numbers are many, as the first
+layer's units and all weights behind them in a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from pyro_fed.density.compiling.jumps import scores_jump
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
-from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
+from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 from pyro_fed.ops.entries import choose
 
-#: Clients × rows × nodes that are worked on at once: as much as stays in a processor's cache.
-BLOCK = 262_144
 #: Rows in a piece, at least.
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 WORTH = 1_000_000
+#: Numbers a row up to which its expectation is tried by pairs of nodes alone.
+MOST_IN_PAIRS = 16
+#: Predictors of so many rows at a time, where there are some.
+Find = Callable[[int], Predictors | None]
 
 
 class Sums(NamedTuple):
@@ -61,12 +70,14 @@ class Rowwise:
         order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
         wide: spread the predictors' nodes wide.
         diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
+        by_values: take derivatives in the predictors from values, of `add`.
     """
 
     parts: Predictors
     order: int
     wide: bool = False
     diagonal: bool = False
+    by_values: bool = False
 
     @property
     def numbers(self) -> int:
@@ -95,9 +106,13 @@ class Rowwise:
         zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
         slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
         nodes, shares = (part.to(mean) for part in self.rule())
-        us, zs = _spread(centre, slopes, mean, of_t, at, nodes)
+        us, zs, own = _spread(centre, slopes, mean, of_t, at, nodes)
         each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        sums = _sums_of(slopes, of_t, [torch.tensordot(shares, part, 1) for part in each])
+        means = [torch.tensordot(shares, part, 1) for part in each]
+        if self.by_values and self.order != 1:
+            values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
+            means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
+        sums = _sums_of(slopes, of_t, means)
         return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
 
     def add_points(
@@ -115,6 +130,22 @@ class Rowwise:
         found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
 
+    def add_each(
+        self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Sums, Any]:
+        """A piece of one client's rows, at each of some points.
+
+        Args:
+            problem: the model's densities.
+            total: so far, with a leading axis of the points.
+            const: the row tensors, and the points (M, D).
+            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
+        """
+        (rows, points), (index, weight) = const, piece
+        slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
+        found = vmap(lambda *parts: _sums_of(slopes, of_t, parts))(*each)
+        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
         """The curvature (D, D) of rows, summed over them and over the points.
 
@@ -128,13 +159,18 @@ class Rowwise:
 
     def _over(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, score and curvature of one client's rows, summed over them and over points (s, D)."""
+        slopes, of_t, each = self._parts(points, rows, weight)
+        return _sums_of(slopes, of_t, [part.sum(0) for part in each], self.diagonal)
+
+    def _parts(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Derivatives of predictors and of t in z, and `predictors.curvatures` at each point."""
         parts = self.parts
         us = vmap(lambda z: parts.linear(z, *rows))(points)
         eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
         zero = parts.linear(torch.zeros_like(points[0]), *rows)
         slopes = vmap(lambda z: parts.linear(z, *rows))(eye) - zero
         each = vmap(lambda u, z: curvatures(parts, u, z, rows, weight))(us, points)
-        return _sums_of(slopes, eye[list(parts.direct)], [part.sum(0) for part in each], self.diagonal)
+        return slopes, eye[list(parts.direct)], each
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
@@ -148,28 +184,44 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     """
     order = _order(problem, root is not None)
     if order is None:
-        return None
+        return _by_pairs(problem, mean, root, data)
     if root is None:
         eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
         return _of_clients(problem, order, mean, eye.expand(*mean.shape, -1), data)
     few, straight = _where_straight(problem, mean, root, data)
     if few is not None and bool(straight.all()):
-        return _unwhitened(few, root)
+        return unwhitened(few, root)
     fine = _of_clients(problem, order, mean, root, data)
     if fine is None:
         return None
-    return _unwhitened(
+    return unwhitened(
         fine if few is None else Sums(*(choose(straight, a, b) for a, b in zip(few, fine, strict=True))), root
     )
 
 
-def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientData) -> tuple[Sums | None, Tensor]:
+def _by_pairs(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
+    """The same of many rows with more numbers than a finer rule is for, as of a softmax, where pairs do."""
+    parts = kept(problem, CHECK_ROWS, wide=True)
+    if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS or problem.num_rows < MANY * problem.dim:
+        return None
+    if root is None:
+        eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+        return _of_clients(problem, 1, mean, eye.expand(*mean.shape, -1), data, several=True)
+    few, straight = _where_straight(problem, mean, root, data, several=True)
+    return unwhitened(few, root) if few is not None and bool(straight.all()) else None
+
+
+def _where_straight(
+    problem: Problem, mean: Tensor, root: Tensor, data: ClientData, several: bool = False
+) -> tuple[Sums | None, Tensor]:
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
-    parts = kept(problem, CHECK_ROWS)
+    parts = kept(problem, CHECK_ROWS, wide=several)
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
         return None, none
-    one, few = (_of_clients(problem, order, mean, root, data) for order in (1, PAIRS))
+    if not several and jumps(problem):
+        return None, none
+    one, few = (_of_clients(problem, order, mean, root, data, several) for order in (1, PAIRS))
     if one is None or few is None:
         return None, none
     share = data.num_rows / problem.num_rows
@@ -178,16 +230,21 @@ def _where_straight(problem: Problem, mean: Tensor, root: Tensor, data: ClientDa
     return few, (bent < CLOSE) & (moved < NEAR)  # not a number is not less
 
 
-def _of_clients(problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData) -> Sums | None:
-    """Whitened sums of C clients' rows by one rule."""
-    clients = len(mean)
-    plan = _plan(problem, data.row_index.shape[-1], order)
+def _of_clients(
+    problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData, several: bool = False
+) -> Sums | None:
+    """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
+    clients, longest = len(mean), data.row_index.shape[-1]
+    if several:
+        plan = _plan_by(lambda size: kept(problem, size, wide=True), problem.dim, longest, order, False)
+    else:
+        plan = _plan(problem, longest, order)
     if plan is None:
         return None
     work, size, most = plan
     together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
-    index, weight = pieces(data, size)
+    index, weight = row_pieces(data, size)
     made = []
     for first in range(0, clients, together):
         chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
@@ -210,7 +267,7 @@ def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> S
         return None
     work, size, _ = plan
     index, weight = _cut(batch.weight, size)
-    return _unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
+    return unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
 
 
 def scarce(problem: Problem) -> bool:
@@ -228,16 +285,57 @@ def _order(problem: Problem, spread: bool) -> int | None:
 
 def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int] | None:
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
-    sample = kept(problem, CHECK_ROWS)
+    by_values = order != 1 and jumps(problem)
+    wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
+    found = _plan_by(lambda size: kept(problem, size), problem.dim, longest, order, wide)
+    return None if found is None else (replace(found[0], by_values=by_values), *found[1:])
+
+
+def jumps(problem: Problem) -> bool:
+    """Whether rows have linear predictors in which their scores jump, found once.
+
+    Args:
+        problem: the model's densities.
+    """
+
+    def find() -> bool:
+        parts, z = kept(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
+        return parts is not None and scores_jump(problem, parts, z.to(problem.rows[0].device))
+
+    found: bool = problem.compiler.kept("scores jump", find, problem)
+    return found
+
+
+def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:
+    """The same by the predictors that are found for so many rows at a time, in `dim` numbers."""
+    sample = find(CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    wide = order != 1 and scarce(problem)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
-    most = min(BLOCK // count, 2 * BLOCK // (problem.dim * sample.width))
+    most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
     size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
-    parts = kept(problem, size)
+    parts = find(size)
     return None if parts is None else (Rowwise(parts, order, wide), size, most)
+
+
+def whitened_of(problem: Problem, find: Find, order: int, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
+    """Whitened expectations of C clients' rows under Gaussians of what their predictors are linear in.
+
+    Args:
+        problem: the model's densities.
+        find: predictors of so many rows.
+        order: of the rule, see `nodes.rule`.
+        mean: (C, m), float64.
+        root: R of the covariance R R', (C, m, m), float64.
+        batch: the clients' rows (C, n, ...) and weights (C, n).
+    """
+    plan = _plan_by(find, mean.shape[1], batch.weight.shape[1], order, False)
+    if plan is None:
+        return None
+    work, size, _ = plan
+    index, weight = _cut(batch.weight, size)
+    return _sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0)
 
 
 def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = False) -> Sums | None:
@@ -249,12 +347,13 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
         batch: the clients' rows (C, n, ...) and weights (C, n).
         diagonal: the curvature's diagonal alone, (C, D).
     """
-    count, (clients, longest) = len(points), batch.weight.shape
+    count, clients, dim = points.shape
+    longest = batch.weight.shape[1]
     sample = kept(problem, CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (problem.dim * sample.width)))
+    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
     parts = kept(problem, size)
     if parts is None:
         return None
@@ -264,11 +363,51 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     index, weight = _cut(batch.weight, size)
     which = torch.cartesian_prod(torch.arange(len(index)), torch.arange(len(blocks))).reshape(-1, 2).T
     zero = torch.zeros(clients, dtype=torch.float64, device=points.device)
-    curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [problem.dim]))
+    curvature = zero.new_zeros(*points.shape[1:], *([] if diagonal else [dim]))
     carry = Sums(zero, zero.new_zeros(points.shape[1:]), curvature)
     xs = (index[which[0]], weight[which[0]].contiguous(), blocks[which[1]].contiguous())
     total, _ = problem.scan(Rowwise(parts, 0, diagonal=diagonal).add_points, carry, batch.rows, xs, which.shape[1], 0)
     return Sums(*(part / count for part in total))
+
+
+def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
+    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None where rows have no structure.
+
+    Args:
+        problem: the model's densities.
+        points: (C, M, D).
+        data: the clients' rows.
+    """
+    if kept(problem, CHECK_ROWS) is None:
+        return None
+    return each_of(problem, lambda size: kept(problem, size), points, data)
+
+
+def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
+    """The same by the predictors that are found for so many rows at a time, in what the points are of.
+
+    Args:
+        problem: the model's densities.
+        find: predictors of so many rows; there are some for `CHECK_ROWS`.
+        points: (C, M, m), in the problem's dtype.
+        data: the clients' rows, or these with weights of their own (C, n).
+    """
+    sample = find(CHECK_ROWS)
+    assert sample is not None
+    clients, count, dim = points.shape
+    longest = data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
+    most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
+    size = min(max(SMALLEST, _rounded(longest)), most)
+    parts = find(size)
+    if parts is None:
+        return None
+    index, weight = _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
+    zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
+    carry = Sums(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    axes = (0 if isinstance(data, Batch) else None, 0)
+    const = (data.rows, points.to(problem.dtype))
+    total, _ = problem.scan(Rowwise(parts, 1).add_each, carry, const, (index, weight), len(index), axes)
+    return Sums(*total)
 
 
 def kept(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
@@ -334,23 +473,6 @@ def _sums(
     return Sums(*total)
 
 
-def pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
-    """The clients' row numbers (L, C, size) in pieces, and the rows' weights, zero for padding.
-
-    Args:
-        data: of C clients.
-        size: rows in a piece.
-    """
-    index = data.row_index
-    clients, longest = index.shape
-    count = -(-longest // size)
-    index = torch.cat([index, index[:, -1:].expand(clients, count * size - longest)], 1)
-    weight = torch.arange(count * size, device=index.device) < data.num_rows.unsqueeze(-1)
-    both = (index, weight.to(row_dtype(data.rows)) * data.power)
-    first, second = (part.reshape(clients, count, size).transpose(0, 1).contiguous() for part in both)
-    return first, second
-
-
 def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The clients' row numbers (L, C, size) in pieces, and their weights, of weights (C, n); padding has none."""
     clients, longest = weight.shape
@@ -369,8 +491,8 @@ def _rounded(count: int) -> int:
 
 def _spread(
     centre: Tensor, slopes: Tensor, mean: Tensor, of_t: Tensor, at: list[int], nodes: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p); and L_i (b, p, p)."""
     own = nodes[:, len(at) :]
     variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
     zs = mean.expand(len(nodes), -1)
@@ -387,7 +509,19 @@ def _spread(
         us = us + torch.einsum("bpr,kr->kbp", shared, nodes[:, : len(at)])
         moved = mean[at] + nodes[:, : len(at)] @ factor.T
         zs = zs.index_copy(1, torch.tensor(at, device=mean.device), moved)
-    return us + torch.einsum("bpq,kq->kbp", semidefinite_cholesky(variance), own), zs
+    factor = semidefinite_cholesky(variance)
+    return us + torch.einsum("bpq,kq->kbp", factor, own), zs, factor
+
+
+def _of_values(shares: Tensor, values: Tensor, nodes: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """E[∂f/∂u] (b, p) and E[∂²f/∂u²] (b, p, p) from f (K, b) at nodes ε (K, p); L (b, p, p) may be singular."""
+    eye = torch.eye(nodes.shape[1], dtype=nodes.dtype, device=nodes.device)
+    pivots = factor.diagonal(dim1=1, dim2=2)
+    spread = (pivots > 0).to(nodes)
+    inverse = torch.linalg.inv(factor + torch.diag_embed(1.0 - spread)) * spread.unsqueeze(2) * spread.unsqueeze(1)
+    first = torch.einsum("k,kb,kp->bp", shares, values, nodes)
+    second = torch.einsum("k,kb,kpq->bpq", shares, values, nodes.unsqueeze(2) * nodes.unsqueeze(1) - eye)
+    return (first.unsqueeze(1) @ inverse).squeeze(1), inverse.mT @ second @ inverse
 
 
 def _squares(slopes: Tensor) -> Tensor:
@@ -450,8 +584,13 @@ def _sums_of(
     return value, score, -hessian
 
 
-def _unwhitened(sums: Sums, root: Tensor) -> Sums:
-    """From R' score and R' H R to score and H."""
+def unwhitened(sums: Sums, root: Tensor) -> Sums:
+    """From R' score and R' H R to score and H.
+
+    Args:
+        sums: whitened.
+        root: R, upper triangular.
+    """
 
     def back(x: Tensor) -> Tensor:
         solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular

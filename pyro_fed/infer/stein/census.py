@@ -34,8 +34,9 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
-from pyro_fed.density.scores import log_likelihoods
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_log_likelihoods
+from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
@@ -48,8 +49,8 @@ MOST_DIM = 12
 LEAST = 0.25
 #: Draws of the prior for each component of the mixture that is fitted to them.
 STARTS_A_COMPONENT = 12
-#: Points of which a client computes the log-likelihood at once, to bound its memory.
-PIECE = 128
+#: Where there are `MANY` rows a parameter the modes' approximation most often stands, which so much fewer points tell.
+FEWER = 4
 #: Log-likelihood of points that have none; a sum over clients is finite.
 IMPOSSIBLE = -1e300
 #: Halvings of the interval of β.
@@ -61,7 +62,7 @@ class Census(Algorithm, ServerWork):
     """Weighted points of the posterior.
 
     Args:
-        num_points: drawn a round.
+        num_points: drawn a round; fewer in the first one of many rows.
         num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
         max_rounds: rounds at most.
         worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
@@ -110,7 +111,8 @@ class Census(Algorithm, ServerWork):
     ) -> tuple[State, State]:
         """The first points: of the modes, and of a fit to draws of the prior."""
         start = started(start, self)
-        half = self.num_points // 2
+        count = self.num_points // (FEWER if problem.num_rows >= MANY * problem.dim else 1)
+        half = count // 2
         draws = problem.init(self.num_starts, generator).double()
         even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
@@ -120,7 +122,7 @@ class Census(Algorithm, ServerWork):
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
-            mixture = spread.shared_out(self.num_points - half).joined(mixture)
+            mixture = spread.shared_out(count - half).joined(mixture)
         seed = torch.randint(2**31, (), generator=generator)
         shared = start.shared | self._drawn(mixture.wider(self._inflation(problem.dim)).used(), seed)
         none = draws.new_zeros(0)
@@ -146,9 +148,7 @@ class Census(Algorithm, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The log-likelihood at the points."""
-        mapped, batch = problem.mapped(log_likelihoods, (0, BATCHES)), data.full_batch()
-        pieces = shared["census_trial"].to(problem.dtype).split(PIECE, 1)
-        found = torch.cat([mapped(piece, batch) for piece in pieces], 1).double()
+        found = clients_log_likelihoods(problem, shared["census_trial"].to(problem.dtype), data)
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

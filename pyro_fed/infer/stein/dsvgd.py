@@ -22,6 +22,10 @@ gradient-corrected local steps.) The surrogates only decide how fast, and how lo
 
 Particles that start apart have no surrogates: there the client's own rows stand for all, n / n_k times.
 
+Where rows are many a likelihood is nearly its surrogate. A client whose residual hardly varies over the particles
+(`STRAIGHT`) takes its turn's steps towards its own site with the particles' residuals, too, which are exact before and
+after the steps: the fixed point is the same, and a turn costs two scores of its rows.
+
 A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
 with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
@@ -75,12 +79,13 @@ from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
-from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
+from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
@@ -102,6 +107,13 @@ SETTLING = 0.25
 #: Draws of the target have a discrepancy above this many times its mean in at most 5 % of cases: it is a weighted sum
 #: of squared normal numbers, of which a single one has the longest tail (Székely & Bakirov 2003), χ² with one degree.
 BY_CHANCE = 3.84
+#: A client with the share s of all rows, whose residual varies by less than s times this over the particles, in any
+#: coordinate, is as good as its site with the particles' own residuals while these move: over a whole SD it would be
+#: wrong by so much of a posterior's score at an SD, and its next turn puts it right. Tried where there are `MANY` rows
+#: a parameter; a turn then costs two scores of the client's rows in place of L + 2.
+STRAIGHT = 0.1
+#: What particles that move towards the sites alone are told, besides their residuals.
+TOWARDS_SITES = ("mean", "factor", "precision", "eta", "pace")
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
@@ -297,11 +309,12 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
 
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's target, or the client's likelihood scores there."""
-        const, batch = self.others(problem, shared, local, data), data.full_batch()
+        const = self.others(problem, shared, local, data)
+        own = self.own_scores(problem, const, shared["white"], data)
         if kind == "ksd":
-            discrepancy = problem.mapped(self.mover(shared).discrepancy, (0, 0, BATCHES))
-            return {"ksd": discrepancy(shared["white"], const, batch)["ksd"]}
-        return {"scores": problem.mapped(self.own_scores, (0, 0, BATCHES))(shared["white"], const, batch)}
+            discrepancy = problem.mapped(self.mover(shared).discrepancy, (0, 0, 0))
+            return {"ksd": discrepancy(shared["white"], const, own)["ksd"]}
+        return {"scores": own}
 
     def positions(self, shared: State) -> Tensor:
         """The particles (N, D) in whitened coordinates, in which they move."""
@@ -319,19 +332,18 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         own: Tensor = problem.vmap(grad(log_target))(white)
         return own + others
 
-    def own_scores(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
-        """The client's own likelihood score, (N, D)."""
+    def own_scores(self, problem: Problem, const: State, white: Tensor, data: ClientData) -> Tensor:
+        """The clients' own likelihood scores, (C, N, D)."""
         coordinates = Coordinates(const["mean"], const["factor"])
-        return coordinates.pull(likelihood_scores(problem, coordinates.model(white), batch)) / self.temperature
+        scores = clients_likelihood_scores(problem, coordinates.model(white), data)
+        return coordinates.pull(scores) / self.temperature
 
-    def residual(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> Tensor:
-        """r_{k,n}: how far the client's score is from its surrogate's, (N, D), with `own_site` in `const`."""
-        own = site_scores(const["own_precision"], const["own_eta"], white)
-        return self.own_scores(problem, white, const, batch) - own
-
-    def discrepancy(self, problem: Problem, white: Tensor, const: State, batch: Batch) -> State:
+    def discrepancy(self, problem: Problem, white: Tensor, const: State, own: Tensor) -> State:
         """KSD of the particles from a client's target, that of as many exact draws, and how far the moments are off."""
-        return judged(white, self.target_scores(problem, white, const, batch), self.kernel)
+        coordinates = Coordinates(const["mean"], const["factor"])
+        prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
+        others = site_scores(const["precision"], const["eta"], white) + const["tilt"]
+        return judged(white, prior + const["own_weight"] * own + others, self.kernel)
 
     # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(
@@ -339,14 +351,19 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
     ) -> tuple[State, State, State]:
         """L steps towards the client's own target, then its residual where the particles are now."""
         const, mover = self.others(problem, shared, local, data), self.mover(shared)
-        full = data.full_batch()
-        figures = problem.mapped(mover.discrepancy, (0, 0, BATCHES))(shared["white"], const, full)
-        rows, dims = with_batches(data, self.batch_size)
+        own = self.own_scores(problem, const, shared["white"], data)
+        figures = problem.mapped(mover.discrepancy, (0, 0, 0))(shared["white"], const, own)
+        residual = residual_of(own, shared["white"], local)
         carry = (shared["white"], AdaGradState(shared["history"], shared["steps"]))
-        (white, optimiser), gains = problem.scan(
-            mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
-        )
-        residual = problem.mapped(self.residual, (0, 0, BATCHES))(white, {**const, **own_site(local)}, full)
+        if self._straight(problem, shared, residual, data):
+            towards = {name: shared[name] for name in TOWARDS_SITES} | {"residuals": const["tilt"] + residual}
+            (white, optimiser), gains = problem.scan(mover._sites_step, carry, towards, (), self.local_steps)
+        else:
+            rows, dims = with_batches(data, self.batch_size)
+            (white, optimiser), gains = problem.scan(
+                mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
+            )
+        residual = residual_of(self.own_scores(problem, const, white, data), white, local)
         message = {
             "white": white,
             "residuals": const["tilt"] + residual,
@@ -355,6 +372,16 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
             **figures,
         }
         return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
+
+    def _straight(self, problem: Problem, shared: State, residual: Tensor, data: ClientData) -> bool:
+        """Whether rows are so many that the client's site stands for them while the particles move, see `STRAIGHT`.
+
+        One client has a turn, so that none decides for another.
+        """
+        if self.batch_size is not None or bool(shared["apart"].any()) or problem.num_rows < MANY * problem.dim:
+            return False
+        varies = residual.std(-2).amax(-1)
+        return bool((varies <= STRAIGHT * data.num_rows / problem.num_rows).all())
 
     def _step(self, problem: Problem, carry: Any, inputs: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         white, optimiser = carry
@@ -423,25 +450,24 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
             problem: the model's densities; its prior alone is asked.
             shared: the server's state.
         """
-        names = ("mean", "factor", "residuals", "precision", "eta", "pace")
-        const = {name: shared[name][None] for name in names}
+        const = {name: shared[name][None] for name in (*TOWARDS_SITES, "residuals")}
         figures = problem.mapped(self._server_figures, (0, 0))(shared["white"][None], const)
         carry = (shared["white"][None], AdaGradState(shared["history"][None], shared["steps"][None]))
-        (white, optimiser), _ = problem.scan(self._server_step, carry, const, (), self.local_steps)
+        (white, optimiser), _ = problem.scan(self._sites_step, carry, const, (), self.local_steps)
         moved = {"white": white[0], "history": optimiser.history[0], "steps": optimiser.steps[0]}
         return moved, {name: value[0].double() for name, value in figures.items()}
 
-    def _server_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
+    def _sites_scores(self, problem: Problem, white: Tensor, const: State) -> Tensor:
         coordinates = Coordinates(const["mean"], const["factor"])
         prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
         return prior + site_scores(const["precision"], const["eta"], white) + const["residuals"]
 
     def _server_figures(self, problem: Problem, white: Tensor, const: State) -> State:
-        return judged(white, self._server_scores(problem, white, const), self.kernel)
+        return judged(white, self._sites_scores(problem, white, const), self.kernel)
 
-    def _server_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[()]]:
+    def _sites_step(self, problem: Problem, carry: Any, const: State, _: Any) -> tuple[Any, tuple[Tensor, ...]]:
         white, optimiser = carry
-        return self.move(white, self._server_scores(problem, white, const), optimiser, const["pace"].to(white)), ()
+        return self.stepped(white, self._sites_scores(problem, white, const), optimiser, const["pace"].to(white))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and where the particles were on average of late."""
@@ -584,6 +610,6 @@ def unlike_draws(figures: dict[str, float]) -> bool:
     return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
 
 
-def own_site(local: State) -> State:
-    """A client's own site, beside those of the others."""
-    return {"own_precision": local["precision"], "own_eta": local["eta"]}
+def residual_of(own: Tensor, white: Tensor, local: State) -> Tensor:
+    """r_{k,n}: how far a client's scores are from its surrogate's at the particles, (C, N, D)."""
+    return own - site_scores(local["precision"], local["eta"], white)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,10 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, row_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.composed_rows import at_each_composed
+from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.matrices import times
@@ -121,8 +123,7 @@ class Modes(Algorithm, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The log-likelihood at the trial points, with its derivatives."""
-        batch = data.full_batch()
-        found = problem.mapped(_look_at_likelihood, (0, BATCHES))(shared["trial"].to(problem.dtype), batch)
+        found = look_at_likelihood(problem, shared["trial"].to(problem.dtype), data)
         usable = _finite(found)
         parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
         return {**parts, "usable": usable}, local, {}
@@ -194,7 +195,32 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
     return Look(*(part.double() for part in _look(problem, problem.log_prior, points)))
 
 
-def _look_at_likelihood(problem: Problem, points: Tensor, batch: Batch) -> Look:
+def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
+    """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
+    clients, count, dim = points.shape
+    if problem.num_rows * dim * count >= WORTH:
+        found = at_each(problem, points, data) or at_each_composed(problem, points, data)
+        if found is not None:
+            return Look(*found)
+    longest, densities = data.row_index.shape[-1], clients * count * (1 + dim) * problem.num_nodes
+    if densities * longest <= CHUNK or not all(isinstance(leaf, Tensor) for leaf in data.rows):
+        whole: Look = problem.mapped(_look_at_batch, (0, BATCHES))(points, data.full_batch())
+        return whole
+    index, weight = row_pieces(data, max(1, BLOCK // densities))
+    zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
+    carry = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    total, _ = problem.scan(_add_look, carry, (data.rows, points), (index, weight), len(index), (None, 0))
+    return Look(*total)
+
+
+def _add_look(problem: Problem, total: Look, const: Any, piece: tuple[Tensor, Tensor]) -> tuple[Look, tuple[()]]:
+    """With a piece of one client's rows."""
+    (rows, points), (index, weight) = const, piece
+    found = _look_at_batch(problem, points, Batch(tuple(leaf[index] for leaf in rows), weight))
+    return Look(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+
+
+def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
     return _look(problem, lambda z: problem.log_lik(z, batch), points)
 
 

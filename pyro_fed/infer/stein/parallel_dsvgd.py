@@ -29,9 +29,9 @@ from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.stein.dsvgd import DSVGD, entered, own_site, paced, with_account
+from pyro_fed.infer.stein.dsvgd import DSVGD, entered, paced, residual_of, with_account
 from pyro_fed.infer.stein.held_turns import held_residuals
 
 #: Why a start without surrogates is refused.
@@ -133,9 +133,10 @@ class ParallelDSVGD(DSVGD, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The change of the client's residual."""
-        const, full = {**self.others(problem, shared, local, data), **own_site(local)}, data.full_batch()
-        figures = problem.mapped(self.discrepancy, (0, 0, BATCHES))(shared["white"], const, full)
-        residual = problem.mapped(self.residual, (0, 0, BATCHES))(shared["white"], const, full)
+        const = self.others(problem, shared, local, data)
+        own = self.own_scores(problem, const, shared["white"], data)
+        figures = problem.mapped(self.discrepancy, (0, 0, 0))(shared["white"], const, own)
+        residual = residual_of(own, shared["white"], local)
         return (
             {"change": residual - local["residual"]},
             {**local, "residual": residual},

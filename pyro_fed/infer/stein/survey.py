@@ -38,8 +38,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, ClientData
-from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
@@ -184,7 +184,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         """Likelihood scores in whitened coordinates, at all points."""
         coordinates = Coordinates(shared["mean"], shared["factor"])
         points = coordinates.model(shared["white"]).to(problem.dtype)
-        found = problem.mapped(likelihood_scores, (0, BATCHES))(points, data.full_batch())
+        found = clients_likelihood_scores(problem, points, data)
         scores = coordinates.pull(found.double()) / self.temperature
         return {"scores": scores}, {**local, "scores": scores}, {}
 

@@ -7,7 +7,7 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server, 
        (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance.
        Half of the draws are wider than q, and stay so (`defence`): where the likelihood does not fall at all, as a
        ridge's does not, prior times sites ends before the posterior;
-    2. sends them to all clients, who answer with log p_k(z_s), S numbers;
+    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few of them, see `few_rows`);
     3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
 
 and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted ones, and
@@ -51,12 +51,12 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
-from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.defence import Defence
+from pyro_fed.infer.surrogates.few_rows import log_likelihoods_at
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
@@ -375,11 +375,11 @@ def _computed(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     Far away a likelihood may be the difference of numbers that are too large for it, as lgamma(a + n) - lgamma(a) at
     a = e^50, and come out thousands of nats above all others. There it is another number next to the same draw.
     """
-    values = clients_log_likelihoods(problem, draws, data)
+    values = log_likelihoods_at(problem, draws, data)
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
         return values
-    beside = clients_log_likelihoods(problem, draws * (1 + ROUNDINGS * torch.finfo(draws.dtype).eps), data)
+    beside = log_likelihoods_at(problem, draws * (1 + ROUNDINGS * torch.finfo(draws.dtype).eps), data)
     apart = (values - beside).abs()
     return torch.where(apart > torch.maximum(torch.ones_like(apart), ROUGH * values.abs()), torch.nan, values)
 

@@ -343,3 +343,33 @@ def test_a_networks_curvature_is_that_of_its_units_and_what_is_behind_them(units
             mapped = how.of_likelihood(problem, at, batch)
         assert how.shares(problem, len(at), batch) == (8 if most == 1 and len(at) > 1 else 1)
         torch.testing.assert_close(ours.curvature, mapped.curvature, rtol=1e-9, atol=1e-9)
+
+
+def classes(x, y):
+    """Five predictors a row, more than a finer rule than pairs of nodes is for."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([5, x.shape[1]]).to_event(2))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Categorical(logits=x @ w.T), obs=y)
+
+
+def test_rows_of_several_numbers_are_expected_by_pairs_where_these_do(monkeypatch):
+    """Many rows and a narrow q; where it is wide, or rows are few, the structure is not taken."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(8000, FEATURES, generator=g, dtype=torch.float64)
+    fed = pf.Federation(classes, (x, torch.randint(5, (8000,), generator=g)), plate="data", num_clients=3)
+    problem, data = fed.problem, fed.client_data()
+    mean = torch.linspace(-0.3, 0.3, problem.dim, dtype=torch.float64).expand(3, -1)
+    for sd, taken in ((0.01, True), (2.0, False)):
+        q = FullGaussian.from_moments(mean, (sd**2 * torch.eye(problem.dim, dtype=torch.float64)).expand(3, -1, -1))
+        found = rowwise.expected(problem, q.mean(), q.root(), data)
+        assert (found is not None) == taken
+        if found is not None:
+            many = Derivatives("full", "hessian").of_likelihood(problem, spread_points(q, 128), data.full_batch())
+            for a, b in zip(found, many, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+    at_mean = rowwise.expected(problem, mean, None, data)
+    exact = Derivatives("full", "hessian").of_likelihood(problem, mean[None], data.full_batch())
+    for a, b in zip(at_mean, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    few = pf.Federation(classes, (x[:200], torch.zeros(200).long()), plate="data", num_clients=3)
+    assert rowwise.expected(few.problem, mean, None, few.client_data()) is None

@@ -1,0 +1,158 @@
+"""Linear predictors of numbers that all rows share, where these are not linear in z: w = φ(z).
+
+    log p(y_i | z) = f(u_i(w), t, row i),     u_i(w) = A_i w + b_i,     t = a few entries of w,     w = φ(z)
+
+as where coefficients are a scale times standard normal numbers (non-centred priors, horseshoes), or bounded. What the
+trace makes of z before a row comes in is φ; what is left is a function of w and rows, in which `predictors` looks for
+linear ones. At a point z a row's derivatives are taken in w, and φ's once for all rows:
+
+    score = J's,     Hessian = J'H J + Σ_j s_j ∇²φ_j,     J = dφ/dz,   s and H in w
+
+Nothing is taken on trust, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, fx
+from torch.func import grad, vjp, vmap
+
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.predictors import (
+    CHECK_ROWS,
+    Predictors,
+    Rows,
+    copied,
+    from_parts,
+    is_the_model,
+    may_have,
+    numbers_of,
+    parts_of,
+    rows_graph,
+    some_rows,
+    tidied,
+)
+from pyro_fed.density.compiling.tracing import to_graph
+from pyro_fed.density.problem import Problem
+
+#: Numbers that rows share, for each parameter, that are worth it: products of matrices are as large as they are many.
+MOST_SHARED = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """What rows share, and their predictors in it.
+
+    Attributes:
+        inner: φ, z (D,) to w (m,).
+        parts: of the rows' log-likelihood as a function of w, for so many rows at a time.
+        dim: m.
+    """
+
+    inner: Callable[[Tensor], Tensor]
+    parts: Predictors
+    dim: int
+
+    #: Steps that are made of it may be kept with it, see `process`.
+    is_traced = True
+
+    def back(self, z: Tensor, score: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
+        """Score (D,) and Hessian (D, D) in z of those in w, (m,) and (m, m).
+
+        Args:
+            z: (D,).
+            score: in w.
+            hessian: in w.
+        """
+        pull = vjp(self.inner, z)[1]
+        slopes = vmap(lambda v: pull(v)[0])(torch.eye(self.dim, dtype=z.dtype, device=z.device)).to(score)
+
+        def along(point: Tensor) -> Tensor:
+            return (self.inner(point) * score.to(point)).sum()
+
+        bend = vjp(grad(along), z)[1]
+        bent = vmap(lambda v: bend(v)[0])(torch.eye(len(z), dtype=z.dtype, device=z.device)).to(score)
+        return slopes.T @ score, slopes.T @ hessian @ slopes + bent
+
+
+def composed(problem: Problem, rows: int) -> Composed | None:
+    """The structure of a model's rows, where there is one.
+
+    Args:
+        problem: the model's densities.
+        rows: how many at a time.
+    """
+    if not may_have(problem):
+        return None
+    few = _found(problem, CHECK_ROWS)
+    if few is None or not is_the_model(problem, few.parts.rows, lambda *at: _derivatives(few, *at)):
+        return None
+    return few if rows == few.parts.rows else _found(problem, rows)
+
+
+def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value, score, hessian = from_parts(found.parts, found.inner(z), rows, weight)
+    return value, *found.back(z, score, hessian)
+
+
+def _found(problem: Problem, count: int) -> Composed | None:
+    try:
+        graph = rows_graph(problem, count)
+        shared = _shared(graph, count)
+        dim = numbers_of(shared)
+        if not shared or dim > MOST_SHARED * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
+            return None
+        shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        ends = list(accumulate(sizes))
+        before, rest = _of_z(graph, shared), copied(graph, None, shared)
+        z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+
+        def inner(point: Tensor) -> Tensor:
+            return torch.cat([part.reshape(-1) for part in before(point)])
+
+        def of_rows(w: Tensor, *rows: Tensor) -> Tensor:
+            given = [w[end - size : end].reshape(shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)]
+            value: Tensor = rest(z, *rows, *given)
+            return value.contiguous()
+
+        parts = parts_of(tidied(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
+    except FAILURES:
+        return None
+    return None if parts is None else Composed(inner, parts, dim)
+
+
+def _shared(graph: fx.GraphModule, count: int) -> list[fx.Node]:
+    """What is made of z without rows, and goes where rows are: they come in, or it is made as long as they are."""
+    nodes = list(graph.graph.nodes)
+    z, *rows = [node for node in nodes if node.op == "placeholder"]
+    of_z, of_rows = {z}, set(rows)
+    for node in nodes:
+        before = node.all_input_nodes
+        if any(one in of_z for one in before):
+            of_z.add(node)
+        longer = count in _shape(node) and not any(count in _shape(one) for one in before) and node is not z
+        if node.op == "output" or longer or any(one in of_rows for one in before):
+            of_rows.add(node)
+    return [n for n in nodes if n in of_z and n not in of_rows and any(user in of_rows for user in n.users)]
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["tensor_meta"].shape) if hasattr(node.meta.get("tensor_meta"), "shape") else ()
+
+
+def _fits(node: fx.Node, dtype: torch.dtype) -> bool:
+    return getattr(node.meta.get("tensor_meta"), "dtype", None) == dtype
+
+
+def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
+    """The part of a graph that makes the wanted nodes of z alone."""
+    part = copied(graph, wanted, [])
+    for node in [node for node in part.graph.nodes if node.op == "placeholder"][1:]:
+        part.graph.erase_node(node)
+    part.recompile()
+    return part

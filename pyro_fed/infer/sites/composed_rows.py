@@ -1,0 +1,180 @@
+"""Derivatives of rows whose predictors are linear in numbers that all rows share, w = φ(z), see `compiling.composed`.
+
+Sums over rows are taken in w, at each point by one product of matrices; φ's derivatives are taken once a point,
+
+    E_q[∇ log p] = E[J's],     E_q[∇² log p] = E[J'H J + Σ_j s_j ∇²φ_j]
+
+where a Hessian of every row at every point, one direction of z after another, would be as dear as so many passes.
+
+Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z:
+with the mean and the covariance of w under q, score and curvature are taken at the mean of w and at pairs of nodes
+around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEAR`), that parabola stands for the rows at all z,
+
+    s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.compiling.composed import Composed, composed
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.nodes import CLOSE, PAIRS
+from pyro_fed.infer.sites.rowwise import Sums, each_of, unwhitened, whitened_of
+from pyro_fed.ops.gaussian_structures import FullGaussian
+
+#: SDs by which the pairs may move the score from that at the mean. What a parabola misses has this size at an SD, where
+#: derivatives of φ hardly vary, so that of a mean a small part of it is missed.
+NEAR = 0.1
+#: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
+APART = 1e-3
+
+
+@dataclass(frozen=True)
+class Through:
+    """φ at the points of a client.
+
+    Args:
+        found: the model's structure.
+    """
+
+    found: Composed
+
+    def shared(self, problem: Problem, points: Tensor) -> Tensor:
+        """w (M, m).
+
+        Args:
+            problem: the model's densities.
+            points: (M, D).
+        """
+        made: Tensor = problem.vmap(self.found.inner)(points)
+        return made
+
+    def mean_back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
+        """Means over points of score (D,) and curvature (D, D) in z, of rows that are a parabola in w.
+
+        Args:
+            problem: the model's densities.
+            points: (M, D).
+            score: in w at each, (M, m), float64.
+            curvature: of the parabola, (m, m), float64.
+        """
+        scores, hessians = problem.vmap(lambda z, s: self.found.back(z, s, -curvature))(points, score)
+        return scores.mean(0), -hessians.mean(0)
+
+    def back(self, problem: Problem, points: Tensor, score: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (M, D) and curvatures (M, D, D) in z, of those in w.
+
+        Args:
+            problem: the model's densities.
+            points: (M, D).
+            score: (M, m), float64.
+            curvature: -∇², (M, m, m), float64.
+        """
+        scores, hessians = problem.vmap(self.found.back)(points, score, -curvature)
+        return scores, -hessians
+
+
+def shares(problem: Problem) -> bool:
+    """Whether the model's rows are so, found once.
+
+    Args:
+        problem: the model's densities.
+    """
+    return _kept(problem, CHECK_ROWS) is not None
+
+
+def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
+    """C clients' log-likelihoods and derivatives at each of M points, (C, M, ...); None without such a structure.
+
+    Args:
+        problem: the model's densities.
+        points: (C, M, D).
+        data: the clients' rows, or these with weights of their own.
+    """
+    found = _kept(problem, CHECK_ROWS)
+    if found is None:
+        return None
+    points = points.to(problem.dtype)
+    through = Through(found)
+    sums = each_of(problem, partial(_parts, problem), problem.mapped(through.shared, (0,))(points), data)
+    if sums is None:
+        return None
+    return Sums(sums.value, *problem.mapped(through.back, (0, 0, 0))(points, sums.score, sums.curvature))
+
+
+def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
+    """Means over points of C clients' log-likelihoods and derivatives; None without such a structure.
+
+    Args:
+        problem: the model's densities.
+        points: (S, C, D).
+        batch: the clients' rows.
+    """
+    found = _kept(problem, CHECK_ROWS)
+    if found is None:
+        return None
+    count, clients, dim = points.shape
+    most = max(1, BLOCK // (clients * max(found.dim, dim) ** 2))
+    together = max(s for s in range(1, count + 1) if count % s == 0 and s <= most)
+    total: Sums | None = None
+    for some in points.split(together):
+        sums = at_each_composed(problem, some.transpose(0, 1).contiguous(), batch)
+        if sums is None:
+            return None
+        parts = [part.sum(1) / count for part in sums]
+        total = Sums(*parts) if total is None else Sums(*(a + b for a, b in zip(total, parts, strict=True)))
+    return total
+
+
+def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> tuple[Moments, Tensor] | None:
+    """The same of rows as parabolas in what they share, and whose rows are, (C,).
+
+    Args:
+        problem: the model's densities.
+        points: (S, C, D), more than a few.
+        batch: the clients' rows.
+        share: of all rows, that each client has, (C,).
+    """
+    found = _kept(problem, CHECK_ROWS)
+    if found is None:
+        return None
+    through, by_client = Through(found), points.transpose(0, 1).contiguous().to(problem.dtype)
+    shared = problem.mapped(through.shared, (0,))(by_client).double()
+    if not bool(shared.isfinite().all()):
+        return None
+    mean = shared.mean(1)
+    away = shared - mean.unsqueeze(1)
+    covariance = away.mT @ away / len(points)
+    covariance = covariance + APART * torch.diag_embed(covariance.diagonal(dim1=1, dim2=2))
+    q = FullGaussian.from_moments(mean, covariance)
+    if not bool(q.is_proper().all()):
+        return None
+    find, root = partial(_parts, problem), q.root()
+    one, few = (whitened_of(problem, find, order, mean, root, batch) for order in (1, PAIRS))
+    if one is None or few is None:
+        return None
+    moved, bent = (
+        (a - b).abs().flatten(1).amax(1) for a, b in ((one.score, few.score), (one.curvature, few.curvature))
+    )
+    few = unwhitened(few, root)
+    scores = few.score.unsqueeze(1) - away @ few.curvature
+    score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
+    return Moments(few.value, score, curvature), (moved < NEAR * share) & (bent < CLOSE * share)
+
+
+def _parts(problem: Problem, rows: int) -> Predictors | None:
+    found = _kept(problem, rows)
+    return None if found is None else found.parts
+
+
+def _kept(problem: Problem, rows: int) -> Composed | None:
+    found: Composed | None = problem.compiler.kept(("composed", rows), lambda: composed(problem, rows), problem)
+    return found

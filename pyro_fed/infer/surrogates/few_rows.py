@@ -1,0 +1,124 @@
+"""Log-likelihoods at many draws by few rows of each client, where what these miss is known.
+
+    log p_k(z) = n_k/b_k Σ_{i ∈ B_k} log p_i(z) + c_k(z),     c_k(z) ≈ level + a'w - w'E w / 2,     w = z - m
+
+c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
+nearly a parabola where rows are many: value, score and curvature of all rows and of the few there give level, a and E.
+What is left has terms of third order alone, and of these no more than what b rows miss of n. It is compared with all
+rows at some of the draws: where it differs by more than `AGREE` nats of all clients together (and farther out than half
+of the draws, by more than that grown as terms of third order grow), four times as many rows stand for the client's; and
+all of them where a quarter does not agree.
+
+The same for the audit of a result, which has all rows at once: `audit.few_rows`.
+
+Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
+tall data*, Section 6.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_log_likelihoods
+from pyro_fed.infer.sites.derivatives import Derivatives
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.nodes import MANY
+from pyro_fed.ops.cholesky import equilibrated_cholesky
+from pyro_fed.ops.entries import evenly
+
+#: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
+#: not.
+ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
+#: More parameters than this would take more second derivatives than they save.
+LARGEST_DIM = 100
+#: Draws at which both are compared, and nats that they may differ by at each, besides so many roundings.
+PROBES, AGREE, ROUNDING = 32, 0.05, 4
+#: Draws that say how far draws lie from their mean, and that are taken together.
+SPREAD = 512
+#: Seed by which rows are picked.
+SEED = 0
+
+
+def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
+    """Log-likelihoods of C clients at draws of their own, (C, S), float64; by few rows where these are found to do.
+
+    Args:
+        problem: the model's densities.
+        draws: (C, S, D), unconstrained.
+        data: the clients' rows.
+    """
+    probes = evenly(draws.shape[1], PROBES)
+    count = max(ROWS, ROWS_A_PARAMETER * problem.dim)
+    if not _worth_a_try(problem, draws, data) or count * MORE > problem.num_rows:
+        return clients_log_likelihoods(problem, draws, data)
+    exact = clients_log_likelihoods(problem, draws[:, probes], data)
+    share = data.num_rows / problem.num_rows
+    rounding = ROUNDING * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
+    allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
+    at_mean = _at_mean(problem, draws, data)
+    while count * MORE <= problem.num_rows:
+        found = _by_few(problem, draws, data, count, at_mean)
+        agree = ((found[:, probes] - exact).abs() <= allowed).all(1)
+        if bool(agree.all()):
+            return found
+        count *= MORE
+    others = (~agree).nonzero()[:, 0]
+    whole = ClientData(data.rows, data.row_index[others], data.num_rows[others], data.power)
+    return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], whole))
+
+
+def _worth_a_try(problem: Problem, draws: Tensor, data: ClientData) -> bool:
+    """Whether rows are many, have a shape of their own and are not looped over."""
+    many = problem.num_rows >= MANY * problem.dim and problem.dim <= LARGEST_DIM
+    tensors = all(isinstance(leaf, Tensor) for leaf in data.rows)
+    return many and tensors and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
+
+
+def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
+    """By so many rows of all clients, and what these miss to second order."""
+    few, times = _picked(problem, data, count)
+    some = Moments(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in _at_mean(problem, draws, few)))
+    slope, bend = at_mean.score - some.score, at_mean.curvature - some.curvature
+    found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few) + (at_mean.value - some.value).unsqueeze(
+        1
+    )
+    mean = _mean(draws).unsqueeze(1)
+    for first in range(0, draws.shape[1], SPREAD):
+        away = draws[:, first : first + SPREAD].double() - mean
+        found[:, first : first + SPREAD] += ((slope.unsqueeze(1) - away @ bend / 2) * away).sum(-1)
+    return found
+
+
+def _picked(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
+    """Some rows of each client, its share of so many, one from each of equal slices; and n_k / b_k, (C,)."""
+    rows = data.num_rows
+    wanted = torch.minimum((rows * count / problem.num_rows).ceil().long(), rows)
+    place = torch.arange(max(1, int(wanted.max())), device=rows.device)
+    within = torch.rand(len(place), generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    position = (place + within.to(rows.device)) / wanted.clamp_min(1).unsqueeze(1) * rows.unsqueeze(1)
+    position = torch.minimum(position.long(), (rows - 1).clamp_min(0).unsqueeze(1))
+    few = ClientData(data.rows, data.row_index.gather(1, position), wanted, data.power)
+    return few, rows.double() / wanted.clamp_min(1)
+
+
+def _farther(draws: Tensor, probes: Tensor) -> Tensor:
+    """How much larger a term of third order is at some draws than at the median one, at least one: (C, probes)."""
+    mean = _mean(draws).unsqueeze(1)
+    away = draws[:, evenly(draws.shape[1], SPREAD)].double() - mean
+    factor = equilibrated_cholesky(away.mT @ away / away.shape[1])
+    usual, at = (factor.half_solve(w.mT).square().sum(1) for w in (away, draws[:, probes].double() - mean))
+    return (at / usual.median(1, keepdim=True).values).clamp_min(1.0).pow(1.5)
+
+
+def _mean(draws: Tensor) -> Tensor:
+    return draws.mean(1, dtype=torch.float64)
+
+
+def _at_mean(problem: Problem, draws: Tensor, data: ClientData) -> Moments:
+    """Value, score and curvature of the clients' log-likelihoods at the draws' means, float64."""
+    derivatives, mean = Derivatives("full", "hessian"), _mean(draws)
+    found = derivatives.under(problem, mean, None, draws.shape[1], data)
+    return found or derivatives.of_likelihood(problem, mean.unsqueeze(0), data.full_batch())

@@ -1,0 +1,96 @@
+"""Many rows: pieces of rows and their structure give what all rows give, and turns towards sites the same posterior."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.density import scores
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.stein import dsvgd, modes
+
+ROWS, DIM = 6000, 3
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def curved(x, y):
+    """Rows of as many predictors as there are parameters."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(torch.sin(x * w).sum(1), 1.0), obs=y)
+
+
+def rows():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)
+    chance = torch.sigmoid(x @ torch.tensor([1.0, -0.5, 0.2], dtype=torch.float64))
+    return x, (torch.rand(ROWS, generator=generator, dtype=torch.float64) < chance).to(x)
+
+
+def two_clients(problem):
+    """Of 17 and 11 rows, and points for each."""
+    index = torch.stack([torch.arange(17), torch.arange(20, 37)])
+    points = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return ClientData(problem.rows, index, torch.tensor([17, 11])), points
+
+
+@pytest.mark.parametrize("model", [logistic, curved])
+def test_pieces_of_rows_are_all_rows(model, monkeypatch):
+    problem = pf.Federation(model, rows(), plate="data", num_clients=2).problem
+    data, points = two_clients(problem)
+    found = [scores.clients_likelihood_scores, scores.clients_log_likelihoods, modes.look_at_likelihood]
+    whole = [function(problem, points, data) for function in found]
+    for module in (scores, modes):
+        monkeypatch.setattr(module, "CHUNK", 1)
+        monkeypatch.setattr(module, "BLOCK", 60)
+    monkeypatch.setattr(modes, "WORTH", torch.inf)
+    torch.testing.assert_close([function(problem, points, data) for function in found], whole)
+
+
+def test_looks_by_structure_are_those_of_all_rows(monkeypatch):
+    problem = pf.Federation(logistic, rows(), plate="data", num_clients=2).problem
+    data, points = two_clients(problem)
+    whole = modes.look_at_likelihood(problem, points, data)
+    monkeypatch.setattr(modes, "WORTH", 1)
+    torch.testing.assert_close(modes.look_at_likelihood(problem, points, data), whole)
+
+
+def laplace(x, y):
+    """Mean and SDs by Newton's method, of a posterior that is Gaussian up to terms of the order ROWS^(-1/2)."""
+    w, eye = x.new_zeros(DIM), torch.eye(DIM, dtype=x.dtype)
+    for _ in range(20):
+        p = torch.sigmoid(x @ w)
+        precision = x.T @ (x * (p * (1 - p)).unsqueeze(1)) + eye
+        w = w + torch.linalg.solve(precision, x.T @ (y - p) - w)
+    return w, precision.inverse().diagonal().sqrt()
+
+
+def run(clients):
+    federation = pf.Federation(logistic, rows(), plate="data", num_clients=clients)
+    idata = pf.run(pf.DSVGD(), federation, progress=False, audit=False, log_likelihood=False)
+    return torch.tensor(idata.posterior["w"].values).flatten(0, 1)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_turns_towards_sites_end_where_turns_towards_rows_do(clients, monkeypatch):
+    mean, sd = laplace(*rows())
+    towards_sites = run(clients)
+    monkeypatch.setattr(dsvgd, "STRAIGHT", -1.0)
+    towards_rows = run(clients)
+    assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.02
+    assert float(((towards_sites.mean(0) - mean) / sd).abs().max()) < 0.05
+    assert float((towards_sites.std(0) / sd - 1).abs().max()) < 0.05
+
+
+def test_particles_move_without_rows_where_these_are_many(monkeypatch):
+    def refused(*_):
+        raise AssertionError("rows were taken in every step")
+
+    monkeypatch.setattr(pf.DSVGD, "target_scores", refused)
+    run(2)
