@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import warnings
 
 import numpy as np
 import pyro
@@ -315,6 +316,20 @@ def test_what_torch_cannot_map_is_looped_with_the_numbers_of_the_plain_module(ki
     assert np.allclose(idata.log_likelihood["y"].values[0], torch.stack(by_hand).detach(), atol=1e-5)
     found = pf.metrics.test_metrics(idata, federation, (x, y))["log_predictive_density"]
     assert found == pytest.approx(float((torch.stack(by_hand).exp().mean(0)).log().mean()), abs=1e-5)
+
+
+def test_clients_of_a_large_model_are_not_asked_for_curvatures_of_rows():
+    """Which torch cannot map over a recurrent layer: the check ended in an error of its own."""
+    torch.manual_seed(0)
+    x = torch.randn(600, 3)
+    federation = pf.Federation(
+        model_of(with_priors(Recurrent(nn.GRU))), (x, (x[:, 0] > 0).long()), plate="data", num_clients=4
+    )
+    assert federation.problem.dim > 100 and is_large(federation.problem)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pf.run(pf.FedAvg(chain_steps=2), federation, num_rounds=2, progress=False, log_likelihood=False)
+    assert not [note for note in said if "not all checks were made" in str(note.message)]
 
 
 def test_batch_normalisation_is_refused_with_its_cure(digits):
