@@ -38,10 +38,11 @@ MOST_ENTRIES = 10_000_000
 #: Points at which a network's size is judged, as many as algorithms take expectations at by default.
 NETWORK_POINTS = 128
 #: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
-#: more and no linear predictors is a network (above `FULL_DIM`), or has its rows share the points.
+#: more and no linear predictors has its rows share the points.
 MOST_NUMBERS = 150_000_000
-#: The same for what takes expectations at points and would go on as a diagonal Gaussian: half a second a round, and
-#: 26 s a run where stochastic gradients take 2 s to a better log density (343 parameters, 142 rows).
+#: The same above `FULL_DIM`, from which on a model is a network: half a second a round of a diagonal Gaussian, and 26 s
+#: a run where stochastic gradients take 2 s to a better log density (343 parameters, 142 rows). What takes no
+#: expectations begins with a Gaussian too, and Laplace's at the end of Newton's method is none of a network.
 NETWORK_NUMBERS = 10_000_000
 #: Values at which an observation that is not discrete is looked at.
 CONTINUOUS_VALUES = 3
@@ -68,14 +69,13 @@ def is_large(problem: Problem, points: int = 1, exact_dim: int = FULL_DIM) -> bo
         return True
     if problem.dim <= exact_dim:
         return False
-    most = NETWORK_NUMBERS if points > 1 else MOST_NUMBERS
-    return problem.dim * problem.evaluations * points > LARGE_WORK or _is_network(problem, most)
+    return problem.dim * problem.evaluations * points > LARGE_WORK or _is_network(problem)
 
 
-def _is_network(problem: Problem, most: int) -> bool:
-    """Whether scores of all rows at all values are more than so many, and no linear predictors spare them."""
+def _is_network(problem: Problem) -> bool:
+    """Whether scores of all rows at all values are many, and no linear predictors spare them."""
     numbers = problem.dim * problem.evaluations * NETWORK_POINTS
-    few = numbers * values_of(problem) <= most
+    few = numbers * values_of(problem) <= NETWORK_NUMBERS
     return not few and not has_predictors(problem)
 
 

@@ -1,4 +1,9 @@
-"""Where inference starts: draws of the prior, or of one of Pyro's `init_to_*`, with a finite log density."""
+"""Where inference starts: draws of the prior, or of one of Pyro's `init_to_*`, with a finite log density.
+
+A point that gradients are to lead on starts near the prior's mean. The outputs of a network whose weights are a draw of
+N(0, 1) have an SD of the root of its width: a scale or a rate that is the exponential of one is off by a factor of a
+thousand, gradients by its square, and of that curvature no steps find back.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,11 @@ CHECK_ROWS = 64
 AT_ONCE = 64
 #: Draws tried for each start.
 MAX_TRIES = 100
+#: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
+#: Pyro's guides.
+CENTRAL_DRAWS = 100
+#: Numbers that these have at once.
+CENTRAL_NUMBERS = 10_000_000
 
 
 class _Feasible(NamedTuple):
@@ -81,6 +91,25 @@ def draw_starts(
             return points
         torch.manual_seed(seed)  # what is drawn again comes before the next start
         return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
+
+
+def central_start(problem: RowDensities, generator: torch.Generator) -> Tensor:
+    """The mean of `CENTRAL_DRAWS` draws of the prior, (D,); one draw where the density is not finite at that.
+
+    Args:
+        problem: the model's densities.
+        generator: source of randomness.
+
+    Raises:
+        ModelError: no draw has a finite log density.
+    """
+    left, total = CENTRAL_DRAWS, torch.zeros(())
+    while left:
+        some = min(left, max(1, CENTRAL_NUMBERS // problem.dim))
+        total = total + draw_starts(problem, some, generator, None, 0.0, checked=False).sum(0)
+        left -= some
+    central = total[None] / CENTRAL_DRAWS
+    return central[0] if _all_finite(problem, central) else draw_starts(problem, 1, generator, None, 0.0)[0]
 
 
 def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], count: int) -> Tensor | None:

@@ -4,7 +4,8 @@ Source: McMahan et al. (2017); Reddi et al. (2020), Algorithm 2; the baseline of
 
     θ_k ← θ after L local steps of SGD on -log p_k / N_k,    θ ← θ + δ optim(Σ_k (N_k / N) (θ_k - θ))
 
-Deviation: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have none.
+Deviations: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have none. Where
+a step takes all rows its size is held to the curvature that the client's own gradients show, see `averaging.descent`.
 A point, not a posterior: its one draw is labelled so (`draws_are` "point").
 """
 
@@ -36,8 +37,10 @@ from pyro_fed.density.rows.batches import (
     draw_minibatches,
     with_batches,
 )
+from pyro_fed.density.starts import central_start
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.averaging.descent import Descent, descended
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
 
@@ -48,7 +51,7 @@ class FedAvg(Algorithm, Bounding):
 
     Args:
         chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row.
+        step_size: of SGD, on the log-likelihood a row; where a step takes all rows at most what the curvature allows.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
         unit: what `chain_steps` counts: "steps", or "epochs", in each of which a client takes every row once, in
@@ -107,9 +110,9 @@ class FedAvg(Algorithm, Bounding):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """A draw from the prior, or zeros where a flat prior has none."""
+        """Near the prior's mean, or at zeros where a flat prior has none."""
         flat = bool(problem.layout.improper)
-        point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else problem.init(1, generator)[0]
+        point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else central_start(problem, generator)
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
@@ -131,18 +134,48 @@ class FedAvg(Algorithm, Bounding):
     ) -> tuple[State, State, State]:
         """L steps of SGD."""
         batch, dims = with_batches(data, self.batch_size)
-        carry = (shared["point"], torch.zeros_like(shared["point"]))
         const = ((data.num_rows, shared["num_rows"]), batch)
-        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
-        (point, _), _ = problem.scan(self._step, carry, const, noise, count, ((0, 0), dims))
+        point = self.descended(problem, shared["point"], const, noise, ((0, 0), dims))
         return {"delta": point - shared["point"]}, {}, {}
+
+    def descended(self, problem: Problem, point: Tensor, const: Any, noise: Noise, dims: Any) -> Tensor:
+        """Where the L steps of C clients end, (C, D).
+
+        Args:
+            problem: the model's densities.
+            point: where they begin, (C, D).
+            const: what `gradient` needs of the clients.
+            noise: minibatches.
+            dims: client axes of `const`.
+        """
+        if self.batch_size is None:
+            return descended(problem, self._descent, point, const, dims)
+        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
+        (found, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
+        end: Tensor = found
+        return end
+
+    @property
+    def _descent(self) -> Descent:
+        return Descent(self.gradient, self.step_size, self.momentum, self.chain_steps)
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
-        (rows, total), data = const
-        velocity = self.momentum * velocity + self.score(problem, point, batch_of(data, picks), rows, total)
+        velocity = self.momentum * velocity + self.gradient(problem, point, const, picks)
         moving = at_work(picks).to(point) if self.unit == "epochs" else 1.0
         return (point + moving * self.step_size * velocity, velocity), ()
+
+    def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
+        """The gradient that a client's step follows, (D,).
+
+        Args:
+            problem: the model's densities.
+            point: (D,).
+            const: the client's and all rows' numbers, and its data.
+            picks: the step's minibatch.
+        """
+        (rows, total), data = const
+        return self.score(problem, point, batch_of(data, picks), rows, total)
 
     def score(self, problem: Problem, point: Tensor, batch: Batch, rows: Tensor, total: Tensor) -> Tensor:
         """The gradient of a client's objective, (D,).

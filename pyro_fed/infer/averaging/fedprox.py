@@ -28,7 +28,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, at_work, batch_of, with_batches
+from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
 from pyro_fed.infer.averaging.fedavg import FedAvg
 
 
@@ -88,16 +88,18 @@ class FedProx(FedAvg):
         batch, dims = with_batches(data, self.batch_size)
         anchor = shared["point"]
         const = ((rows, shared["num_rows"], anchor, linear), batch)
-        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
-        carry = (anchor, torch.zeros_like(anchor))
-        (point, _), _ = problem.scan(self._near, carry, const, noise, count, ((0, 0, 0, 0), dims))
-        found: Tensor = point
-        return found
+        return self.descended(problem, anchor, const, noise, ((0, 0, 0, 0), dims))
 
-    def _near(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
-        point, velocity = carry
+    def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
+        """The gradient of f_k, its linear and its proximal term, (D,).
+
+        Args:
+            problem: the model's densities.
+            point: (D,).
+            const: what the log-likelihood is divided by, all rows' number, the anchor, the linear term; and the data.
+            picks: the step's minibatch.
+        """
         (rows, total, anchor, linear), data = const
         score = self.score(problem, point, batch_of(data, picks), rows, total)
-        velocity = self.momentum * velocity + score + linear - self.proximal * (point - anchor)
-        moving = at_work(picks).to(point) if self.unit == "epochs" else 1.0
-        return (point + moving * self.step_size * velocity, velocity), ()
+        found: Tensor = score + linear - self.proximal * (point - anchor)
+        return found

@@ -112,7 +112,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     Args:
         num_chains: M, chains that run at once.
         local_steps: T, steps a visit.
-        burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
+        burn_in: first steps of each chain that are not kept; more of them where a derived step is short, up to half a
+            run by default.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
             and R-hat is small; None runs all rounds.
@@ -253,7 +254,12 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         if self.step_size is not None:
             return self.step_size, self.burn_in
         step, full = self.derived_step(num_clients, start)
-        return step, math.ceil(self.burn_in * full / step)
+        return step, self._longer(self.burn_in, full / step, num_clients)
+
+    def _longer(self, burn_in: int, times: float, num_clients: int) -> int:
+        """A burn-in so many times as long, but no more than half a run by default, which then has draws to judge."""
+        half = self.default_rounds(num_clients) * self.local_steps // 2
+        return max(burn_in, min(math.ceil(burn_in * times), half))
 
     def _pull(self, sites: Gaussian, target: Gaussian, share: Tensor, anchor: Tensor) -> State:
         """What the clients keep of the conducive gradient."""
@@ -441,7 +447,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         share = float((used / wanted).amin().clamp(max=1))
         if not 0 < share < 1:
             return {}
-        burn_in = math.ceil(int(shared["burn_in"]) / share)
+        burn_in = self._longer(int(shared["burn_in"]), 1 / share, len(shared["share"]))
         return {"step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
 
     def rounds_ahead(self, shared: State) -> int:

@@ -25,6 +25,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.size import is_large
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
@@ -253,6 +254,8 @@ class Finish:
         federation, problem = self.context.federation, self.context.problem
         several = not isinstance(self.algorithm, Pooled) and federation.num_clients >= FEWEST
         if not several or not federation.holds_data or self.context.combination is not None or not_audited(problem):
+            return {}
+        if is_large(problem):  # sites would take each row's curvature, which no algorithm takes of it
             return {}
         return answer_and_sites(federation, draws.flatten(0, 1))
 

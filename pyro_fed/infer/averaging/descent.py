@@ -1,0 +1,101 @@
+"""Steps of a client on all its rows, none longer than the curvature that its own gradients show allows.
+
+    v ← β v + g_t,    θ' = θ_t + h v,    h = min(α, (1 + β) / L_t)
+    L' = ‖g(θ') - g_t‖ / ‖θ' - θ_t‖
+    θ_(t+1) = θ',    L_(t+1) = max(L', γ L_t)                             where h L' < 2 (1 + β)
+    θ_(t+1) = θ_t,   L_(t+1) ≥ 2 (1 + β) / h,   v ← 0                    else
+
+with g the gradient of the client's objective. Steps of a fixed size h with momentum β leave a quadratic of curvature L
+for infinity where h L > 2 (1 + β); here none begins with more than half of that, and one that turns out to have had
+more, as where a rate is an exponential, is taken back. Below it steps are of size α, those of SGD. L_0 is that along
+the first gradient, found a short way from the start.
+
+Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by that
+quotient. Letters: α `step_size`, β `momentum`, γ `REMEMBERED`.
+
+Deviations: α is the longest step, so that SGD that is stable stays as it was; momentum; L falls slowly where Kim et al.
+let a step grow slowly; steps are taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+
+#: What is left of a curvature after a step that has seen less.
+REMEMBERED = 0.9
+#: How much shorter the step after one that was taken back is at most.
+SHORTENED = 10.0
+
+
+class Descent(NamedTuple):
+    """Settings of the steps, hashable.
+
+    Attributes:
+        gradient: of one client's objective, to be followed: `(problem, point, const, ())`.
+        step_size: α.
+        momentum: β.
+        steps: L.
+    """
+
+    gradient: Callable[..., Tensor]
+    step_size: float
+    momentum: float
+    steps: int
+
+    def first(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        """The gradient at a point, and the curvature along it."""
+        point, *_unknown = carry
+        score = self.gradient(problem, point, const, ())
+        short = _shortest(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
+        there = self.gradient(problem, point + short, const, ())
+        return (point, score, _curvature(point, point + short, there - score)), ()
+
+    def step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        """One step, and the gradient and curvature at its end."""
+        point, velocity, score, curvature = carry
+        velocity, stable = self.momentum * velocity + score, 1 + self.momentum
+        rate = stable / curvature.clamp_min(stable / self.step_size)
+        end = point + rate * velocity
+        there = self.gradient(problem, end, const, ())
+        seen = _curvature(point, end, there - score)
+        taken = (rate * seen < 2 * stable) & there.isfinite().all()
+        steeper = (seen * rate / stable).nan_to_num(SHORTENED).clamp(2.0, SHORTENED) * stable / rate
+        curvature = torch.where(taken, torch.maximum(seen, REMEMBERED * curvature), steeper)
+        known = torch.where(taken, end, point), torch.where(taken, velocity, 0.0), torch.where(taken, there, score)
+        return (*known, curvature), ()
+
+
+def descended(problem: Problem, descent: Descent, point: Tensor, const: Any, dims: Any) -> Tensor:
+    """Where the steps of C clients end, (C, D).
+
+    Args:
+        problem: the model's densities.
+        descent: settings of the steps.
+        point: where they begin, (C, D).
+        const: what their gradients need.
+        dims: client axes of `const`.
+    """
+    still = torch.zeros_like(point)
+    (_, score, curvature), _ = problem.scan(descent.first, (point, still, still[:, 0]), const, (), 1, dims)
+    (found, *_), _ = problem.scan(descent.step, (point, still, score, curvature), const, (), descent.steps, dims)
+    end: Tensor = found
+    return end
+
+
+def _curvature(point: Tensor, end: Tensor, change: Tensor) -> Tensor:
+    """L from a step and the gradients' change by it, (); none where the step is lost in rounding."""
+    moved = (end - point).norm()
+    seen = change.norm() / moved.clamp_min(torch.finfo(moved.dtype).tiny)
+    return torch.where(moved >= _shortest(point) / 2, seen, 0.0)
+
+
+def _shortest(point: Tensor) -> Tensor:
+    """A step short enough to be straight, and long enough for a difference of gradients, ()."""
+    shortest: Tensor = torch.finfo(point.dtype).eps ** 0.5 * (1 + point.norm())
+    return shortest
