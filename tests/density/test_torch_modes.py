@@ -9,7 +9,8 @@ from late import late
 from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
-from pyro_fed.density.running.torch_modes import factor_or_nan, prefix_products
+from pyro_fed.density.running.mappable import prefix_products
+from pyro_fed.density.running.torch_modes import factor_or_nan
 
 stats = late("scipy.stats")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyro_fed.density.running.mappable import MAPPABLE
 from pyro_fed.errors import ModelError
 
 MAKERS = frozenset(
@@ -123,24 +124,6 @@ def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
     return torch.where((info > 0)[..., None, None], torch.nan, factor)
 
 
-def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.cumprod` by doubling, of which `vmap` knows all derivatives.
-
-    Those of `torch.cumprod` itself are looped over, with torch's warning; simplices and correlations are made of it.
-
-    Args:
-        values: any shape.
-        dim: axis of the products.
-        dtype: of the result; that of the values by default.
-    """
-    products = values.to(dtype or values.dtype).movedim(dim, -1)
-    done = 1
-    while done < products.shape[-1]:
-        products = torch.cat([products[..., :done], products[..., done:] * products[..., :-done]], -1)
-        done *= 2
-    return products.movedim(-1, dim)
-
-
 def put(tensor: Tensor, index: Any, value: Any) -> None:
     """`tensor[index] = value`; where the index is a mask and the value a number without indices, which `vmap` lacks.
 
@@ -158,14 +141,13 @@ def put(tensor: Tensor, index: Any, value: Any) -> None:
 
 REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: factor_or_nan,
-    torch.cumprod: prefix_products,
-    Tensor.cumprod: prefix_products,
     Tensor.__setitem__: put,
+    **MAPPABLE,
 }
 
 
 class Replacing(TorchFunctionMode):
-    """Functions that raise, or that `vmap` cannot differentiate twice, give way to others of the same values."""
+    """Functions that raise, or that `vmap` cannot map, give way to others of the same values, see `mappable`."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
