@@ -15,7 +15,9 @@ def advice(dim):
     """Of a diagonal Gaussian of so many parameters."""
     record = SimpleNamespace(latest={}, failed=list, converged=None)
     shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
-    return cure(SimpleNamespace(record=record, shared=shared, problem=SimpleNamespace(dim=dim), algorithm=pf.FedEP()))
+    layout = SimpleNamespace(observed=[], factors=[])
+    problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout)
+    return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()))
 
 
 def test_a_full_covariance_is_advised_only_where_there_is_room_for_it():

@@ -69,6 +69,7 @@ description = "Steps that are far too long"
 algorithm = "pyro_fed.infer:FedAvg"
 [settings]
 step_size = 1e6  # on purpose
+batch_size = 2  # whose steps are of a fixed length
 """
 
 
