@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running import mappable
-from pyro_fed.density.running.torch_modes import Replacing
+from pyro_fed.density.running.torch_modes import Replacing, replacing
 from pyro_fed.density.scores import likelihood_scores
 
 SEQUENCE = torch.sin(torch.arange(30.0, dtype=torch.float64)).reshape(2, 5, 3)
@@ -111,6 +111,28 @@ def test_recurrent_layers_are_those_of_torch(kind, options):
         found = vmap(grad(run(True)), (0, None))(several, SEQUENCE)
         for name, slope in zip(weights, expected, strict=True):
             torch.testing.assert_close(found[name], torch.stack([slope, slope]))
+
+
+def test_attention_within_a_module_is_mapped():
+    layer = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
+    x = torch.sin(torch.arange(24.0, dtype=torch.float64)).reshape(2, 3, 4)
+    weights = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def loss(weights):
+        return functional_call(layer, weights, (x, x, x), {"need_weights": False})[0].sin().sum()
+
+    def replaced(weights):
+        with replacing():
+            return loss(weights)
+
+    def nodes(count):
+        several = [torch.stack([value] * count) for value in weights.values()]
+        return to_graph(
+            lambda *parts: vmap(lambda *one: replaced(dict(zip(weights, one, strict=True))))(*parts), several
+        )
+
+    torch.testing.assert_close(replaced(weights), loss(weights))
+    assert len(nodes(2).graph.nodes) == len(nodes(16).graph.nodes)
 
 
 def test_packed_sequences_are_left_to_torch():

@@ -23,7 +23,7 @@ from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
 from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
-from pyro_fed.density.running.torch_modes import Replacing
+from pyro_fed.density.running.torch_modes import replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 from pyro_fed.errors import SettingError, listed, without_shapes
 
@@ -162,7 +162,7 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     if not validate:
         patched._validate_sample = lambda *_: None
     try:
-        with pyro.validation_enabled(validate), nullcontext() if validate else Replacing():
+        with pyro.validation_enabled(validate), nullcontext() if validate else replacing():
             yield
     finally:
         torch.set_default_dtype(before)

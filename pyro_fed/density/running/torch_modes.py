@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.running.mappable import MAPPABLE
@@ -153,6 +155,13 @@ class Replacing(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return REPLACED.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def replacing() -> Iterator[None]:
+    """`Replacing`, and attention by products and a softmax where torch's own modules ask for it, past all modes."""
+    with Replacing(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def _uniform(like: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
