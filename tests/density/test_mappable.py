@@ -52,7 +52,7 @@ def test_log_normal_cdf(values, order):
 )
 def test_values_and_derivatives_are_those_of_torch(function):
     def replaced(z):
-        with Replacing():
+        with replacing():
             return function(z)
 
     def slope(one):

@@ -6,8 +6,8 @@
     x ** 1                                      →  x, of the gradient of a square
 
 The first and the last are the same numbers; of the second last bits may differ. A network's step had 7 to 9
-operations of the first kind, whose zeros are as long as its parameters, of some 110, and two in a hundred of its time
-were the second.
+operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its time was the
+second.
 """
 
 from __future__ import annotations

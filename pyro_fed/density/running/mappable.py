@@ -106,39 +106,6 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None =
     return torch.where(same, 0.0, torch.where(same, 1.0, squares).sqrt())
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`; dropout, and groups of queries, as torch has them.
-
-    Args:
-        query: (..., L, E).
-        key: (..., S, E).
-        value: (..., S, V).
-        attn_mask: which keys a query may see, or what is added to its scores.
-        dropout_p: share of the weights that are dropped.
-        is_causal: a query sees the keys up to its own place.
-        options: `scale` of the scores, 1 / √E by default, and `enable_gqa`.
-    """
-    if dropout_p or options.get("enable_gqa"):
-        of_torch = torch.nn.functional.scaled_dot_product_attention
-        return of_torch(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    scale = options.get("scale")
-    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None:
-        hides = attn_mask.dtype is torch.bool
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if hides else scores + attn_mask
-    return scores.softmax(-1) @ value
-
-
 def _lstm_cell(parts: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     enter, forget, new, leave = (parts + _linear(hidden[0], weights)).chunk(4, -1)
     cell = forget.sigmoid() * hidden[1] + enter.sigmoid() * new.tanh()
@@ -226,7 +193,6 @@ MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.unfold: windows,
     Tensor.clamp_: clamp_in_place,
     torch.cdist: distances,
-    torch.nn.functional.scaled_dot_product_attention: attention,
     torch.lstm: recurrent(torch.lstm, _lstm_cell),
     torch.gru: recurrent(torch.gru, _gru_cell),
     torch.rnn_tanh: recurrent(torch.rnn_tanh, _plain_cell(torch.tanh)),

@@ -159,7 +159,7 @@ class Replacing(TorchFunctionMode):
 
 @contextmanager
 def replacing() -> Iterator[None]:
-    """`Replacing`, and attention by products and a softmax where torch's own modules ask for it, past all modes."""
+    """`Replacing`, and attention by products and a softmax, which torch's own modules ask for past all modes."""
     with Replacing(), sdpa_kernel(SDPBackend.MATH):
         yield
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, rule
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 
 #: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.
@@ -122,6 +123,4 @@ def where_settled(which: Tensor, one: Moments, other: Moments) -> Moments:
         one: means of all.
         other: likewise.
     """
-    return Moments(
-        *(torch.where(which.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(one, other, strict=True))
-    )
+    return Moments(*(choose(which, a, b) for a, b in zip(one, other, strict=True)))
