@@ -128,6 +128,17 @@ def test_algorithms_of_one_problem_share_what_coincides(monkeypatch):
     assert not made
 
 
+@pytest.mark.parametrize("kind", [pf.FedAvg, pf.FedProx, pf.FedDyn])
+def test_steps_made_of_an_algorithms_own_gradient_are_kept(kind, monkeypatch):
+    made = traces(monkeypatch)
+    options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, "num_rounds": 2}
+    counts = []
+    for seed in range(2):
+        pf.run(kind(), pf.Federation(closed(1.0), data(seed), plate="data", num_clients=2), **options)
+        counts.append(len(made))
+    assert counts[0] == counts[1] > 0
+
+
 def changed_closure():
     return (closed(1.0), data()), (closed(2.0), data())
 

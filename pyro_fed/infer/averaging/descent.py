@@ -19,8 +19,8 @@ let a step grow slowly; steps are taken back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,36 +33,51 @@ REMEMBERED = 0.9
 SHORTENED = 10.0
 
 
-class Descent(NamedTuple):
-    """Settings of the steps, hashable.
+class Descending(Protocol):
+    """An algorithm whose clients take such steps: its settings, and the gradient of one client's objective."""
 
-    Attributes:
-        gradient: of one client's objective, to be followed: `(problem, point, const, ())`.
-        step_size: α.
-        momentum: β.
-        steps: L.
+    @property
+    def step_size(self) -> float:
+        """α."""
+
+    @property
+    def momentum(self) -> float:
+        """β."""
+
+    @property
+    def chain_steps(self) -> int:
+        """How many steps."""
+
+    def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
+        """What a step follows, (D,); of all rows, `picks` is ()."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The steps of an algorithm, equal where it is, so that they are traced once.
+
+    Args:
+        algorithm: whose settings and gradient they have.
     """
 
-    gradient: Callable[..., Tensor]
-    step_size: float
-    momentum: float
-    steps: int
+    algorithm: Descending
 
     def first(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         """The gradient at a point, and the curvature along it."""
         point, *_unknown = carry
-        score = self.gradient(problem, point, const, ())
+        score = self.algorithm.gradient(problem, point, const, ())
         short = _shortest(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
-        there = self.gradient(problem, point + short, const, ())
+        there = self.algorithm.gradient(problem, point + short, const, ())
         return (point, score, _curvature(point, point + short, there - score)), ()
 
     def step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         """One step, and the gradient and curvature at its end."""
         point, velocity, score, curvature = carry
-        velocity, stable = self.momentum * velocity + score, 1 + self.momentum
-        rate = stable / curvature.clamp_min(stable / self.step_size)
+        momentum = self.algorithm.momentum
+        velocity, stable = momentum * velocity + score, 1 + momentum
+        rate = stable / curvature.clamp_min(stable / self.algorithm.step_size)
         end = point + rate * velocity
-        there = self.gradient(problem, end, const, ())
+        there = self.algorithm.gradient(problem, end, const, ())
         seen = _curvature(point, end, there - score)
         taken = (rate * seen < 2 * stable) & there.isfinite().all()
         steeper = (seen * rate / stable).nan_to_num(SHORTENED).clamp(2.0, SHORTENED) * stable / rate
@@ -71,19 +86,21 @@ class Descent(NamedTuple):
         return (*known, curvature), ()
 
 
-def descended(problem: Problem, descent: Descent, point: Tensor, const: Any, dims: Any) -> Tensor:
+def descended(problem: Problem, algorithm: Descending, point: Tensor, const: Any, dims: Any) -> Tensor:
     """Where the steps of C clients end, (C, D).
 
     Args:
         problem: the model's densities.
-        descent: settings of the steps.
+        algorithm: whose steps they are.
         point: where they begin, (C, D).
         const: what their gradients need.
         dims: client axes of `const`.
     """
-    still = torch.zeros_like(point)
+    still, descent = torch.zeros_like(point), Descent(algorithm)
     (_, score, curvature), _ = problem.scan(descent.first, (point, still, still[:, 0]), const, (), 1, dims)
-    (found, *_), _ = problem.scan(descent.step, (point, still, score, curvature), const, (), descent.steps, dims)
+    (found, *_), _ = problem.scan(
+        descent.step, (point, still, score, curvature), const, (), algorithm.chain_steps, dims
+    )
     end: Tensor = found
     return end
 

@@ -40,7 +40,7 @@ from pyro_fed.density.rows.batches import (
 from pyro_fed.density.starts import central_start
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
-from pyro_fed.infer.averaging.descent import Descent, descended
+from pyro_fed.infer.averaging.descent import descended
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
 
@@ -149,15 +149,11 @@ class FedAvg(Algorithm, Bounding):
             dims: client axes of `const`.
         """
         if self.batch_size is None:
-            return descended(problem, self._descent, point, const, dims)
+            return descended(problem, self, point, const, dims)
         count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
         (found, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
         end: Tensor = found
         return end
-
-    @property
-    def _descent(self) -> Descent:
-        return Descent(self.gradient, self.step_size, self.momentum, self.chain_steps)
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, velocity = carry
