@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
@@ -66,24 +69,56 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
     Returns:
         (C, N, D), of the points' dtype.
     """
-    clients, count = points.shape[:2]
-    densities = clients * count * problem.num_nodes
-    if densities * data.row_index.shape[-1] <= CHUNK or not all(isinstance(leaf, Tensor) for leaf in data.rows):
+    densities = points.shape[0] * points.shape[1] * problem.num_nodes
+    if not are_many(data, densities):
         whole: Tensor = problem.mapped(likelihood_scores, (0, BATCHES))(points, data.full_batch())
         return whole
-    index, weight = row_pieces(data, max(1, BLOCK // densities))
     zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
-    const = (data.rows, points)
-    total, _ = problem.scan(_add_scores, zero, const, (index, weight), len(index), (None, 0))
-    scores: Tensor = total.to(points.dtype)
+    scores: Tensor = by_pieces(problem, likelihood_scores, zero, points, data, densities).to(points.dtype)
     return scores
 
 
-def _add_scores(problem: Problem, total: Tensor, const: Any, piece: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[()]]:
-    """With the scores of a piece of one client's rows."""
-    (rows, points), (index, weight) = const, piece
-    batch = Batch(tuple(leaf[index] for leaf in rows), weight)
-    return total + likelihood_scores(problem, points, batch).double(), ()
+def are_many(data: ClientData, densities: int) -> bool:
+    """Whether rows are to be worked through in pieces, see `by_pieces`.
+
+    Args:
+        data: the clients' rows.
+        densities: of a row of each client.
+    """
+    return densities * data.row_index.shape[-1] > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows)
+
+
+def by_pieces(
+    problem: Problem, function: Callable[..., Any], zero: Any, points: Tensor, data: ClientData, densities: int
+) -> Any:
+    """Sums over C clients' rows, so many at a time as stay in a processor's cache.
+
+    Args:
+        problem: the model's densities.
+        function: `function(problem, points, batch)` of one client, a tensor or several, each a sum over rows.
+        zero: what is added to, (C, ...) each, float64.
+        points: of each client, (C, ...).
+        data: the clients' rows.
+        densities: of a row of each client.
+
+    Returns:
+        as `zero`.
+    """
+    index, weight = row_pieces(data, max(1, BLOCK // densities))
+    const = (data.rows, points)
+    return problem.scan(_Sum(function).add, zero, const, (index, weight), len(index), (None, 0))[0]
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum over pieces of one client's rows."""
+
+    function: Callable[..., Any]
+
+    def add(self, problem: Problem, total: Any, const: Any, piece: tuple[Tensor, Tensor]) -> tuple[Any, tuple[()]]:
+        (rows, points), (index, weight) = const, piece
+        found = self.function(problem, points, Batch(tuple(leaf[index] for leaf in rows), weight))
+        return pytree.tree_map(lambda t, part: t + part.double(), total, found), ()
 
 
 def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
@@ -111,11 +146,11 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
     Returns:
         (C, S), float64.
     """
-    clients, count = draws.shape[:2]
-    longest, densities = data.row_index.shape[-1], clients * min(count, TOGETHER) * problem.num_nodes
-    if densities * longest > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows):
-        size = max(1, BLOCK // densities)
-        return torch.cat([_by_pieces_of_rows(problem, piece, data, size) for piece in draws.split(TOGETHER, 1)], 1)
+    densities = len(draws) * min(draws.shape[1], TOGETHER) * problem.num_nodes
+    if are_many(data, densities):
+        zero = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)
+        pieces = zip(zero.split(TOGETHER, 1), draws.split(TOGETHER, 1), strict=True)
+        return torch.cat([by_pieces(problem, log_likelihoods, *piece, data, densities) for piece in pieces], 1)
     batch = data.full_batch()
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
     found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # what each piece left would split the freed memory
@@ -124,18 +159,3 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
         found[:, done : done + piece.shape[1]] = evaluate(piece, batch)
         done += piece.shape[1]
     return found
-
-
-def _by_pieces_of_rows(problem: Problem, draws: Tensor, data: ClientData, size: int) -> Tensor:
-    """The same over so many rows at a time."""
-    start = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)
-    index, weight = row_pieces(data, size)
-    total, _ = problem.scan(_add_values, start, (data.rows, draws), (index, weight), len(index), (None, 0))
-    found: Tensor = total
-    return found
-
-
-def _add_values(problem: Problem, total: Tensor, const: Any, piece: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[()]]:
-    """With the log-likelihoods of a piece of one client's rows."""
-    (rows, draws), (index, weight) = const, piece
-    return total + log_likelihoods(problem, draws, Batch(tuple(leaf[index] for leaf in rows), weight)).double(), ()

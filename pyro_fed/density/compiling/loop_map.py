@@ -34,7 +34,7 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
     return looped
 
 
-#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` without a gradient.
+#: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.
 NO_RULE = "Batching rule not implemented"
 
 

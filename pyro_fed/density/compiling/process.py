@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -185,6 +186,8 @@ def _is_value(value: Any) -> bool:
         return True
     if type(value) in (tuple, frozenset):
         return all(_is_value(part) for part in value)
+    if isinstance(value, FunctionType):
+        return shareable(value)
     if isinstance(value, type):
         return _is_ours(value) or value.__module__.partition(".")[0] in ("pyro", "torch")
     if getattr(value, "is_traced", False):  # it is kept beside the steps that are made of it

@@ -340,10 +340,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
 
     def discrepancy(self, problem: Problem, white: Tensor, const: State, own: Tensor) -> State:
         """KSD of the particles from a client's target, that of as many exact draws, and how far the moments are off."""
-        coordinates = Coordinates(const["mean"], const["factor"])
-        prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
-        others = site_scores(const["precision"], const["eta"], white) + const["tilt"]
-        return judged(white, prior + const["own_weight"] * own + others, self.kernel)
+        others = self._sites_scores(problem, white, {**const, "residuals": const["tilt"]})
+        return judged(white, others + const["own_weight"] * own, self.kernel)
 
     # -- a turn ---------------------------------------------------------------------------------------------
     def local_step(

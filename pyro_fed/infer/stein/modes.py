@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, row_pieces
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.scores import are_many, by_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.composed_rows import at_each_composed
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
@@ -202,22 +203,14 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)
-    longest, densities = data.row_index.shape[-1], clients * count * (1 + dim) * problem.num_nodes
-    if densities * longest <= CHUNK or not all(isinstance(leaf, Tensor) for leaf in data.rows):
+    densities = clients * count * (1 + dim) * problem.num_nodes
+    if not are_many(data, densities):
         whole: Look = problem.mapped(_look_at_batch, (0, BATCHES))(points, data.full_batch())
         return whole
-    index, weight = row_pieces(data, max(1, BLOCK // densities))
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
-    carry = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
-    total, _ = problem.scan(_add_look, carry, (data.rows, points), (index, weight), len(index), (None, 0))
-    return Look(*total)
-
-
-def _add_look(problem: Problem, total: Look, const: Any, piece: tuple[Tensor, Tensor]) -> tuple[Look, tuple[()]]:
-    """With a piece of one client's rows."""
-    (rows, points), (index, weight) = const, piece
-    found = _look_at_batch(problem, points, Batch(tuple(leaf[index] for leaf in rows), weight))
-    return Look(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
+    start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
+    total: Look = by_pieces(problem, _look_at_batch, start, points, data, densities)
+    return total
 
 
 def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:

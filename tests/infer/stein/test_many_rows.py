@@ -46,9 +46,8 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     data, points = two_clients(problem)
     found = [scores.clients_likelihood_scores, scores.clients_log_likelihoods, modes.look_at_likelihood]
     whole = [function(problem, points, data) for function in found]
-    for module in (scores, modes):
-        monkeypatch.setattr(module, "CHUNK", 1)
-        monkeypatch.setattr(module, "BLOCK", 60)
+    monkeypatch.setattr(scores, "CHUNK", 1)
+    monkeypatch.setattr(scores, "BLOCK", 60)
     monkeypatch.setattr(modes, "WORTH", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
