@@ -98,9 +98,7 @@ def has_predictors(problem: Problem) -> bool:
     Args:
         problem: the model's densities.
     """
-    return (
-        problem.compiler.kept(("predictors", CHECK_ROWS), lambda: predictors(problem, CHECK_ROWS), problem) is not None
-    )
+    return predictors(problem, CHECK_ROWS) is not None
 
 
 def full_is_cheap(problem: Problem) -> bool:

@@ -80,18 +80,27 @@ class Composed:
 
 
 def composed(problem: Problem, rows: int) -> Composed | None:
-    """The structure of a model's rows, where there is one.
+    """The structure of a model's rows, where there is one; found, and checked on a few rows, once.
 
     Args:
         problem: the model's densities.
         rows: how many at a time.
     """
-    if not may_have(problem):
-        return None
-    few = _found(problem, CHECK_ROWS)
-    if few is None or not is_the_model(problem, few.parts.rows, lambda *at: _derivatives(few, *at)):
-        return None
-    return few if rows == few.parts.rows else _found(problem, rows)
+
+    def find() -> Composed | None:
+        if rows == CHECK_ROWS:
+            return _checked(problem)
+        return None if composed(problem, CHECK_ROWS) is None else _found(problem, rows)
+
+    found: Composed | None = problem.compiler.kept(("composed", rows), find, problem)
+    return found
+
+
+def _checked(problem: Problem) -> Composed | None:
+    """Of a few rows, where these have the model's derivatives."""
+    few = _found(problem, CHECK_ROWS) if may_have(problem) else None
+    ours = few is not None and is_the_model(problem, CHECK_ROWS, lambda *at: _derivatives(few, *at))
+    return few if ours else None
 
 
 def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -105,19 +105,28 @@ class Predictors:
 
 
 def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The structure of a model's rows, where there is one.
+    """The structure of a model's rows, where there is one; found, and checked on a few rows, once.
 
     Args:
         problem: the model's densities.
         rows: how many at a time.
         wide: take more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
     """
-    if not may_have(problem):
-        return None
-    few = _found(problem, CHECK_ROWS, wide)
-    if few is None or not is_the_model(problem, few.rows, lambda *at: from_parts(few, *at)):
-        return None
-    return few if rows == few.rows else _found(problem, rows, wide)
+
+    def find() -> Predictors | None:
+        if rows == CHECK_ROWS:
+            return _checked(problem, wide)
+        return None if predictors(problem, CHECK_ROWS, wide) is None else _found(problem, rows, wide)
+
+    found: Predictors | None = problem.compiler.kept(("wide predictors" if wide else "predictors", rows), find, problem)
+    return found
+
+
+def _checked(problem: Problem, wide: bool) -> Predictors | None:
+    """Of a few rows, where these have the model's derivatives."""
+    few = _found(problem, CHECK_ROWS, wide) if may_have(problem) else None
+    ours = few is not None and is_the_model(problem, CHECK_ROWS, lambda *at: from_parts(few, *at))
+    return few if ours else None
 
 
 def may_have(problem: Problem) -> bool:

@@ -88,7 +88,7 @@ def shares(problem: Problem) -> bool:
     Args:
         problem: the model's densities.
     """
-    return _kept(problem, CHECK_ROWS) is not None
+    return composed(problem, CHECK_ROWS) is not None
 
 
 def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
@@ -99,7 +99,7 @@ def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch)
         points: (C, M, D).
         data: the clients' rows, or these with weights of their own.
     """
-    found = _kept(problem, CHECK_ROWS)
+    found = composed(problem, CHECK_ROWS)
     if found is None:
         return None
     points = points.to(problem.dtype)
@@ -118,7 +118,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
         points: (S, C, D).
         batch: the clients' rows.
     """
-    found = _kept(problem, CHECK_ROWS)
+    found = composed(problem, CHECK_ROWS)
     if found is None:
         return None
     count, clients, dim = points.shape
@@ -143,7 +143,7 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
         batch: the clients' rows.
         share: of all rows, that each client has, (C,).
     """
-    found = _kept(problem, CHECK_ROWS)
+    found = composed(problem, CHECK_ROWS)
     if found is None:
         return None
     through, by_client = Through(found), points.transpose(0, 1).contiguous().to(problem.dtype)
@@ -171,10 +171,5 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:
-    found = _kept(problem, rows)
+    found = composed(problem, rows)
     return None if found is None else found.parts
-
-
-def _kept(problem: Problem, rows: int) -> Composed | None:
-    found: Composed | None = problem.compiler.kept(("composed", rows), lambda: composed(problem, rows), problem)
-    return found

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.density.compiling.predictors import CHECK_ROWS
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
@@ -45,7 +45,6 @@ from pyro_fed.infer.sites.rowwise import (
     expected,
     expected_of,
     jumps,
-    kept,
     shared_curvature,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -183,7 +182,7 @@ class Derivatives:
             return False
         if self._in_groups(batch) or has_predictors(problem):
             return False
-        return kept(problem, CHECK_ROWS, wide=True) is not None
+        return predictors(problem, CHECK_ROWS, wide=True) is not None
 
     def _shared_curvature(self, problem: Problem, points: Tensor, batch: Batch, shares: int) -> Tensor:
         """The mean curvature (C, D[, D]), float64, from each row's at its share of the points."""

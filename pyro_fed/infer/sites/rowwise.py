@@ -201,7 +201,7 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
 
 def _by_pairs(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
     """The same of many rows with more numbers than a finer rule is for, as of a softmax, where pairs do."""
-    parts = kept(problem, CHECK_ROWS, wide=True)
+    parts = predictors(problem, CHECK_ROWS, wide=True)
     if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS or problem.num_rows < MANY * problem.dim:
         return None
     if root is None:
@@ -215,7 +215,7 @@ def _where_straight(
     problem: Problem, mean: Tensor, root: Tensor, data: ClientData, several: bool = False
 ) -> tuple[Sums | None, Tensor]:
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
-    parts = kept(problem, CHECK_ROWS, wide=several)
+    parts = predictors(problem, CHECK_ROWS, wide=several)
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
         return None, none
@@ -236,7 +236,7 @@ def _of_clients(
     """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
     clients, longest = len(mean), data.row_index.shape[-1]
     if several:
-        plan = _plan_by(lambda size: kept(problem, size, wide=True), problem.dim, longest, order, False)
+        plan = _plan_by(lambda size: predictors(problem, size, wide=True), problem.dim, longest, order, False)
     else:
         plan = _plan(problem, longest, order)
     if plan is None:
@@ -277,7 +277,7 @@ def scarce(problem: Problem) -> bool:
 
 def _order(problem: Problem, spread: bool) -> int | None:
     """Of the rule for the model's rows, or of the mean alone; None without linear predictors."""
-    sample = kept(problem, CHECK_ROWS)
+    sample = predictors(problem, CHECK_ROWS)
     if sample is None or not spread:
         return None if sample is None else 1
     return order_of(problem.num_rows / problem.dim, sample.width + len(sample.direct))
@@ -287,7 +287,7 @@ def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
     by_values = order != 1 and jumps(problem)
     wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
-    found = _plan_by(lambda size: kept(problem, size), problem.dim, longest, order, wide)
+    found = _plan_by(lambda size: predictors(problem, size), problem.dim, longest, order, wide)
     return None if found is None else (replace(found[0], by_values=by_values), *found[1:])
 
 
@@ -299,7 +299,7 @@ def jumps(problem: Problem) -> bool:
     """
 
     def find() -> bool:
-        parts, z = kept(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
+        parts, z = predictors(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
         return parts is not None and scores_jump(problem, parts, z.to(problem.rows[0].device))
 
     found: bool = problem.compiler.kept("scores jump", find, problem)
@@ -349,12 +349,12 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     """
     count, clients, dim = points.shape
     longest = batch.weight.shape[1]
-    sample = kept(problem, CHECK_ROWS)
+    sample = predictors(problem, CHECK_ROWS)
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
     size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
-    parts = kept(problem, size)
+    parts = predictors(problem, size)
     if parts is None:
         return None
     most = max(1, BLOCK // (clients * size * numbers))
@@ -378,9 +378,9 @@ def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
         points: (C, M, D).
         data: the clients' rows.
     """
-    if kept(problem, CHECK_ROWS) is None:
+    if predictors(problem, CHECK_ROWS) is None:
         return None
-    return each_of(problem, lambda size: kept(problem, size), points, data)
+    return each_of(problem, lambda size: predictors(problem, size), points, data)
 
 
 def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
@@ -410,13 +410,6 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
     return Sums(*total)
 
 
-def kept(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The model's predictors for so many rows at a time, found once."""
-    key = ("wide predictors" if wide else "predictors", rows)
-    found: Predictors | None = problem.compiler.kept(key, lambda: predictors(problem, rows, wide), problem)
-    return found
-
-
 def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
     """Sums over rows of their curvatures at their share of the points, (C, D, D); None without such a structure.
 
@@ -425,7 +418,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
         cut: the points in B shares, (B, C, s, D).
         batch: the clients' rows (C, n, ...) and weights (C, n); row i has share i mod B.
     """
-    few = kept(problem, CHECK_ROWS, wide=True)
+    few = predictors(problem, CHECK_ROWS, wide=True)
     if few is None:
         return None
     shares, clients, count, dim = cut.shape
@@ -435,7 +428,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     times = -(-longest // min(_rounded(longest), most))
     cuts = shares * times
     dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
-    parts = kept(problem, dealt.weight.shape[-1], wide=True)
+    parts = predictors(problem, dealt.weight.shape[-1], wide=True)
     if parts is None:
         return None
     total = torch.zeros(clients, dim, dim, dtype=torch.float64, device=cut.device)
