@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
+from pyro_fed.infer.surrogates.few_rows import MORE, fewest
 from pyro_fed.ops.entries import evenly
 
-#: Rows that stand for all at first, and at least so many a parameter; `MORE` times as many where they do not.
-ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
 #: More parameters than this would take more scores of all rows than they save.
 LARGEST_DIM = 100
 #: SDs over which differences are taken.
@@ -43,7 +42,7 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
         generator: deals the rows.
     """
     order = _order(target, generator)
-    return target if order is None else _by(target, order[: _fewest(target)])
+    return target if order is None else _by(target, order[: fewest(target.problem)])
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
@@ -63,7 +62,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     if not bool(value.isfinite().all()):
         return target
     allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
-    count = _fewest(target)
+    count = fewest(target.problem)
     while MORE * count <= len(order):
         found = _bent(_by(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
@@ -72,15 +71,11 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     return target
 
 
-def _fewest(target: Target) -> int:
-    return max(ROWS, ROWS_A_PARAMETER * target.problem.dim)
-
-
 def _order(target: Target, generator: torch.Generator) -> Tensor | None:
     """The rows at random; None where all are taken: they are few, have no shape of their own, or are looped over."""
     problem = target.problem
     tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
-    if problem.looped or not tensors or problem.num_rows < MORE * _fewest(target):
+    if problem.looped or not tensors or problem.num_rows < MORE * fewest(target.problem):
         return None
     return torch.randperm(problem.num_rows, generator=generator)
 

@@ -10,10 +10,11 @@ import pyro_fed as pf
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.motion import moved, wrong
 from pyro_fed.audit.evidence import Evidence, Unknown
-from pyro_fed.audit.few_rows import AGREE, ROWS, on_few_rows, on_rows_alone
+from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
+from pyro_fed.infer.surrogates.few_rows import ROWS
 
 N, DIM = 17_000, 3
 

@@ -51,7 +51,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         data: the clients' rows.
     """
     probes = evenly(draws.shape[1], PROBES)
-    count = max(ROWS, ROWS_A_PARAMETER * problem.dim)
+    count = fewest(problem)
     if not _worth_a_try(problem, draws, data) or count * MORE > problem.num_rows:
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
@@ -70,6 +70,15 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], whole))
 
 
+def fewest(problem: Problem) -> int:
+    """How many rows stand for all at first.
+
+    Args:
+        problem: the model's densities.
+    """
+    return max(ROWS, ROWS_A_PARAMETER * problem.dim)
+
+
 def _worth_a_try(problem: Problem, draws: Tensor, data: ClientData) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
     many = problem.num_rows >= MANY * problem.dim and problem.dim <= LARGEST_DIM
@@ -82,9 +91,8 @@ def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_me
     few, times = _picked(problem, data, count)
     some = Moments(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in _at_mean(problem, draws, few)))
     slope, bend = at_mean.score - some.score, at_mean.curvature - some.curvature
-    found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few) + (at_mean.value - some.value).unsqueeze(
-        1
-    )
+    level = (at_mean.value - some.value).unsqueeze(1)
+    found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few) + level
     mean = _mean(draws).unsqueeze(1)
     for first in range(0, draws.shape[1], SPREAD):
         away = draws[:, first : first + SPREAD].double() - mean
