@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,6 +155,14 @@ class Server(Network):
         )
 
 
+class _Links(NamedTuple):
+    """A step's W, and the links that each agent hears and sends by, (C,)."""
+
+    weights: sparse.csr_array
+    heard: np.ndarray
+    sent: np.ndarray
+
+
 @dataclass
 class Peers(Network):
     """The agents of a graph.
@@ -171,6 +179,9 @@ class Peers(Network):
     _bytes_per_edge: float = 0.0
     _links: sparse.csr_array | None = field(default=None, repr=False)
     _rounds: int = 0
+    _connected: sparse.csr_array | None = field(default=None, repr=False)
+    _last: _Links | None = field(default=None, repr=False)
+    _mixing: dict[int, tuple[sparse.csr_array, sparse.csr_array]] = field(default_factory=dict, repr=False)
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
         """Those of the graph's active agents that the schedule wakes."""
@@ -202,11 +213,10 @@ class Peers(Network):
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
             weights = self._weights(round * steps + step, clients.numpy())
-            mine = told.mixed(algorithm, mine, self.consensus.of_step(step, weights))
-            off = weights - sparse.diags_array(weights.diagonal())
-            off.eliminate_zeros()
-            heard += size * np.diff(off.indptr)
-            sent += size * np.bincount(off.indices, minlength=len(clients))
+            mine = told.mixed(algorithm, mine, self._turned(step, weights))
+            links = self._counted(weights)
+            heard += size * links.heard
+            sent += size * links.sent
             sizes.append(size)
         self._bytes_per_edge = sum(sizes) / steps
         after = {name: value.clone() for name, value in shared.items()}
@@ -225,11 +235,31 @@ class Peers(Network):
         self._watch(weights)
         return weights[clients][:, clients] if len(clients) < self.graph.num_agents else weights
 
+    def _counted(self, weights: sparse.csr_array) -> _Links:
+        """How many links each agent hears and sends by; a fixed graph's are counted once."""
+        if self._last is None or self._last.weights is not weights:
+            off = weights - sparse.diags_array(weights.diagonal())
+            off.eliminate_zeros()
+            sent = np.bincount(off.indices, minlength=weights.shape[0])
+            self._last = _Links(weights, np.diff(off.indptr), sent)
+        return self._last
+
+    def _turned(self, step: int, weights: sparse.csr_array) -> sparse.csr_array:
+        """What a step mixes by; a fixed graph's is made once."""
+        kept = self._mixing.get(step)
+        if kept is None or kept[0] is not weights:
+            kept = self._mixing[step] = weights, self.consensus.of_step(step, weights)
+        return kept[1]
+
     def _watch(self, weights: sparse.csr_array) -> None:
         """Gather links until they connect all agents, then start again."""
+        if self._links is None and self._connected is weights:
+            return
         links = weights if self._links is None else self._links + weights
         self._rounds += 1
         if components(links).max() == 0:
+            if self._links is None:
+                self._connected = weights
             self._links, self._rounds = None, 0
         else:
             self._links = links

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.ops.annealing import anneal
+from pyro_fed.ops.annealing import FIRST_SHARE, anneal, anneal_sparingly
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import log_mean, smoothed, systematic
 
@@ -78,6 +78,23 @@ def test_another_start_gives_the_same_constant_and_moments(target):
         off = (share.weights @ found.white - mean) / covariance.diagonal().sqrt()
         assert off.abs().max() < 5 / share.effective**0.5
         assert share.effective > 0.3 * DRAWS
+
+
+@pytest.mark.parametrize("levels, step_size, tried", [(60, 0.4, [12]), (20, 0.01, [4, 20]), (1, 0.4, [1])])
+def test_a_share_of_the_levels_is_enough_where_its_weights_say_so(target, levels, step_size, tried):
+    """Steps of a hundredth do not mix. The constant is right in any case: five standard errors."""
+    calls = []
+
+    def counted(z):
+        calls.append(len(z))
+        return to_gaussian(target)(z)
+
+    how = {"leapfrog_steps": 5, "step_size": step_size}
+    found = anneal_sparingly(counted, standard(), generator(), levels=levels, **how)
+    assert len(calls) == sum(1 + 5 * number for number in tried)
+    assert min(tried) == math.ceil(FIRST_SHARE * levels)
+    value, error = log_mean(found.log_weights)
+    assert abs(value) < 5 * error
 
 
 def test_the_wide_shares_log_ratio_has_its_own_gradient():

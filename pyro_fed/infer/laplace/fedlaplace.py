@@ -166,11 +166,20 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The prior's part: values on the line, and its site at the aim."""
-        points, line = self._trial_points({name: shared[name][None] for name in SENT})
+        found = self.of_the_prior(problem, {name: shared[name][None] for name in SENT})
+        return {**shared, **{name: value[0] for name, value in found.items()}}
+
+    def of_the_prior(self, problem: Problem, asked: State) -> State:
+        """The prior's part at C states.
+
+        Args:
+            problem: the model's densities.
+            asked: what the server sends, (C, ...).
+        """
+        points, line = self._trial_points(asked)
         moments = self.derivatives(problem).of_prior(problem, points)
-        values = problem.mapped(prior_values, (0,))(line.to(problem.dtype))[0].double()
-        site = site_of(moments, points[0])
-        return {**shared, "prior_value": values, "prior_precision": site.precision[0], "prior_eta": site.eta[0]}
+        values = problem.mapped(prior_values, (0,))(line.to(problem.dtype)).double()
+        return {"prior_value": values, **as_state(site_of(moments, points[0]), "prior_")}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point, the direction and the aim."""

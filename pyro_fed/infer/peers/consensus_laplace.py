@@ -33,7 +33,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import aimed
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import widened
@@ -101,9 +101,9 @@ class ConsensusLaplace(Algorithm, OnGraph):
     ) -> tuple[State, State, State]:
         """Each agent decides on the sums it knows, then answers at the point it chose."""
         states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
-        states = [self.newton.prepare(problem, state) for state in states]
         server = {name: torch.stack([state[name] for state in states]) for name in local}
-        asked = {name: server[name] for name in self.newton.download(states[0], torch.zeros(1))}
+        asked = {name: server[name] for name in SENT}
+        server |= self.newton.of_the_prior(problem, asked)
         message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
         v = shared["centrality"]
         unusable = (~message["usable"]).double()

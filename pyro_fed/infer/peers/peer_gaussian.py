@@ -163,11 +163,13 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if start is not None and "anchor_eta" in start.local:
             return dict(start.shared), dict(start.local)
         flat = flat_site(problem, self.structure(problem), num_clients)
-        point = problem.init(START_DRAWS, generator).median(0).values.double()
-        local = {**as_state(flat), "start": point.expand(num_clients, -1).clone()}
+        local = as_state(flat)
         local["prior_share"] = torch.zeros(num_clients, dtype=torch.float64, device=flat.eta.device)
         anchor = flat
-        if start is not None:
+        if start is None:
+            point = problem.init(START_DRAWS, generator).median(0).values.double()
+            local["start"] = point.expand(num_clients, -1).clone()
+        else:
             point, found = start.local["point"], gaussian(start.local)
             local["start"] = point
             anchor, around = found, at_mean(absolute(found, FedLaplace.min_curvature)[0], point)

@@ -60,7 +60,7 @@ from pyro_fed.infer.surrogates.few_rows import log_likelihoods_at
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
-from pyro_fed.ops.annealing import Annealed, Difference, anneal, levels_for
+from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, levels_for
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, flattened, log_mean, smoothed, systematic, weighted_errors
@@ -102,7 +102,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
             the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
             from it, less than 1/2 in any dimension.
-        levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`.
+        levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`, or a
+            fifth of them where that will do.
         flat: none is needed where log p_0 t and log q differ by a constant, up to this much, an SD over draws.
         spread: variance of log weights that the annealing may leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
@@ -232,10 +233,10 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size}
         usual = float(value.logsumexp(0)) - math.log(len(value))
         if self.freedom is None or not math.isfinite(usual):
-            return anneal(difference, white, generator, **how)
+            return anneal_sparingly(difference, white, generator, **how)
         defence = Defence(usual)
         wider = defence.over(difference)
-        found = anneal(wider, defence.draws(white, generator), generator, base=defence.base, **how)
+        found = anneal_sparingly(wider, defence.draws(white, generator), generator, base=defence.base, **how)
         narrow = difference(found.white)[0] - wider(found.white)[0]
         return found._replace(log_weights=found.log_weights + narrow)
 
