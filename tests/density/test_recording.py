@@ -98,6 +98,22 @@ def test_writes_that_nobody_sees_are_left_out_with_all_that_they_keep():
     assert given.tolist() == [1.0, 1.0]
 
 
+def test_what_no_operation_takes_is_not_kept():
+    """A step is kept as long as the process: what it looked at on the way is not, as all rows of a federation."""
+    rows, taken = torch.arange(40.0), torch.arange(4.0)
+
+    def function(z):
+        _ = rows.sum() * SCALE.by.sum() * z
+        return z * taken
+
+    found = tracing.trace(function, torch.utils._pytree.tree_structure((0,)), [torch.ones(4)])
+    for module in (found.root, found.run):
+        held = [*vars(module).values(), *module.buffers()]
+        held = [value for value in held if isinstance(value, torch.Tensor)]
+        assert [value.shape for value in held] == [taken.shape] and not list(module.parameters())
+    assert torch.equal(found.run(taken)[0], taken * taken)
+
+
 def test_bindings_give_the_same():
     graph = tracing.to_graph(step, [X.clone(), X + 1])
     tracing.call_bindings(graph.graph)

@@ -153,7 +153,21 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     drop_dead(graph)
     run = folded(recorder)
     call_bindings(run)
+    release(recorder.root, graph, run)
     return Step(torch.fx.GraphModule(recorder.root, run), step.spec, graph, recorder.root)
+
+
+def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
+    """Forget the constants that no graph takes: rows that a model looked up on the way, say, as large as all data.
+
+    Args:
+        root: has the constants; changed in place.
+        graphs: all that take some.
+    """
+    needed = {str(node.target) for graph in graphs for node in graph.nodes if node.op == "get_attr"}
+    held = [name for name, value in vars(root).items() if isinstance(value, Tensor)]
+    for name in {*held, *dict(root.named_parameters())} - needed:
+        delattr(root, name)
 
 
 def copied(leaf: Tensor) -> Tensor:
