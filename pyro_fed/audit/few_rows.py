@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.infer.surrogates.few_rows import MORE, fewest
+from pyro_fed.infer.sites.few_rows import MORE, fewest
 from pyro_fed.ops.entries import evenly
 
 #: More parameters than this would take more scores of all rows than they save.

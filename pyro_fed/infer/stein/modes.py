@@ -10,6 +10,9 @@ keeps the points that rose and proposes the next ones,
 with λ shrunk after a rise and grown after a fall (Levenberg & Marquardt's damping; Dauphin et al., 2014, for
 |E|).
 
+Where rows are many, a few of them that stand for all (`sites.few_rows`) are climbed first, and all rows from the
+modes that these have and the known one: most of a climb is far from a mode, where it takes no more than its direction.
+
 Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is its
 Laplace evidence, f(θ) - log |H| / 2, normalised over the modes.
 
@@ -19,7 +22,7 @@ Letters: θ `points`, λ `damping`, H `precision`, M `num_starts` + 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -35,6 +38,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import are_many, by_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.composed_rows import at_each_composed
+from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
@@ -61,6 +65,7 @@ class Modes(Algorithm, ServerWork):
         first_damping: λ at the start.
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
         min_curvature: floor under |E|.
+        by_few_rows: climb by few rows of each client; the phase before, where these are many.
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -74,6 +79,7 @@ class Modes(Algorithm, ServerWork):
     first_damping: float = 1.0
     growth: float = 5.0
     min_curvature: float = 1e-6
+    by_few_rows: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_starts", "max_rounds")
@@ -84,17 +90,24 @@ class Modes(Algorithm, ServerWork):
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The mode that Newton's method finds from zero."""
+        """The climbs by few rows where these are many; the mode that Newton's method finds from zero."""
+        return self.newton() if self.by_few_rows or not have_few(problem) else replace(self, by_few_rows=True)
+
+    def newton(self) -> Algorithm:
+        """The search for one mode."""
         return FedLaplace(min_curvature=self.min_curvature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The known mode and draws of the prior."""
+        """The known mode, and draws of the prior or the modes that few rows have."""
         start = started(start, self)
         found = start.shared
-        draws = problem.init(self.num_starts, generator).to(found["point"])
-        points = torch.cat([found["point"][None], draws])
+        if "points" in found:
+            others = modes_of(found, self.tolerance, self.same_mode)[0]
+        else:
+            others = problem.init(self.num_starts, generator).to(found["point"])
+        points = torch.cat([found["point"][None], others])
         count, dim = points.shape
         shared = {
             **found,
@@ -124,7 +137,13 @@ class Modes(Algorithm, ServerWork):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The log-likelihood at the trial points, with its derivatives."""
-        found = look_at_likelihood(problem, shared["trial"].to(problem.dtype), data)
+        points = shared["trial"].to(problem.dtype)
+        if self.by_few_rows:
+            few, times = picked(problem, data, fewest(problem))
+            some = look_at_likelihood(problem, points, few)
+            found = Look(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in some))
+        else:
+            found = look_at_likelihood(problem, points, data)
         usable = _finite(found)
         parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
         return {**parts, "usable": usable}, local, {}

@@ -265,8 +265,8 @@ class PooledEP(FedEP, Pooled):
 class PooledModes(Modes, Pooled):
     """Modes of the pooled data's posterior."""
 
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The mode that Newton's method finds from zero."""
+    def newton(self) -> Algorithm:
+        """The search for one mode of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
 
 

@@ -7,7 +7,7 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server, 
        (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance.
        Half of the draws are wider than q, and stay so (`defence`): where the likelihood does not fall at all, as a
        ridge's does not, prior times sites ends before the posterior;
-    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few of them, see `few_rows`);
+    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few of them, see `sites.few_rows`);
     3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
 
 and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted ones, and
@@ -53,10 +53,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.few_rows import log_likelihoods_at
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.infer.surrogates.few_rows import log_likelihoods_at
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each

@@ -52,7 +52,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     """
     probes = evenly(draws.shape[1], PROBES)
     count = fewest(problem)
-    if not _worth_a_try(problem, draws, data) or count * MORE > problem.num_rows:
+    if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
@@ -79,16 +79,25 @@ def fewest(problem: Problem) -> int:
     return max(ROWS, ROWS_A_PARAMETER * problem.dim)
 
 
-def _worth_a_try(problem: Problem, draws: Tensor, data: ClientData) -> bool:
+def have_few(problem: Problem) -> bool:
+    """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken.
+
+    Args:
+        problem: the model's densities.
+    """
+    many = problem.num_rows >= max(MANY * problem.dim, MORE * fewest(problem))
+    return many and all(isinstance(leaf, Tensor) for leaf in problem.rows)
+
+
+def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
-    many = problem.num_rows >= MANY * problem.dim and problem.dim <= LARGEST_DIM
-    tensors = all(isinstance(leaf, Tensor) for leaf in data.rows)
-    return many and tensors and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
+    many = have_few(problem) and problem.dim <= LARGEST_DIM
+    return many and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
 
 
 def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
     """By so many rows of all clients, and what these miss to second order."""
-    few, times = _picked(problem, data, count)
+    few, times = picked(problem, data, count)
     some = Moments(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in _at_mean(problem, draws, few)))
     slope, bend = at_mean.score - some.score, at_mean.curvature - some.curvature
     level = (at_mean.value - some.value).unsqueeze(1)
@@ -100,8 +109,14 @@ def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_me
     return found
 
 
-def _picked(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
-    """Some rows of each client, its share of so many, one from each of equal slices; and n_k / b_k, (C,)."""
+def picked(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
+    """Some rows of each client, its share of so many, one from each of equal slices; and n_k / b_k, (C,).
+
+    Args:
+        problem: the model's densities.
+        data: the clients' rows.
+        count: of all clients.
+    """
     rows = data.num_rows
     wanted = torch.minimum((rows * count / problem.num_rows).ceil().long(), rows)
     place = torch.arange(max(1, int(wanted.max())), device=rows.device)
