@@ -20,7 +20,7 @@ from pyro_fed.infer.peers.screening import two_links
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.runtime.executors import Faulty
 
-QUIET = {"progress": False, "compile": "off", "log_likelihood": False, "num_draws": 4000, "audit": False}
+QUIET = {"progress": False, "log_likelihood": False, "num_draws": 4000, "audit": False}
 LIAR = 4
 CLIENTS = 10
 #: What the liar makes of its site (precision, eta), by name; D = 3.

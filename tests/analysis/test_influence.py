@@ -1,5 +1,6 @@
 """Each client's influence, and how well the others predict it, against closed forms and against runs without it."""
 
+import functools
 import math
 import re
 
@@ -235,7 +236,18 @@ def trial(seed, kind, clients=10, rows=40):
         if k == bad and kind == "rows duplicated":
             xs, ys = xs.repeat(100, 1), ys.repeat(100)
         data[f"clinic {k}"] = (xs, ys)
-    return pf.Federation.from_clients(logistic, data, plate="data"), f"clinic {bad}"
+    if kind == "rows duplicated":  # of other shapes
+        return pf.Federation.from_clients(logistic, data, plate="data"), f"clinic {bad}"
+    x, y = (torch.cat(parts) for parts in zip(*data.values(), strict=True))
+    return clinics(clients, rows).with_args((x, y)), f"clinic {bad}"
+
+
+@functools.cache
+def clinics(clients, rows):
+    """A federation of these shapes, whose model is checked once."""
+    x = torch.randn(clients, rows, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = {f"clinic {k}": (part, (part.sum(1) > 0).double()) for k, part in enumerate(x)}
+    return pf.Federation.from_clients(logistic, data, plate="data")
 
 
 #: Seeds; a run with thousands of rows at one client takes several times as long.

@@ -45,7 +45,7 @@ def federation(coords=True, owner=OWNER, y=Y, size=3, num_clients=3, names=NAMES
 @functools.cache
 def fitted(collect=True, coords=True):
     fed = federation(coords)
-    options = {"num_draws": COUNT, "compile": "off", "progress": False, "audit": False, "log_likelihood": False}
+    options = {"num_draws": COUNT, "progress": False, "audit": False, "log_likelihood": False}
     return fed, pf.run(pf.FedEP(), fed, **options, collect_local=collect)
 
 
@@ -145,7 +145,7 @@ def test_groups_without_new_data_or_without_groups():
             pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
 
     other = pf.Federation(flat, (Y, Y), plate="data", num_clients=2)
-    result = pf.run(pf.FedEP(), other, compile="off", progress=False, audit=False)
+    result = pf.run(pf.FedEP(), other, progress=False, audit=False)
     with pytest.raises(pf.SettingError, match="no latent of this model is inside the partitioned plate"):
         pf.predict(result, other, (Y, None), groups="known")
 

@@ -10,7 +10,7 @@ from algorithms import line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, DataError, SettingError
 
-QUIET = {"progress": False, "compile": "off", "audit": False}
+QUIET = {"progress": False, "audit": False}
 TIGHT = {"tolerance": 1e-9, "start": "prior"}
 
 

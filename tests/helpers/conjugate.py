@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 PRIOR_SD, NOISE_SD = 1.5, 0.7
-QUIET = {"num_draws": 2, "progress": False, "log_likelihood": False, "compile": "off", "audit": False}
+QUIET = {"num_draws": 2, "progress": False, "log_likelihood": False, "audit": False}
 
 
 def model(x: Tensor, y: Tensor) -> None:

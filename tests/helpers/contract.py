@@ -64,8 +64,12 @@ def lasting(federation):
 
 @functools.cache
 def baseline(factory, federation, **options):
-    """`short_run`, made once; without options: clients vectorised, nothing compiled, one thread, seed 0."""
-    return short_run(factory, federation, **options)
+    """`short_run`, made once: clients vectorised, one thread, seed 0; nothing compiled, but of the hierarchy.
+
+    Its integrals take long where nothing is: there steps are traced that are called often, as is the default.
+    """
+    compiled = {"compile": "auto"} if federation is hierarchy else {}
+    return short_run(factory, functools.partial(lasting, federation), **{**compiled, **options})
 
 
 def again(factory, federation, **options):

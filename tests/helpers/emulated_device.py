@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +22,7 @@ from pyro_fed.runtime.executors.base import Executor
 
 #: What the device is called: one that this build of torch can name and has no kernels for.
 DEVICE = torch.device("meta")
+CPU = torch.device("cpu")
 #: Operations that may read from both devices, or from a device of their own accord.
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 #: Operations whose indices may lie on the CPU, as on a GPU.
@@ -61,12 +61,12 @@ class There(torch.Tensor):
 
 def compute(func, args, kwargs):
     """An operation, on the device that its tensors lie on, or that it is told to make one on."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = _tensors((args, kwargs), [])
     there = any(isinstance(leaf, There) for leaf in tensors)
     asked = kwargs.get("device")
     if asked is not None:
         there_after = torch.device(asked).type == DEVICE.type
-        kwargs = {**kwargs, "device": torch.device("cpu")}
+        kwargs = {**kwargs, "device": CPU}
     else:
         there_after = there
     if not there and not there_after:
@@ -77,7 +77,7 @@ def compute(func, args, kwargs):
         _refuse_mixed(func, args, tensors)
     if kwargs.get("generator") is not None or torch.Tag.nondeterministic_seeded in func.tags:
         raise RuntimeError(f"{func}: random numbers on {DEVICE}, where no generator of this run is")
-    inner_args, inner_kwargs = pytree.tree_map_only(There, lambda leaf: leaf.inner, (args, kwargs))
+    inner_args, inner_kwargs = _each((args, kwargs), There, lambda leaf: leaf.inner)
     out = func(*inner_args, **inner_kwargs)
     if not there_after:
         return out if func is not torch.ops.aten._to_copy.default else out.clone()
@@ -85,7 +85,30 @@ def compute(func, args, kwargs):
         with no_dispatch():
             func(*args, **kwargs)  # the outer tensor's own shape
     held = {id(leaf.inner): leaf for leaf in tensors if isinstance(leaf, There)}  # in place: the tensor that it was
-    return pytree.tree_map_only(torch.Tensor, lambda leaf: held[id(leaf)] if id(leaf) in held else There(leaf), out)
+    return _each(out, torch.Tensor, lambda leaf: held[id(leaf)] if id(leaf) in held else There(leaf))
+
+
+def _tensors(value, found):
+    """The tensors in an operation's arguments, which are of lists, tuples and dictionaries, added to a list."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            _tensors(part, found)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _tensors(part, found)
+    return found
+
+
+def _each(value, kind, change):
+    """An operation's arguments or results with each leaf of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        parts = [_each(part, kind, change) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    return {name: _each(part, kind, change) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _refuse_mixed(func, args, tensors):

@@ -23,7 +23,7 @@ def ended(algorithm, rounds=None, federation=None):
     """The result of a run with many draws, where draws are random."""
     options = {"num_rounds": rounds, "num_draws": 100_000, "log_likelihood": False}
     federation = federation or unequal_lines()
-    return pf.run(algorithm, federation, compile="off", audit=False, progress=False, **options)
+    return pf.run(algorithm, federation, compile="trace", audit=False, progress=False, **options)
 
 
 def draws_of(idata):

@@ -1,12 +1,14 @@
 """Every algorithm sees marginal likelihoods alone: on a hierarchy it does what it does on a model without effects."""
 
+from functools import partial
+
 import hierarchies
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 from algorithms import ALGORITHMS
-from contract import baseline, hierarchy, in_one_process, short_run
+from contract import baseline, hierarchy, in_one_process, lasting, short_run
 
 import pyro_fed as pf
 
@@ -32,7 +34,7 @@ def integrated():
 @pytest.mark.parametrize("name", [pytest.param(name, marks=in_one_process(name)) for name in FEDERATED])
 def test_the_answer_is_that_of_the_model_with_the_effects_integrated_out(name):
     """Draws and sizes of messages alike: the same random numbers, the same densities, to rounding."""
-    whole, plain = baseline(FEDERATED[name], hierarchy), short_run(FEDERATED[name], integrated)
+    whole, plain = baseline(FEDERATED[name], hierarchy), short_run(FEDERATED[name], partial(lasting, integrated))
     drawn = whole["posterior"]
     np.testing.assert_allclose(drawn["mu"].values, plain["posterior"]["mu"].values, rtol=1e-6, atol=1e-6)
     assert drawn["effect"].shape == (*drawn["mu"].shape, hierarchies.J)

@@ -18,6 +18,8 @@ from pyro_fed.errors import SettingError
 
 ALPHA = 2.5
 QUIET = {"progress": False, "log_likelihood": False, "num_draws": 4000, "audit": False}
+#: Of SVI, whose rate falls to a thousandth: errors of 0.04 to 0.09 SD over four seeds.
+FEW_STEPS = {"num_steps": 400, "step_size": 0.2, "final_share": 0.001}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def fed():
         (pf.PMD(temperature=ALPHA, num_particles=1000), 0.2),
         (pf.FedAIS(temperature=ALPHA), 0.1),
         (pf.FedAIS(temperature=ALPHA, surrogates=pf.FedEP()), 0.15),  # sites of α = 1: the weights are all that tempers
-        (pf.SVI(temperature=ALPHA, num_steps=1000, step_size=0.05), 0.1),
+        (pf.SVI(temperature=ALPHA, **FEW_STEPS), 0.1),
         (pf.FSGLD(temperature=ALPHA, target_ess=None, num_chains=60, burn_in=100, local_steps=20), 0.2),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, pf.FedEP | pf.FedLaplace) else None,
@@ -95,7 +97,7 @@ def test_svi_tempers_rows_alone_and_refuses_latents_of_theirs():
             pyro.sample("y", dist.Normal(mu + shift, 1.0), obs=y)
 
     y = torch.tensor([0.3, 1.2, -0.4, 0.8, 1.0], dtype=torch.float64)
-    svi = pf.SVI(temperature=ALPHA, num_steps=1000, step_size=0.05)
+    svi = pf.SVI(temperature=ALPHA, **FEW_STEPS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the factor, and of another posterior
         draws = pf.run(svi, pf.Federation(model, (y,), plate="data", num_clients=2), **QUIET).posterior["mu"].values

@@ -81,7 +81,7 @@ def fitted(name):
         warnings.simplefilter("ignore")
         algorithm = cls(**CHEAP.get(name, {}))
         rounds = 1 if algorithm.default_rounds(3) == 1 else 3
-        options |= {"progress": False, "compile": "off", "audit": False}
+        options |= {"progress": False, "audit": False}
         idata = pf.run(algorithm, fed, num_rounds=rounds, num_draws=40, **options)
         extend(idata, pf.predict(idata, fed))
     return idata

@@ -1,5 +1,7 @@
 """Clients' steps on a device: whatever forgets it fails on the emulated one, and draws are those of the CPU."""
 
+from dataclasses import dataclass, replace
+
 import algorithms
 import numpy as np
 import pyro
@@ -18,13 +20,23 @@ from pyro_fed.federation.devices import device_of
 #: Rows whose steps are those of another row with minibatches or of another schedule; or that are computed on the CPU.
 SAME_STEPS = {"SVGD", "PaperSVGD", "DSVGD", "ParallelDSVGD", "PaperDSVGD", "UDSVGD", "FedSEP", "SGLD", "DSGLD", "NUTS"}
 SAME_STEPS |= {"ConsensusMC", "SVI", "FSGLD, surrogates from draws", "P2PVI, published", "FedEP, diagonal", "GVI"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRoundFirst(pf.P2PVI):
+    """Agents that average for one round before they refine their points, in place of forty."""
+
+    def warm_start(self, problem):
+        return replace(super().warm_start(problem), rounds=1)
+
+
 MORE = {
     "FedEP, for networks": lambda: pf.FedEP(
         client=pf.tilted.IVON(steps=2), covariance="diag", start="fedavg", averaging=pf.Averaging(rounds=1)
     ),
     "FedSEP, for networks": lambda: pf.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
     "BayesADMM, for networks": lambda: pf.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),
-    "P2PVI, for networks": lambda: pf.P2PVI(update=pf.update.IVON(steps=2), covariance="diag"),
+    "P2PVI, for networks": lambda: OneRoundFirst(update=pf.update.IVON(steps=2), covariance="diag"),
     "FSGLD, for networks": lambda: pf.FSGLD(
         surrogates=pf.FedEP(covariance="diag"), batch_size=3, num_chains=3, local_steps=4, burn_in=0
     ),

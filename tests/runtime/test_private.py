@@ -42,7 +42,8 @@ def exact(fed):
 
 def private(algorithm, fed=None, norm=200.0, noise_multiplier=0.05, **options):
     combination = pf.Private(norm=norm, noise_multiplier=noise_multiplier)
-    return quiet(algorithm, fed or federation(), **{"combination": combination, "num_rounds": 6} | options)
+    fixed = {"combination": combination, "num_rounds": 6, "compile": "auto"}  # many runs of the same steps
+    return quiet(algorithm, fed or federation(), **fixed | options)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from algorithms import PAPER, line, small, unequal_lines
-from contract import EVERY_ALGORITHM, again, baseline, short_run, traced
+from contract import EVERY_ALGORITHM, again, baseline, lasting, short_run, traced
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
@@ -18,7 +19,7 @@ from pyro_fed.density import size
 @EVERY_ALGORITHM
 def test_executors_agree(factory, federation):
     together = baseline(factory, federation)
-    apart = short_run(factory, federation, executor="sequential")
+    apart = short_run(factory, partial(lasting, federation), executor="sequential")
     np.testing.assert_allclose(values(together), values(apart), rtol=1e-9, atol=1e-9)
     for name, series in together.federation.data_vars.items():
         if name != "seconds" and np.issubdtype(series.dtype, np.number):

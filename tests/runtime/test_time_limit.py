@@ -57,7 +57,7 @@ def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, m
     monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
     monkeypatch.setattr(budget, "AT_ONCE", 1e9)  # else how many are had at once depends on what the last one took
     algorithm, fed = ALGORITHMS[name], unequal_lines()
-    short = {"executor": executor, "num_rounds": ROUNDS}
+    short = {"executor": executor, "num_rounds": ROUNDS, "compile": "trace"}
     quiet(algorithm, fed, **short)  # what a process finds out about a model it looks for once
     clock.seconds = 0
     ends = ticks(algorithm, fed, clock, **short)[type(algorithm).__name__]

@@ -28,7 +28,7 @@ SMALLEST, LARGEST, A_POWER = -2, 4, 4
 #: Lines that are followed, each with A_i v of size one.
 LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
-KEPT, PIECES = 6, 4
+KEPT, PIECES = 6, 16
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 LOW = 10.0
@@ -45,37 +45,46 @@ def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
     rows, generator = some_rows(problem, parts.rows), torch.Generator().manual_seed(0)
     try:
         with resizing_quietly():
-            return any(_jumps(parts, z, rows, v) for v in torch.randn(LINES, len(z), generator=generator).to(z))
+            return _jumps(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
     except FAILURES:
         return False
 
 
-def _jumps(parts: Predictors, z: Tensor, rows: Rows, v: Tensor) -> bool:
+def _jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> bool:
     ends = 10 ** torch.linspace(SMALLEST, LARGEST, (LARGEST - SMALLEST) * A_POWER + 1, dtype=torch.float64)
     ends = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).to(z.device)
-    start, end = (part.to(z).expand(parts.rows, -1) for part in (ends[:-1], ends[1:]))
+    start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
     usual = parts.linear(z, *rows)
-    direction = parts.linear(z + v, *rows) - usual
-    line = usual, direction / direction.abs().amax(1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    shortest, most = torch.finfo(z.dtype).eps ** 0.5, torch.zeros(parts.rows, 1).to(z)
+    along = torch.stack([parts.linear(z + v, *rows) - usual for v in lines])
+    line = usual, along / along.abs().amax(2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    shortest, most = torch.finfo(z.dtype).eps ** 0.5, torch.zeros(len(lines), parts.rows, 1).to(z)
     while True:
         left, size = _unexplained(parts, z, rows, line, start, end)
-        most, best = torch.maximum(most, size), left.topk(KEPT, 1)
-        start, end = (part.gather(1, best.indices) for part in (start, end))
+        most, best = torch.maximum(most, size), left.topk(KEPT, 2)
+        start, end = (part.gather(2, best.indices) for part in (start, end))
         if bool((end - start <= shortest * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
             return bool((best.values > JUMP * most).any())
         cut = torch.arange(PIECES + 1, dtype=start.dtype, device=start.device) / PIECES
         places = start.unsqueeze(-1) + cut * (end - start).unsqueeze(-1)
-        start, end = places[..., :-1].flatten(1), places[..., 1:].flatten(1)
+        start, end = places[..., :-1].flatten(2), places[..., 1:].flatten(2)
 
 
 def _unexplained(
     parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What second derivatives leave of the scores' changes over intervals (m, K), and the largest score (m, 1)."""
-    usual, direction = line
+    """What second derivatives leave of the scores' changes over intervals (L, m, K), and the largest score (L, m, 1).
 
-    def at(t: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # z is mapped too: a graph may write into it
+    Args:
+        parts: predictors of m rows.
+        z: as for `scores_jump`.
+        rows: m of them.
+        line: where predictors are at t = 0, (m, p), and the lines' directions (L, m, p).
+        start: of the intervals.
+        end: of the intervals.
+    """
+    usual, directions = line
+
+    def at(t: Tensor, direction: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # a graph may write into z
         def each(u: Tensor) -> tuple[Tensor, Tensor]:
             values = parts.rest(u, z, *rows)
             return values.sum(), values
@@ -88,13 +97,15 @@ def _unexplained(
         bend = pull((direction, (none.sum(), none)))[0]
         return values, (score * direction).sum(1), (bend * direction).sum(1)
 
-    count = start.shape[1]
-    places = torch.cat([start, end], 1).T
-    value, slope, bend = (part.T for part in vmap(at)(places, z.expand(len(places), -1)))
-    (a, b), (c, d) = slope.split(count, 1), bend.split(count, 1)
+    count = start.shape[2]
+    places = torch.cat([start, end], 2).transpose(1, 2)  # (L, 2 K, m)
+    each_place = directions.unsqueeze(1).expand(-1, 2 * count, -1, -1).flatten(0, 1)
+    found = vmap(at)(places.flatten(0, 1), each_place, z.expand(len(each_place), -1))
+    value, slope, bend = (part.reshape(places.shape).transpose(1, 2) for part in found)
+    (a, b), (c, d) = slope.split(count, 2), bend.split(count, 2)
     left = (b - a - (end - start) * (c + d) / 2).abs()
     value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-    likely = torch.maximum(*value.split(count, 1)) >= value.amax(1, keepdim=True) - LOW
+    likely = torch.maximum(*value.split(count, 2)) >= value.amax(2, keepdim=True) - LOW
     both = torch.stack([left, torch.maximum(a.abs(), b.abs())]).nan_to_num(nan=0.0, posinf=0.0)
     kept = torch.where(likely, both, 0.0)
-    return kept[0], kept[1].amax(1, keepdim=True)
+    return kept[0], kept[1].amax(2, keepdim=True)

@@ -3,6 +3,8 @@
     maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by Levenberg-Marquardt, all agents at once
     (Λ + λ S) δ = ∇f_i,   Λ = -∇²f_i,   S = diag |Λ|       accepted where f_i rises
 
+An agent has arrived where a step would gain less, ∇f_i' δ, than what f_i is rounded by, so that no trial could tell it.
+
 S makes the steps invariant to the scales of the coordinates. An agent whose rows leave directions open
 (fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
 
@@ -46,7 +48,7 @@ def local_laplace(
         batch: the agents' rows, weight (C, n).
         share: c_i, the prior's share of each agent, (C,).
         start: starting points, (C, D).
-        num_steps: Levenberg-Marquardt steps.
+        num_steps: Levenberg-Marquardt steps, at most.
 
     Returns:
         (C,) sites of non-negative precision.
@@ -58,26 +60,31 @@ def local_laplace(
         return Moments(*(p + q * widened(share, p) for p, q in zip(from_data, prior, strict=True)))
 
     place, here = start, at(start)
-    damping = torch.full_like(share, LAMBDA_START)
+    damping, going = torch.full_like(share, LAMBDA_START), torch.ones_like(share, dtype=torch.bool)
     for _ in range(num_steps):
-        trial = place + _step(here, damping)
+        step, proper = _step(here, damping)
+        unseen = (step * here.score).sum(-1) <= torch.finfo(step.dtype).eps * here.value.abs()
+        going = going & ~(proper & here.finite() & unseen)
+        if not bool(going.any()):
+            break
+        trial = place + step
         there = at(trial)
-        better = there.finite() & (there.value > here.value)
+        better = going & there.finite() & (there.value > here.value)
         place = choose(better, trial, place)
         here = Moments(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
         damping = damping * torch.where(better, LAMBDA_FALL, LAMBDA_RISE)
     return site_of(here._replace(curvature=_positive_part(here.curvature)), place)
 
 
-def _step(here: Moments, damping: Tensor) -> Tensor:
-    """(Λ + λ S)⁻¹ ∇f, zero where that is not positive definite."""
+def _step(here: Moments, damping: Tensor) -> tuple[Tensor, Tensor]:
+    """(Λ + λ S)⁻¹ ∇f, zero where that is not positive definite; and (C,) whether it is."""
     scale = _scale(here.curvature)
     if here.curvature.dim() == 2:
         damped = here.curvature + damping[:, None] * scale
-        return torch.where(damped > 0, here.score / damped, 0.0)
+        return torch.where(damped > 0, here.score / damped, 0.0), (damped > 0).all(-1)
     factor = equilibrated_cholesky(here.curvature + torch.diag_embed(damping[:, None] * scale))
     step = factor.solve(here.score.unsqueeze(-1)).squeeze(-1)
-    return torch.where(factor.proper[:, None], step, 0.0)
+    return torch.where(factor.proper[:, None], step, 0.0), factor.proper
 
 
 def _scale(curvature: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ After any algorithm that leaves a Gaussian site t_k at each client, the server, 
        (`ops.student`): where a likelihood falls more slowly than its Gaussian site, weights would have no variance.
        Half of the draws are wider than q, and stay so (`defence`): where the likelihood does not fall at all, as a
        ridge's does not, prior times sites ends before the posterior;
-    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few of them, see `sites.few_rows`);
+    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few, see `sites.few_rows`);
     3. corrects the weights,  log w_s = log a_s + Σ_k log p_k(z_s) - log t(z_s),
 
 and smooths them (Vehtari et al. 2024). The result is S' draws of the weighted ones, and

@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 import pyro_fed as pf
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "audit": False}
+QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
 SD = COVARIANCE.diagonal().sqrt()
 

@@ -60,7 +60,7 @@ def test_global_and_local_posteriors_of_a_conjugate_hierarchy(name, fed, exact):
 def test_executors_agree_and_effects_are_drawn_at_the_end(name, fed, exact):
     """Chains carry mu alone; the clients draw the effects given mu, in the groups' original order."""
     short = replace(SAMPLERS[name][0], num_chains=2, local_steps=2, thin=2, burn_in=0, surrogates=exact)
-    quiet = QUIET | {"compile": "off"}
+    quiet = QUIET | {"compile": "auto"}
     runs = [pf.run(short, fed, num_rounds=3, executor=name, **quiet) for name in ("vectorised", "sequential")]
     for name in SIZES:
         first, second = (run["posterior"][name].values for run in runs)

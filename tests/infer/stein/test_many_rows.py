@@ -77,19 +77,19 @@ def run(clients):
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_turns_towards_sites_end_where_turns_towards_rows_do(clients, monkeypatch):
+def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(clients, monkeypatch):
+    def refused(*_):
+        raise AssertionError("rows were taken in every step")
+
     mean, sd = laplace(*rows())
-    towards_sites = run(clients)
+    with monkeypatch.context() as patch:
+        patch.setattr(pf.DSVGD, "target_scores", refused)
+        towards_sites = run(clients)
     monkeypatch.setattr(dsvgd, "STRAIGHT", -1.0)
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="rows were taken"):
+        patch.setattr(pf.DSVGD, "target_scores", refused)
+        run(clients)
     towards_rows = run(clients)
     assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.02
     assert float(((towards_sites.mean(0) - mean) / sd).abs().max()) < 0.05
     assert float((towards_sites.std(0) / sd - 1).abs().max()) < 0.05
-
-
-def test_particles_move_without_rows_where_these_are_many(monkeypatch):
-    def refused(*_):
-        raise AssertionError("rows were taken in every step")
-
-    monkeypatch.setattr(pf.DSVGD, "target_scores", refused)
-    run(2)
