@@ -115,6 +115,22 @@ def test_what_is_set_stays(fed, algorithm):
     assert run_as(algorithm, fed.problem) is algorithm
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        (pf.FSGLD(num_chains=10), "num_chains"),
+        (pf.DSVGD(num_particles=100), "num_particles"),
+        (pf.SVGD(num_particles=100), "num_particles"),
+    ],
+)
+def test_what_is_set_as_small_models_have_it_stays(fed, algorithm, name):
+    """A run asks for the settings more than once."""
+    found = run_as(algorithm, fed.problem)
+    assert found is not algorithm
+    assert run_as(found, fed.problem) is found
+    assert getattr(found, name) == getattr(algorithm, name)
+
+
 def test_small_models_keep_their_algorithm():
     federation, _ = separate_columns()
     for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
