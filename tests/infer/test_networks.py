@@ -80,7 +80,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     p2p = run_as(pf.P2PVI(), fed.problem)
-    assert p2p == pf.P2PVI(update=pf.update.IVON(), start="fedavg") and p2p.default_rounds(CLIENTS) == 40
+    assert p2p == pf.P2PVI(update=pf.update.IVON(), start="fedavg") and p2p.default_rounds(CLIENTS) == 20
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     turns = {run_as(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
     assert turns == {10} and run_as(pf.DSVGD(start="apart"), fed.problem).local_steps == 50

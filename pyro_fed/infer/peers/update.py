@@ -121,3 +121,6 @@ class IVON(OnlineNewton, Update):
     Example:
         >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
     """
+
+    # An agent's belief moves by all that it has changed, a server's by the clients' mean: as far in half the rounds.
+    rounds: int = 20
