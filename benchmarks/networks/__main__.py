@@ -72,7 +72,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
     "FedEP, 100 rounds": (pf.FedEP, {"num_rounds": 100}),
     "FedSEP": (pf.FedSEP, {}),
     "PVI": (pf.PVI, {"num_rounds": 20}),
-    "P2PVI": (pf.P2PVI, {"num_rounds": 20, "graph": pf.graph.ring(CLIENTS)}),
+    "P2PVI": (pf.P2PVI, {"graph": pf.graph.ring(CLIENTS)}),
     "FSGLD": (pf.FSGLD, {}),
     "DSVGD": (pf.DSVGD, {"num_rounds": CLIENTS}),
 }

@@ -23,8 +23,8 @@ import torch
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
 from pyro_fed.algorithm.capabilities import run_as
-from pyro_fed.infer.ep.large import SMALL_ROUNDS
 from pyro_fed.infer.langevin import fsgld
+from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 from pyro_fed.infer.stein import dsvgd
 
 #: Hidden units of the networks below and above, by their data.
@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     "P2PVI": (
         pf.P2PVI(full_dim=EXACT_DIM),
-        pf.P2PVI(covariance="diag", update=pf.update.IVON(), start="fedavg"),
+        pf.P2PVI(covariance="diag", update=pf.update.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {"graph": pf.graph.ring(CLIENTS)},
     ),
     "FSGLD": (by_hand(pf.FSGLD, CHAINS), pf.FSGLD(**CHAINS), {}),

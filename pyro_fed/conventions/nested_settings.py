@@ -185,7 +185,7 @@ def given(settings: Any) -> frozenset[str]:
 
 
 def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
-    """The settings with other defaults: what a user has written stays.
+    """The settings with other defaults: what a user has written stays, also where they are given others once more.
 
     Where that changes nothing it is the same object, by which a run knows its phases.
 
@@ -195,7 +195,11 @@ def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
     """
     own = given(settings)
     other = {name: value for name, value in defaults.items() if name not in own and getattr(settings, name) != value}
-    return dataclasses.replace(settings, **other) if other else settings  # type: ignore[type-var]  # a dataclass
+    if not other:
+        return settings
+    found: Owner = dataclasses.replace(settings, **other)  # type: ignore[type-var]  # a dataclass
+    object.__setattr__(found, GIVEN, own)  # `replace` has written all of them
+    return found
 
 
 class _Place(NamedTuple):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
+from pyro_fed.density.size import affordable_points
 
 #: Points that are taken together where rows are worked through in pieces.
 TOGETHER = 128
@@ -59,7 +60,8 @@ def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = No
 def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """Scores of all rows of each of some clients, at points of its own.
 
-    Rows are worked through in pieces where they are many, so that memory does not grow with them.
+    Rows are worked through in pieces where they are many, so that memory does not grow with them; clients and points
+    where a row of a large model makes many numbers.
 
     Args:
         problem: the model's densities.
@@ -71,11 +73,27 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
     """
     densities = points.shape[0] * points.shape[1] * problem.num_nodes
     if not are_many(data, densities):
-        whole: Tensor = problem.mapped(likelihood_scores, (0, BATCHES))(points, data.full_batch())
-        return whole
+        return _by_points(problem, points, data)
     zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
     scores: Tensor = by_pieces(problem, likelihood_scores, zero, points, data, densities).to(points.dtype)
     return scores
+
+
+def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
+    """Scores of all clients at all points at once, or client by client at as many points as there is room for."""
+    scores = problem.mapped(likelihood_scores, (0, BATCHES))
+    everything = points.shape[0] * points.shape[1]
+    size = affordable_points(problem, data.row_index.shape[-1], everything)
+    if size >= everything:
+        whole: Tensor = scores(points, data.full_batch())
+        return whole
+    found = torch.empty_like(points)
+    for client in range(len(points)):
+        own = slice(client, client + 1)
+        batch = data._replace(row_index=data.row_index[own], num_rows=data.num_rows[own]).full_batch()
+        for at, into in zip(points[own].split(size, 1), found[own].split(size, 1), strict=True):
+            into.copy_(scores(at, batch))
+    return found
 
 
 def are_many(data: ClientData, densities: int) -> bool:

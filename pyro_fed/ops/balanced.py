@@ -22,6 +22,10 @@ from pyro_fed.ops.kernels import MEDIAN_RBF, Linear
 #: Bytes of differences that are written out at once: two to four times as fast as all of them, for which memory is
 #: asked for each time.
 BLOCK = 640_000
+#: Blocks that there are at most, larger where need be: each is a dozen operations of a traced step.
+MOST_BLOCKS = 256
+#: Numbers of a Stein matrix's differences that are written out at once: 40 MB in single precision.
+DIFFERENCES = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +34,8 @@ class Marginal(Kernel):
 
     As a matrix-valued kernel it asks Stein's identity of every function of one coordinate, so that the marginals
     are right given how coordinates depend on each other, and it is as sharp in many dimensions as in one. It does
-    not see dependence: add `Linear` to it. Its (N, M, D) differences are written out: D of `RBF`'s Gram matrices.
+    not see dependence: add `Linear` to it. Its (N, M, D) differences are written out, some coordinates at a time: D of
+    `RBF`'s Gram matrices.
 
     Args:
         bandwidth: h, (D,); None takes the mean of (x_i - y_i)² over pairs, 2 var(x_i), over log N.
@@ -51,12 +56,6 @@ class Marginal(Kernel):
         squares = 2.0 * away.square().mean(-2) / math.log(max(particles.shape[-2], 2))
         return replace(self, bandwidth=squares.clamp_min(self.min_bandwidth))
 
-    def _grams(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k_i and (y_i - x_i) 2 / h_i, (N, M, D), and h, (D,)."""
-        bandwidth = self._fitted()
-        apart = y.unsqueeze(-3) - x.unsqueeze(-2)
-        return torch.exp(-apart.square() / bandwidth), 2.0 * apart / bandwidth, bandwidth
-
     def _fitted(self) -> Tensor:
         if self.bandwidth is None:
             raise ValueError("Marginal: the bandwidth is not known yet; call kernel.fit(particles) first")
@@ -70,15 +69,23 @@ class Marginal(Kernel):
         middle = particles.mean(-2, keepdim=True)  # far from the origin the sums would cancel
         x, y = (((part - middle) / unit).mT.contiguous() for part in (particles, points))
         weights = torch.stack([scores.mT - 2.0 * x / unit.unsqueeze(-1), torch.ones_like(x)], -2)
-        size = max(1, BLOCK // (x.element_size() * x.shape[-1] * y.shape[-1]))
+        size = max(1, BLOCK // (x.element_size() * x.shape[-1] * y.shape[-1]), -(-x.shape[-2] // MOST_BLOCKS))
         blocks = zip(x.split(size, -2), y.split(size, -2), weights.split(size, -3), strict=True)
         sums = torch.cat([w @ torch.exp(-(b.unsqueeze(-2) - a.unsqueeze(-1)).square()) for a, b, w in blocks], -3)
         return ((sums[..., 0, :] + 2.0 * y / unit.unsqueeze(-1) * sums[..., 1, :]) / particles.shape[-2]).mT
 
     def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        # With g = 2 (x_j - x_i) / h: ∇_{x_i} k = g k, ∇_{x_j} k = -g k, and the mixed derivative is (2 / h - g²) k.
-        gram, slope, bandwidth = self._grams(particles, particles)
-        return (gram * ((left.unsqueeze(-2) + slope) * (right.unsqueeze(-3) - slope) + 2.0 / bandwidth)).sum(-1)
+        size = max(1, DIFFERENCES // particles.shape[-2] ** 2)
+        parts = (part.split(size, -1) for part in (particles, left, right, self._fitted()))
+        first, *others = (_stein_matrix(*part) for part in zip(*parts, strict=True))
+        return sum(others, first)
+
+
+def _stein_matrix(x: Tensor, left: Tensor, right: Tensor, bandwidth: Tensor) -> Tensor:
+    """Of some coordinates: with g = 2 (x_j - x_i) / h, ∇_{x_i} k = g k, ∇_{x_j} k = -g k, and (2 / h - g²) k mixed."""
+    apart = x.unsqueeze(-3) - x.unsqueeze(-2)
+    gram, slope = torch.exp(-apart.square() / bandwidth), 2.0 * apart / bandwidth
+    return (gram * ((left.unsqueeze(-2) + slope) * (right.unsqueeze(-3) - slope) + 2.0 / bandwidth)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,6 +98,21 @@ def test_bad_test_data(y, part):
         metrics.test_metrics(result([0.0, 1.0]), fed(gaussian), (torch.tensor(y, dtype=torch.float64),))
 
 
+def test_a_nan_among_the_covariates_of_test_rows_is_refused():
+    """A mean over rows would be NaN, and the accuracy one of classes that a maximum takes NaN to be."""
+
+    def logistic(x, y):
+        mu = pyro.sample("mu", dist.Normal(x.new_zeros(()), 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=mu * x), obs=y)
+
+    ones = torch.ones(4, dtype=torch.float64)
+    holds = pf.Federation(logistic, (ones, ones), plate="data", num_clients=1)
+    x = torch.tensor([1.0, math.nan, 2.0, math.nan], dtype=torch.float64)
+    with pytest.raises(DataError, match="log density of 2 of 4 test rows is NaN, of row 1 first"):
+        metrics.test_metrics(result([0.0, 1.0]), holds, (x, ones))
+
+
 def test_rmse_does_not_broadcast():
     with pytest.raises(DataError, match=r"\(3,\), observed value \(3, 1\)"):
         metrics.rmse(torch.zeros(3), torch.zeros(3, 1))

@@ -18,11 +18,11 @@ from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
-from pyro_fed.infer.ep.large import SMALL_ROUNDS
 from pyro_fed.infer.sites import derivatives
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
+from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
@@ -79,7 +79,8 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert ep == pf.FedEP(client=pf.tilted.IVON(), start="fedavg")
     assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
-    assert run_as(pf.P2PVI(), fed.problem) == pf.P2PVI(update=pf.update.IVON(), start="fedavg")
+    p2p = run_as(pf.P2PVI(), fed.problem)
+    assert p2p == pf.P2PVI(update=pf.update.IVON(), start="fedavg") and p2p.default_rounds(CLIENTS) == 20
     assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     turns = {run_as(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
     assert turns == {10} and run_as(pf.DSVGD(start="apart"), fed.problem).local_steps == 50
@@ -113,6 +114,22 @@ def test_what_is_fitted_stays_the_same_object(fed, algorithm):
 )
 def test_what_is_set_stays(fed, algorithm):
     assert run_as(algorithm, fed.problem) is algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        (pf.FSGLD(num_chains=10), "num_chains"),
+        (pf.DSVGD(num_particles=100), "num_particles"),
+        (pf.SVGD(num_particles=100), "num_particles"),
+    ],
+)
+def test_what_is_set_as_small_models_have_it_stays(fed, algorithm, name):
+    """A run asks for the settings more than once."""
+    found = run_as(algorithm, fed.problem)
+    assert found is not algorithm
+    assert run_as(found, fed.problem) is found
+    assert getattr(found, name) == getattr(algorithm, name)
 
 
 def test_small_models_keep_their_algorithm():
@@ -368,7 +385,12 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
     assert is_large(some.problem, pf.FedEP.num_points) and is_large(some.problem)
     assert run_as(pf.FSGLD(), some.problem) != pf.FSGLD() and run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
-    for algorithm in (pf.FedEP(), pf.FedSEP(), pf.PVI()):  # cheap rounds, and more of them than a larger one has
+    for algorithm in (
+        pf.FedEP(),
+        pf.FedSEP(),
+        pf.PVI(),
+        pf.P2PVI(),
+    ):  # cheap rounds, and more of them than a larger one has
         assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)

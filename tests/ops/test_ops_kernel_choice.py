@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pyro_fed.ops import balanced
 from pyro_fed.ops.balanced import Balanced, Marginal
 from pyro_fed.ops.kernel_base import Preconditioned
 from pyro_fed.ops.kernels import RBF, Linear, median_bandwidth
@@ -70,6 +71,16 @@ def test_marginal_is_one_kernel_a_coordinate():
     matrix = sum(k.stein_matrix(X[:, i], S[:, i], 2 * S[:, i]) for k, i in zip(alone, columns, strict=True))
     torch.testing.assert_close(kernel.velocity(X[:4], X, S), velocity)
     torch.testing.assert_close(kernel.stein_matrix(X, S, 2 * S), matrix)
+
+
+def test_coordinates_in_pieces_are_all_coordinates(monkeypatch):
+    kernel = Marginal().fit(X)
+    whole = kernel.velocity(X, X, S), kernel.stein_matrix(X, S, 2 * S)
+    monkeypatch.setattr(balanced, "BLOCK", 1)
+    monkeypatch.setattr(balanced, "MOST_BLOCKS", 2)  # of two coordinates and one
+    monkeypatch.setattr(balanced, "DIFFERENCES", 2 * len(X) ** 2)
+    torch.testing.assert_close(kernel.velocity(X, X, S), whole[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(kernel.stein_matrix(X, S, 2 * S), whole[1])
 
 
 def test_marginal_bandwidth():

@@ -64,7 +64,7 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
         ``rmse`` in the units of the observation; for rows with several labels of 0 or 1 those of `multilabel` too.
 
     Raises:
-        DataError: the test data have no rows, or hold a NaN among the observed values.
+        DataError: the test data have no rows, or hold a NaN.
 
     Example:
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
@@ -97,7 +97,7 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
         What the draws say of each row.
 
     Raises:
-        DataError: there are no rows, or an observed value is NaN.
+        DataError: there are no rows, or a value or a log density is NaN.
 
     Example:
         >>> predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), (x_test, y_test)).probs
@@ -107,8 +107,15 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
     if value.is_floating_point() and bool(value.isnan().any()):
         count = int(value.isnan().sum())
         raise DataError(f"{count} observed values of the test data are NaN; remove those rows.")
+    log_prob = torch.cat([chunk["log_prob"] for chunk in chunks])
+    unknown = log_prob.isnan().any(0)
+    if bool(unknown.any()):
+        raise DataError(
+            f"the log density of {int(unknown.sum())} of {len(unknown)} test rows is NaN, of row "
+            f"{int(unknown.nonzero()[0])} first: remove rows that have a NaN among their arguments, or impute these."
+        )
     return Predictions(
-        log_prob=torch.cat([chunk["log_prob"] for chunk in chunks]),
+        log_prob=log_prob,
         value=value,
         mean=_mean_over_draws(chunks, "mean"),
         probs=_mean_over_draws(chunks, "probs"),

@@ -26,11 +26,9 @@ from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, with_full
+from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
-#: parameters on the digits SDs and means still move after 40 (`benchmarks/README.md`, networks).
-SMALL_ROUNDS = 200
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
 #: Change of the prior's site, relative to it, that is single precision's rounding.

@@ -185,8 +185,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         return self.weighting == "exact"
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 100; the run stops when the agents agree and have stopped moving."""
-        return 100
+        """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
+        return self.update.rounds if isinstance(self.update, IVON) else 100
 
     @property
     def begin(self) -> str:

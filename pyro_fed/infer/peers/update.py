@@ -113,6 +113,7 @@ class IVON(OnlineNewton, Update):
         curvature_memory: weight of the curvature so far in a step, in [0, 1).
         longest: no step moves a parameter by more than this many SDs.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
+        rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
 
     References:
         Shen et al. (2024), Variational learning is effective for large deep networks.
@@ -120,3 +121,6 @@ class IVON(OnlineNewton, Update):
     Example:
         >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
     """
+
+    # An agent's belief moves by all that it has changed, a server's by the clients' mean: as far in half the rounds.
+    rounds: int = 20

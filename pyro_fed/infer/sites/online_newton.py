@@ -34,6 +34,9 @@ from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
+#: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
+#: parameters on the digits SDs and means still move after 40 (`benchmarks/README.md`, networks).
+SMALL_ROUNDS = 200
 #: Curvature that a row is taken to have where nothing is known of it.
 FIRST_CURVATURE = 0.1
 
@@ -51,6 +54,7 @@ class OnlineNewton:
         curvature_memory: 1 - ρ.
         longest: no step moves a parameter by more than this many SDs.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
+        rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
     """
 
     steps: int = 10
@@ -61,9 +65,10 @@ class OnlineNewton:
     curvature_memory: float = 0.9
     longest: float = 1.0
     spread: float = 1.0
+    rounds: int = 40
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps", "pairs")
+        check_at_least(self, 1, "steps", "pairs", "rounds")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "rate", "longest", "spread")
         check_between(self, "momentum", 0, 1, "[)")

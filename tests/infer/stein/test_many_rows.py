@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density import scores
+from pyro_fed.density import scores, size
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.stein import dsvgd, modes
 
@@ -50,6 +50,15 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     monkeypatch.setattr(scores, "BLOCK", 60)
     monkeypatch.setattr(modes, "WORTH", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
+
+
+def test_clients_and_points_of_a_large_model_in_turn_are_all_at_once(monkeypatch):
+    problem = pf.Federation(curved, rows(), plate="data", num_clients=2).problem
+    data, points = two_clients(problem)
+    whole = scores.clients_likelihood_scores(problem, points, data)
+    monkeypatch.setattr(size, "LARGE_DIM", 1)
+    monkeypatch.setattr(size, "WORKED_NUMBERS", 1)  # two points at once
+    torch.testing.assert_close(scores.clients_likelihood_scores(problem, points, data), whole)
 
 
 def test_looks_by_structure_are_those_of_all_rows(monkeypatch):

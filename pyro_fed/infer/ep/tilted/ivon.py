@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -40,12 +39,6 @@ class IVON(OnlineNewton, TiltedInference):
     Example:
         >>> pf.run(pf.FedEP(client=pf.tilted.IVON(steps=50), covariance="diag"), fed)
     """
-
-    rounds: int = 40
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "rounds")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the last step.
