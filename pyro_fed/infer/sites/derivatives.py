@@ -43,7 +43,6 @@ from pyro_fed.infer.sites.rowwise import (
     at_points,
     dealt_out,
     expected,
-    expected_of,
     jumps,
     shared_curvature,
 )
@@ -249,7 +248,7 @@ class Derivatives:
         """
         if self.structure != "full" or not self._worth(problem, num_points):
             return None
-        found = expected_of(problem, q.mean(), q.root(), batch)
+        found = expected(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
 
     def _worth(self, problem: Problem, num_points: int) -> bool:

@@ -174,25 +174,29 @@ class Rowwise:
         return slopes, eye[list(parts.direct)], each
 
 
-def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
+def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
     """Expectations of C clients' log-likelihoods and their derivatives; None where a row has no such structure.
 
     Args:
         problem: the model's densities.
         mean: q's, (C, D), float64.
         root: R (C, D, D), q = N(m, R R'); None for derivatives at the mean.
-        data: the clients' rows.
+        data: the clients' rows, or these with weights of their own (C, n).
     """
-    order = _order(problem, root is not None)
-    if order is None:
-        return _by_pairs(problem, mean, root, data)
+    sample = predictors(problem, CHECK_ROWS)
+    several = sample is None  # more numbers than a finer rule is for, as of a softmax: where pairs do
+    if sample is None and not _may_pair(problem):
+        return None
     if root is None:
         eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
-        return _of_clients(problem, order, mean, eye.expand(*mean.shape, -1), data)
-    few, straight = _where_straight(problem, mean, root, data)
+        return _of_clients(problem, 1, several, mean, eye.expand(*mean.shape, -1), data)
+    few, straight = _where_straight(problem, several, mean, root, data)
     if few is not None and bool(straight.all()):
         return unwhitened(few, root)
-    fine = _of_clients(problem, order, mean, root, data)
+    if sample is None:
+        return None
+    order = order_of(problem.num_rows / problem.dim, sample.width + len(sample.direct))
+    fine = _of_clients(problem, order, False, mean, root, data)
     if fine is None:
         return None
     return unwhitened(
@@ -200,20 +204,16 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
     )
 
 
-def _by_pairs(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData) -> Sums | None:
-    """The same of many rows with more numbers than a finer rule is for, as of a softmax, where pairs do."""
+def _may_pair(problem: Problem) -> bool:
+    """Whether rows of more numbers than a finer rule is for are many, and these not too many for pairs of nodes."""
     parts = predictors(problem, CHECK_ROWS, wide=True)
-    if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS or problem.num_rows < MANY * problem.dim:
-        return None
-    if root is None:
-        eye = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
-        return _of_clients(problem, 1, mean, eye.expand(*mean.shape, -1), data, several=True)
-    few, straight = _where_straight(problem, mean, root, data, several=True)
-    return unwhitened(few, root) if few is not None and bool(straight.all()) else None
+    if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS:
+        return False
+    return problem.num_rows >= MANY * problem.dim
 
 
 def _where_straight(
-    problem: Problem, mean: Tensor, root: Tensor, data: ClientData, several: bool = False
+    problem: Problem, several: bool, mean: Tensor, root: Tensor, data: ClientData | Batch
 ) -> tuple[Sums | None, Tensor]:
     """Sums of a rule that has q's moments and no more, and whose rows need none finer, (C,); None where not tried."""
     parts = predictors(problem, CHECK_ROWS, wide=several)
@@ -222,53 +222,39 @@ def _where_straight(
         return None, none
     if not several and jumps(problem):
         return None, none
-    one, few = (_of_clients(problem, order, mean, root, data, several) for order in (1, PAIRS))
+    one, few = (_of_clients(problem, order, several, mean, root, data) for order in (1, PAIRS))
     if one is None or few is None:
         return None, none
-    share = data.num_rows / problem.num_rows
+    share = (_num_rows(data) / problem.num_rows).clamp_min(1 / problem.num_rows)
     bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
     moved = (one.score - few.score).abs().amax(1) / share
     return few, (bent < CLOSE) & (moved < NEAR)  # not a number is not less
 
 
+def _num_rows(data: ClientData | Batch) -> Tensor:
+    """Of each client, (C,)."""
+    return (data.weight > 0).sum(1) if isinstance(data, Batch) else data.num_rows
+
+
 def _of_clients(
-    problem: Problem, order: int, mean: Tensor, basis: Tensor, data: ClientData, several: bool = False
+    problem: Problem, order: int, several: bool, mean: Tensor, basis: Tensor, data: ClientData | Batch
 ) -> Sums | None:
     """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
-    clients, longest = len(mean), data.row_index.shape[-1]
-    if several:
-        plan = _plan_by(lambda size: predictors(problem, size, wide=True), problem.dim, longest, order, False)
-    else:
-        plan = _plan(problem, longest, order)
+    clients, own = len(mean), isinstance(data, Batch)
+    plan = _plan(problem, data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1], order, several)
     if plan is None:
         return None
     work, size, most = plan
     together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
-    index, weight = row_pieces(data, size)
+    index, weight = _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
     made = []
     for first in range(0, clients, together):
         chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
-        made.append(_sums(problem, work, data.rows, mean[chosen], basis[chosen], index[:, chosen], weight[:, chosen]))
+        rows = tuple(leaf[chosen] for leaf in data.rows) if own and together < clients else data.rows
+        pieces = (index[:, chosen], weight[:, chosen])
+        made.append(_sums(problem, work, rows, mean[chosen], basis[chosen], *pieces, rows_axis=0 if own else None))
     return Sums(*(torch.cat(part)[:clients] for part in zip(*made, strict=True)))
-
-
-def expected_of(problem: Problem, mean: Tensor, root: Tensor, batch: Batch) -> Sums | None:
-    """The same of rows with weights of their own.
-
-    Args:
-        problem: the model's densities.
-        mean: q's, (C, D), float64.
-        root: R (C, D, D), q = N(m, R R').
-        batch: the clients' rows (C, n, ...) and weights (C, n).
-    """
-    order = _order(problem, True)
-    plan = None if order is None else _plan(problem, batch.weight.shape[1], order)
-    if plan is None:
-        return None
-    work, size, _ = plan
-    index, weight = _cut(batch.weight, size)
-    return unwhitened(_sums(problem, work, batch.rows, mean, root, index, weight, rows_axis=0), root)
 
 
 def scarce(problem: Problem) -> bool:
@@ -276,16 +262,10 @@ def scarce(problem: Problem) -> bool:
     return problem.num_rows < SCARCE * problem.dim
 
 
-def _order(problem: Problem, spread: bool) -> int | None:
-    """Of the rule for the model's rows, or of the mean alone; None without linear predictors."""
-    sample = predictors(problem, CHECK_ROWS)
-    if sample is None or not spread:
-        return None if sample is None else 1
-    return order_of(problem.num_rows / problem.dim, sample.width + len(sample.direct))
-
-
-def _plan(problem: Problem, longest: int, order: int) -> tuple[Rowwise, int, int] | None:
+def _plan(problem: Problem, longest: int, order: int, several: bool) -> tuple[Rowwise, int, int] | None:
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
+    if several:
+        return _plan_by(lambda size: predictors(problem, size, wide=True), problem.dim, longest, order, False)
     by_values = order != 1 and jumps(problem)
     wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
     found = _plan_by(lambda size: predictors(problem, size), problem.dim, longest, order, wide)
