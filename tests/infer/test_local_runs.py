@@ -195,7 +195,7 @@ def test_training_rows_have_their_effects_drawn_again_where_the_rows_are():
     ("algorithm", "joint"),
     [
         (pf.NUTS(num_chains=1, warmup_steps=150, num_samples=400), True),
-        (pf.SVI(num_steps=500, step_size=0.1, num_guide_draws=1000), True),
+        (pf.SVI(num_steps=250, step_size=0.2, num_guide_draws=600), True),
         (pf.SVGD(num_particles=60, start="gaussian"), False),
     ],
     ids=lambda value: type(value).__name__,
