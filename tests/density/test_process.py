@@ -275,6 +275,23 @@ def test_auto_traces_what_is_called_often_and_answers_the_same_to_the_bit(monkey
     assert np.array_equal(few, again)
 
 
+def softmax(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Categorical(logits=x @ w), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # so few rounds have not converged
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.FedAvg(), pf.DSVGD(num_particles=10, local_steps=3)])
+def test_a_run_is_repeated_to_the_bit_whatever_ran_before(algorithm):
+    """By vmap at first, and later as a graph, in which a softmax could be another kernel."""
+    x, y = data()
+    fed = pf.Federation(softmax, (x, (2 + y).clamp(0, 2).long()), plate="data", num_clients=2)
+    options = {"progress": False, "audit": False, "log_likelihood": False, "num_rounds": 4}
+    runs = [pf.run(algorithm, fed, **options).posterior["w"].values for _ in range(3)]
+    assert (runs[0] == runs[1]).all() and (runs[0] == runs[2]).all()
+
+
 def test_digests_tell_functions_apart():
     def made(constant):
         return lambda z: z + constant

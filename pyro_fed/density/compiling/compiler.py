@@ -9,8 +9,9 @@ Levels, each falling back to the next where a model defeats it (with one warning
 
 `auto` runs a step by vmap until it has been called `TRACE_AFTER` times, which costs as much as to trace it; then it
 traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends
-on counts alone, never on a clock, so that a run can be repeated exactly; a trace makes the same operations as vmap
-does, and so the same numbers to the bit. Traces are kept for the problem's later runs, and for those of other
+on counts alone, never on a clock, so that a run can be repeated exactly; the trace of a step that may have been run by
+vmap makes the same operations as that does, and so the same numbers to the bit (`exact`), for whether it has been
+depends on what ran before. Scans of `TRACE_AFTER` steps and more are traced at once. Traces are kept for the problem's later runs, and for those of other
 federations of the same model (`process`).
 """
 
@@ -258,15 +259,18 @@ class Compiler:
         """The same for the leaves of all arguments, and the form of each."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
-        key = (_identity(function), "trace" if traced else self.level, _Forms(specs), shapes)
+        waits = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR
+        exact = waits and now < TRACE_AFTER
+        level = ("exact" if exact else "trace") if traced else self.level
+        key = (_identity(function), level, _Forms(specs), shapes)
         step = self._known(key)
         if step is None:
             rest = iter(leaves)
             parts = [pytree.tree_unflatten([next(rest) for _ in range(part.num_leaves)], part) for part in specs]
             spec = pytree.tree_structure(tuple(parts))
             batched = self.vmap(partial(function, problem), in_dims)
-            seldom = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR and self._seldom(key, now)
-            made = None if seldom or not traced else self._traced(batched, spec, leaves)
+            seldom = waits and self._seldom(key, now)
+            made = None if seldom or not traced else self._traced(batched, spec, leaves, exact)
             step = made or eager(batched, spec)
             if made is None and traced:
                 return step
@@ -295,12 +299,12 @@ class Compiler:
         counts[key] = counts.get(key, 0) + max(now, 1)
         return counts[key] < TRACE_AFTER
 
-    def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step | None:
+    def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool) -> Step | None:
         """A graph; None where `auto` finds that there can be none, which is said once a run."""
         if self.untraceable:
             return None
         try:
-            return trace(batched, spec, leaves)
+            return trace(batched, spec, leaves, exact)
         except FAILURES as error:
             if not self.auto:
                 raise

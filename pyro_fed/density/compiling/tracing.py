@@ -134,13 +134,14 @@ def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx
     return torch.fx.GraphModule(recorder.root, recorder.graph)
 
 
-def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
+def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool = False) -> Step:
     """The same as a graph, which fits leaves with the shapes and strides of `leaves`.
 
     Args:
         batched: as for `eager`.
         spec: as for `eager`.
         leaves: tensors of the shapes that it is traced for.
+        exact: the same numbers to the last bit.
     """
     step = eager(batched, spec)
     recorder = record(step.run, [copied(leaf) for leaf in leaves])  # inputs are told apart by identity
@@ -149,7 +150,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor]) -> Step:
     straighten(graph)
     spread_products(graph)
     once(graph)  # distances that two kernels need, say, are computed once
-    simplify(graph, _written_over(graph))
+    simplify(graph, _written_over(graph), exact)
     drop_dead(graph)
     run = folded(recorder)
     call_bindings(run)
