@@ -11,8 +11,8 @@ Levels, each falling back to the next where a model defeats it (with one warning
 traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends
 on counts alone, never on a clock, so that a run can be repeated exactly; the trace of a step that may have been run by
 vmap makes the same operations as that does, and so the same numbers to the bit (`exact`), for whether it has been
-depends on what ran before. Scans of `TRACE_AFTER` steps and more are traced at once. Traces are kept for the problem's later runs, and for those of other
-federations of the same model (`process`).
+depends on what ran before. Scans of `TRACE_AFTER` steps and more are traced at once. Traces are kept for the problem's
+later runs, and for those of other federations of the same model (`process`).
 """
 
 from __future__ import annotations

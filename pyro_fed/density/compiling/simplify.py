@@ -6,9 +6,9 @@
     x ** 1                                      →  x, of the gradient of a square
 
 The first and the last are the same numbers; of the second last bits may differ, so that it is left alone in a step that
-may have been run by vmap before it was traced: the same seed gives the same answer, whatever has run. A network's step had 7 to 9
-operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its time was the
-second.
+may have been run by vmap before it was traced: the same seed gives the same answer, whatever has run. A network's step
+had 7 to 9 operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its time
+was the second.
 """
 
 from __future__ import annotations
