@@ -28,6 +28,8 @@ RECIPES = {
     "FedAIS-auto": "",
     "SummedLangevin": "[settings]\nstep_size = 0.02\nburn_in = 2\n[run]\nnum_rounds = 6",
 }
+#: What the rounding of what is sent may move.
+ROUNDED = 1e-3
 ALGORITHMS = {
     "FedSEP": (pf.FedSEP(start="prior"), {"num_rounds": 3}),
     "FedAvg": (pf.FedAvg(), {"num_rounds": 3}),
@@ -68,18 +70,16 @@ def simulated(name, executor="sequential"):
 def test_the_answer_is_that_of_the_simulation(flower, name, tmp_path):
     """Clients have 3, 7 and 13 rows; numbers are rounded to 2^18 / 2^30 = 0.00024.
 
-    FedAIS resamples draws, which are compared in order but for the ten at each end, where one is far from the next.
+    FedAIS resamples draws: weights that differ by that shift a draw to one of its neighbours in order, two at most.
     """
     model, recipes = flower.write_case(tmp_path, RECIPES)
     found = served(flower, flower.grid(model, recipes), model, recipes[name])
-    expected, atol = simulated(name), 0.02 if name == "FedAIS" else 1e-3
-    np.testing.assert_allclose(
-        *(
-            np.sort(one.posterior["w"].values, 1)[:, 10:-10] if name == "FedAIS" else one.posterior["w"].values
-            for one in (found, expected)
-        ),
-        atol=atol,
-    )
+    values, right = (one.posterior["w"].values for one in (found, simulated(name)))
+    if name == "FedAIS":
+        values, right = (np.sort(one, 1) for one in (values, right))
+        assert (values[:, 2:] >= right[:, :-2] - ROUNDED).all() and (values[:, :-2] <= right[:, 2:] + ROUNDED).all()
+    else:
+        np.testing.assert_allclose(values, right, atol=ROUNDED)
     assert not {"log_likelihood", "observed_data", "constant_data", "sites"} & set(found.groups())
     assert "moved" not in found.federation
 
