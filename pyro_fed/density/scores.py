@@ -90,7 +90,7 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     found = torch.empty_like(points)
     for client in range(len(points)):
         own = slice(client, client + 1)
-        batch = data._replace(row_index=data.row_index[own], num_rows=data.num_rows[own]).full_batch()
+        batch = data.of(own).full_batch()
         for at, into in zip(points[own].split(size, 1), found[own].split(size, 1), strict=True):
             into.copy_(scores(at, batch))
     return found

@@ -155,12 +155,20 @@ class Server(Network):
         )
 
 
-class _Links(NamedTuple):
-    """A step's W, and the links that each agent hears and sends by, (C,)."""
+class _Mixing(NamedTuple):
+    """A step's W, the links that each agent hears and sends by, (C,), and what the steps of a round mix by."""
 
     weights: sparse.csr_array
     heard: np.ndarray
     sent: np.ndarray
+    steps: dict[int, sparse.csr_array]
+
+    @classmethod
+    def of(cls, weights: sparse.csr_array) -> _Mixing:
+        """Of a W whose steps are still to be made."""
+        off = weights - sparse.diags_array(weights.diagonal())
+        off.eliminate_zeros()
+        return cls(weights, np.diff(off.indptr), np.bincount(off.indices, minlength=weights.shape[0]), {})
 
 
 @dataclass
@@ -180,8 +188,7 @@ class Peers(Network):
     _links: sparse.csr_array | None = field(default=None, repr=False)
     _rounds: int = 0
     _connected: sparse.csr_array | None = field(default=None, repr=False)
-    _last: _Links | None = field(default=None, repr=False)
-    _mixing: dict[int, tuple[sparse.csr_array, sparse.csr_array]] = field(default_factory=dict, repr=False)
+    _last: _Mixing | None = field(default=None, repr=False)
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
         """Those of the graph's active agents that the schedule wakes."""
@@ -213,10 +220,12 @@ class Peers(Network):
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
             weights = self._weights(round * steps + step, clients.numpy())
-            mine = told.mixed(algorithm, mine, self._turned(step, weights))
-            links = self._counted(weights)
-            heard += size * links.heard
-            sent += size * links.sent
+            mixing = self._mixing(weights)
+            if step not in mixing.steps:
+                mixing.steps[step] = self.consensus.of_step(step, weights)
+            mine = told.mixed(algorithm, mine, mixing.steps[step])
+            heard += size * mixing.heard
+            sent += size * mixing.sent
             sizes.append(size)
         self._bytes_per_edge = sum(sizes) / steps
         after = {name: value.clone() for name, value in shared.items()}
@@ -235,21 +244,11 @@ class Peers(Network):
         self._watch(weights)
         return weights[clients][:, clients] if len(clients) < self.graph.num_agents else weights
 
-    def _counted(self, weights: sparse.csr_array) -> _Links:
-        """How many links each agent hears and sends by; a fixed graph's are counted once."""
+    def _mixing(self, weights: sparse.csr_array) -> _Mixing:
+        """What a W makes of a round; a fixed graph's is found once."""
         if self._last is None or self._last.weights is not weights:
-            off = weights - sparse.diags_array(weights.diagonal())
-            off.eliminate_zeros()
-            sent = np.bincount(off.indices, minlength=weights.shape[0])
-            self._last = _Links(weights, np.diff(off.indptr), sent)
+            self._last = _Mixing.of(weights)
         return self._last
-
-    def _turned(self, step: int, weights: sparse.csr_array) -> sparse.csr_array:
-        """What a step mixes by; a fixed graph's is made once."""
-        kept = self._mixing.get(step)
-        if kept is None or kept[0] is not weights:
-            kept = self._mixing[step] = weights, self.consensus.of_step(step, weights)
-        return kept[1]
 
     def _watch(self, weights: sparse.csr_array) -> None:
         """Gather links until they connect all agents, then start again."""

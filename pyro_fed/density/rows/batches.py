@@ -58,6 +58,14 @@ class ClientData(NamedTuple):
     num_rows: Tensor
     power: Tensor = UNIT
 
+    def of(self, clients: Tensor | slice) -> ClientData:
+        """The same of some of several clients.
+
+        Args:
+            clients: their places.
+        """
+        return self._replace(row_index=self.row_index[clients], num_rows=self.num_rows[clients])
+
     def on(self, device: torch.device) -> ClientData:
         """The same on a device.
 

@@ -27,7 +27,7 @@ from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.entries import evenly, widened
 
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.
@@ -66,8 +66,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
             return found
         count *= MORE
     others = (~agree).nonzero()[:, 0]
-    whole = ClientData(data.rows, data.row_index[others], data.num_rows[others], data.power)
-    return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], whole))
+    return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
 def fewest(problem: Problem) -> int:
@@ -98,7 +97,7 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
 def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
     """By so many rows of all clients, and what these miss to second order."""
     few, times = picked(problem, data, count)
-    some = Moments(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in _at_mean(problem, draws, few)))
+    some = Moments(*(widened(times, part) * part for part in _at_mean(problem, draws, few)))
     slope, bend = at_mean.score - some.score, at_mean.curvature - some.curvature
     level = (at_mean.value - some.value).unsqueeze(1)
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few) + level

@@ -241,13 +241,13 @@ def _of_clients(
 ) -> Sums | None:
     """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
     clients, own = len(mean), isinstance(data, Batch)
-    plan = _plan(problem, data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1], order, several)
+    plan = _plan(problem, _longest(data), order, several)
     if plan is None:
         return None
     work, size, most = plan
     together = max(1, min(clients, most // size))
     together = -(-clients // -(-clients // together))
-    index, weight = _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
+    index, weight = _pieces(data, size)
     made = []
     for first in range(0, clients, together):
         chosen = torch.arange(first, first + together) % clients  # the last ones again, to keep the shape
@@ -376,13 +376,12 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
     sample = find(CHECK_ROWS)
     assert sample is not None
     clients, count, dim = points.shape
-    longest = data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
     most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
-    size = min(max(SMALLEST, _rounded(longest)), most)
+    size = min(max(SMALLEST, _rounded(_longest(data))), most)
     parts = find(size)
     if parts is None:
         return None
-    index, weight = _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
+    index, weight = _pieces(data, size)
     zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
     carry = Sums(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
     axes = (0 if isinstance(data, Batch) else None, 0)
@@ -445,6 +444,16 @@ def _sums(
     const = (rows, mean.to(problem.dtype), root.to(problem.dtype).contiguous())
     total, _ = problem.scan(work.add, carry, const, (index, weight), len(index), (rows_axis, 0, 0))
     return Sums(*total)
+
+
+def _longest(data: ClientData | Batch) -> int:
+    """Rows of the clients, padding among them."""
+    return data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
+
+
+def _pieces(data: ClientData | Batch, size: int) -> tuple[Tensor, Tensor]:
+    """The clients' row numbers (L, C, size) in pieces, and their weights."""
+    return _cut(data.weight, size) if isinstance(data, Batch) else row_pieces(data, size)
 
 
 def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ from pyro_fed.infer.sites.composed_rows import at_each_composed
 from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import choose
+from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.matrices import times
 
 
@@ -140,8 +140,7 @@ class Modes(Algorithm, ServerWork):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = picked(problem, data, fewest(problem))
-            some = look_at_likelihood(problem, points, few)
-            found = Look(*(times.reshape(-1, *[1] * (part.dim() - 1)) * part for part in some))
+            found = Look(*(widened(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)
         usable = _finite(found)

@@ -105,7 +105,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`, or a
             fifth of them where that will do.
         flat: none is needed where log p_0 t and log q differ by a constant, up to this much, an SD over draws.
-        spread: variance of log weights that the annealing may leave.
+        spread: variance of log weights that all J temperatures are to leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
         trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share

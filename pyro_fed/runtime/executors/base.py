@@ -168,11 +168,11 @@ class Executor(ABC, metaclass=Checked):
 
     def rows_of(self, at: Tensor) -> ClientData:
         """The rows of the clients at these places, tempered as the algorithm asks for."""
-        data = self.working_data
-        power, at = data.power, at.to(data.row_index.device)
+        device = self.working_data.row_index.device
+        data = self.working_data.of(at.to(device))
         if isinstance(self.algorithm, Tempered) and self.algorithm.temperature != 1:
-            power = torch.tensor(1.0 / self.algorithm.temperature, device=data.row_index.device)
-        return ClientData(data.rows, data.row_index[at], data.num_rows[at], power)
+            return data._replace(power=torch.tensor(1.0 / self.algorithm.temperature, device=device))
+        return data
 
     def there(self, tree: Any) -> Any:
         """Tensors of a tree on the device that clients' steps are computed on."""
