@@ -1,4 +1,4 @@
-"""What FedEP, DSVGD and FedAIS cost as rows grow, in units of ten hand-written Newton passes over rows in one process.
+"""What FedEP, DSVGD, FedAIS, P2PVI and FSGLD cost as rows grow, in units of ten hand-written Newton passes over rows in one process.
 
     python -m benchmarks.speed.rows [CASE ...] [--audit] [--profile]
 
@@ -32,6 +32,9 @@ CASES = {  # model, rows, covariates, clients, and the algorithm where it is not
     "DSVGD, logistic 100,000 x 10, 10 clients": ("logistic", 100_000, 10, 10, "DSVGD"),
     "DSVGD, logistic 100,000 x 10": ("logistic", 100_000, 10, 1, "DSVGD"),
     "FedAIS, logistic 100,000 x 10, 10 clients": ("logistic", 100_000, 10, 10, "FedAIS"),
+    "P2PVI, logistic 100,000 x 10, 10 agents": ("logistic", 100_000, 10, 10, "P2PVI"),
+    "FSGLD, logistic 100,000 x 10, 10 clients": ("logistic", 100_000, 10, 10, "FSGLD"),
+    "FSGLD, logistic 1,000,000 x 10, 10 clients": ("logistic", 1_000_000, 10, 10, "FSGLD"),
     "non-centred ridge 100,000 x 10": ("ridge", 100_000, 10, 1),
     "quantile 100,000 x 10, 10 clients": ("quantile", 100_000, 10, 10),
     "softmax of five 100,000 x 10": ("softmax", 100_000, 10, 1),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
@@ -96,6 +96,52 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     return found
 
 
+def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+    """Second derivatives of the log-likelihood of some rows along directions, ∇² log p(x | θ) v.
+
+    Args:
+        problem: the model's densities.
+        at: points (N, D), unconstrained, and a direction v of each, (N, D).
+        batch: rows, each as often as its weight says.
+
+    Returns:
+        (N, D).
+    """
+
+    def log_lik(z: Tensor) -> Tensor:
+        return problem.log_lik(z, batch)
+
+    def one(z: Tensor, direction: Tensor) -> Tensor:
+        curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
+        return curve
+
+    curves: Tensor = problem.vmap(one)(*at)
+    return curves
+
+
+def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tensor, data: ClientData) -> Tensor:
+    """The same of all rows of each of some clients, worked through in pieces where they are many.
+
+    Args:
+        problem: the model's densities.
+        points: (C, N, D) unconstrained, of each client.
+        directions: (C, N, D).
+        data: the clients' rows.
+
+    Returns:
+        (C, N, D), of the points' dtype.
+    """
+    densities = points.shape[0] * points.shape[1] * problem.num_nodes
+    if not are_many(data, densities):
+        whole: Tensor = problem.mapped(likelihood_curves, (0, BATCHES), calls=0)(
+            (points, directions), data.full_batch()
+        )
+        return whole
+    zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
+    summed: Tensor = by_pieces(problem, likelihood_curves, zero, (points, directions), data, densities)
+    return summed.to(points.dtype)
+
+
 def are_many(data: ClientData, densities: int) -> bool:
     """Whether rows are to be worked through in pieces, see `by_pieces`.
 
@@ -107,7 +153,7 @@ def are_many(data: ClientData, densities: int) -> bool:
 
 
 def by_pieces(
-    problem: Problem, function: Callable[..., Any], zero: Any, points: Tensor, data: ClientData, densities: int
+    problem: Problem, function: Callable[..., Any], zero: Any, points: Any, data: ClientData, densities: int
 ) -> Any:
     """Sums over C clients' rows, so many at a time as stay in a processor's cache.
 
@@ -115,7 +161,7 @@ def by_pieces(
         problem: the model's densities.
         function: `function(problem, points, batch)` of one client, a tensor or several, each a sum over rows.
         zero: what is added to, (C, ...) each, float64.
-        points: of each client, (C, ...).
+        points: of each client, (C, ...), or a pytree of them.
         data: the clients' rows.
         densities: of a row of each client.
 

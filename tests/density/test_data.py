@@ -9,7 +9,9 @@ from algorithms import PAPER, line, line_data, unequal_lines
 from short_runs import quiet, values
 
 import pyro_fed as pf
-from pyro_fed.density.rows.batches import ClientData, draw_minibatches
+from pyro_fed.density.rows.batches import SORTED_ROWS, ClientData, draw_anew, draw_epochs, draw_minibatches
+
+MANY = 2 * SORTED_ROWS
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
@@ -29,6 +31,47 @@ def test_minibatches_are_unbiased_exactly(num_rows, batch_size, monkeypatch):
             batch = data.take(type(picks)(position, weight))
             sums.append(float((batch.rows[0] * batch.weight).sum()))
     assert np.mean(sums) == pytest.approx(float(rows.sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.45, 0.7, 2.5], ids=lambda share: f"{share}_of_the_rows")
+def test_minibatches_of_many_rows_are_the_beginning_of_random_permutations(share):
+    """No row twice in a pass; each step's rows as often as all others.
+
+    Sums of rows in ten groups, over 400 draws, beside the hypergeometric variance: a group beyond 5 SDs has probability
+    6e-7, one of the 400 that are looked at 3e-4.
+    """
+    steps, generator = 10, torch.Generator().manual_seed(0)
+    size = int(share * MANY) // steps
+    counts = torch.zeros(steps, 10)
+    for _ in range(400):
+        picks = draw_minibatches(MANY, size, steps, generator, torch.float64)
+        assert picks.weight.eq(MANY / size).all()
+        for part in picks.position.flatten().split(MANY):
+            assert len(part.unique()) == len(part)
+        counts += torch.stack([torch.bincount(row // (MANY // 10), minlength=10) for row in picks.position])
+    mean, variance = 400 * size / 10, 400 * size * 0.09 * (MANY - size) / (MANY - 1)
+    assert (counts - mean).abs().max() < 5 * variance**0.5
+
+
+@pytest.mark.parametrize("size", [3, 800])
+def test_minibatches_drawn_anew_from_many_rows(size):
+    """No row twice in one, and rows of one beside those of the next as independent as they are to be.
+
+    The rows that two have in common are hypergeometric, n m²/n² in the mean; of 900 pairs, within 5 of its SDs.
+    """
+    picks = draw_anew(MANY, size, 901, torch.Generator().manual_seed(0), torch.float64)
+    sets = [set(row) for row in picks.position.tolist()]
+    assert all(len(one) == size for one in sets)
+    common = np.mean([len(a & b) for a, b in itertools.pairwise(sets)])
+    mean = size**2 / MANY
+    sd = (mean * (1 - size / MANY) * (MANY - size) / (MANY - 1)) ** 0.5
+    assert abs(common - mean) < 5 * sd / 30
+
+
+def test_an_epoch_of_many_rows_takes_each_once():
+    picks = draw_epochs(MANY + 7, 64, 2, torch.Generator().manual_seed(0), torch.float64)
+    for position, weight in zip(picks.position.chunk(2), picks.weight.chunk(2), strict=True):
+        assert sorted(position[weight > 0].tolist()) == list(range(MANY + 7))
 
 
 def test_an_empty_client_adds_nothing():

@@ -22,6 +22,8 @@ CHUNK = 500_000
 BLOCK = 262_144
 
 
+#: Rows up to which a permutation is one call that sorts random numbers; of more, sorting takes longer than steps.
+SORTED_ROWS = 1_000
 #: The power of a likelihood that is not tempered.
 UNIT = torch.ones(())
 
@@ -188,11 +190,42 @@ def draw_minibatches(
         position = slot % max(num_rows, 1)
         weight = (slot < num_rows).to(dtype)
         return Minibatch(position.repeat(num_steps, 1), weight.repeat(num_steps, 1))
-    passes = -(-num_steps * batch_size // num_rows)
-    order = torch.rand(passes, num_rows, generator=generator).argsort(-1).flatten()
-    position = order[: num_steps * batch_size].reshape(num_steps, batch_size)
+    wanted = num_steps * batch_size
+    if SORTED_ROWS < num_rows >= 2 * wanted:
+        order = _distinct(num_rows, wanted, generator)
+    else:
+        order = _permutations(num_rows, -(-wanted // num_rows), generator).flatten()
+    position = order[:wanted].reshape(num_steps, batch_size)
     weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
     return Minibatch(position, weight)
+
+
+def _permutations(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """Random permutations of rows, (count, num_rows)."""
+    if num_rows <= SORTED_ROWS:
+        return torch.rand(count, num_rows, generator=generator).argsort(-1)
+    return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(count)])
+
+
+def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """The beginning of a random permutation, at the cost of what is drawn and not of all rows: (count,), int64.
+
+    Row numbers are drawn with replacement, and each counts where it appears first.
+
+    Args:
+        num_rows: of the permutation, at least twice `count`.
+        count: numbers wanted.
+        generator: the client's.
+    """
+    drawn = torch.empty(0, dtype=torch.int64)
+    first = torch.empty(num_rows, dtype=torch.int64)
+    while True:
+        drawn = torch.cat([drawn, torch.randint(num_rows, (count + count // 2 + 1,), generator=generator)])
+        place = torch.arange(len(drawn))
+        first.scatter_reduce_(0, drawn, place, "amin", include_self=False)
+        found = drawn[first[drawn] == place]
+        if len(found) >= count:
+            return found[:count]
 
 
 def draw_anew(
@@ -212,14 +245,22 @@ def draw_anew(
     """
     if num_rows <= batch_size:
         return draw_minibatches(num_rows, batch_size, num_steps, generator, dtype)
-    # Floyd's sampling, all steps at once: memory and time are those of what is drawn, not of the rows.
+    if num_rows > SORTED_ROWS and num_rows >= 2 * batch_size:
+        position = torch.stack([_distinct(num_rows, batch_size, generator) for _ in range(num_steps)])
+    else:
+        position = _by_floyd(num_rows, batch_size, num_steps, generator)
+    weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
+    return Minibatch(position, weight)
+
+
+def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator) -> Tensor:
+    """Floyd's sampling, all steps at once, (num_steps, m): quick for small minibatches of few rows."""
     position = torch.empty(num_steps, 0, dtype=torch.int64)
     for last in range(num_rows - batch_size, num_rows):
         candidate = torch.randint(last + 1, (num_steps, 1), generator=generator)
         taken = (position == candidate).any(1, keepdim=True)
         position = torch.cat([position, torch.where(taken, last, candidate)], 1)
-    weight = torch.full((num_steps, batch_size), num_rows / batch_size, dtype=dtype)
-    return Minibatch(position, weight)
+    return position
 
 
 def draw_epochs(
@@ -241,7 +282,7 @@ def draw_epochs(
         Minibatch with position (E ⌈N_k/m⌉, m) and weight (E ⌈N_k/m⌉, m).
     """
     length = max(1, -(-num_rows // batch_size))
-    order = torch.rand(epochs, num_rows, generator=generator).argsort(-1)
+    order = _permutations(num_rows, epochs, generator)
     position = torch.zeros(epochs, length * batch_size, dtype=torch.int64)
     position[:, :num_rows] = order
     real = (torch.arange(length * batch_size) < num_rows).to(dtype).reshape(length, batch_size)

@@ -25,7 +25,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
 
 from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
@@ -34,8 +33,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.scores import likelihood_scores, prior_scores
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points
 from pyro_fed.infer.sites.power_iteration import power_iteration
@@ -98,28 +97,27 @@ class Mismatch(Algorithm, Bounding, Advice):
         q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
         points = spread_points(q, affordable_points(problem, data.row_index.numel(), self.num_points))
         at = points.transpose(0, 1).to(problem.dtype)
-        scores = problem.mapped(likelihood_scores, (0, BATCHES), calls=0)(at, data.full_batch())
+        scores = clients_likelihood_scores(problem, at, data)
         errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share
         if self.alpha != 1:
             prior = problem.mapped(prior_scores, (0,), calls=0)(at).double().transpose(0, 1)
             errors = errors - (1 - self.alpha) * (q.score(points) - prior)
         squares = _pulls(q, errors).square().mean(0)
         curved = at[:, evenly(at.shape[1], self.curved_points)]
-        curvature = self._curvature(problem, q, sites, share, curved, data.full_batch())
+        curvature = self._curvature(problem, q, sites, share, curved, data)
         measured = {"mismatch": squares.amax(-1), "curvature": curvature}
         return {"mismatch": share * squares, "curvature": curvature}, {}, measured
 
     def _curvature(
-        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, batch: Batch
+        self, problem: Problem, q: Gaussian, sites: Gaussian, share: Tensor, points: Tensor, data: ClientData
     ) -> Tensor:
         """λ_s, (C,), the largest at the points (C, S, D)."""
         root = q.root()[:, None]
-        product = problem.mapped(_curves, (0, 0, BATCHES), calls=0)
         precision = sites.precision[:, None]
 
         def whitened(directions: Tensor) -> Tensor:
             moved = times(root, directions)
-            curves = product(points, moved.to(points.dtype), batch).double()
+            curves = clients_likelihood_curves(problem, points, moved.to(points.dtype), data).double()
             own = (-curves - self.alpha * times(precision, moved)) / share[:, None]
             return directions + times(root.mT if q.dense else root, own)
 
@@ -145,20 +143,6 @@ class Mismatch(Algorithm, Bounding, Advice):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of q, (1, num_draws, D)."""
         return gaussian(shared).even_sample(num_draws, generator)[None]
-
-
-def _curves(problem: Problem, points: Tensor, directions: Tensor, batch: Batch) -> Tensor:
-    """∇² log p(x_s | θ) v of one client, at points (S, D) with directions (S, D)."""
-
-    def log_lik(z: Tensor) -> Tensor:
-        return problem.log_lik(z, batch)
-
-    def one(z: Tensor, direction: Tensor) -> Tensor:
-        curve: Tensor = vjp(grad(log_lik), z)[1](direction)[0]
-        return curve
-
-    curves: Tensor = problem.vmap(one)(points, directions)
-    return curves
 
 
 def _pulls(q: Gaussian, errors: Tensor) -> Tensor:

@@ -52,6 +52,19 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
 
+@pytest.mark.parametrize("model", [logistic, curved])
+def test_curves_along_directions_are_the_slopes_of_scores(model, monkeypatch):
+    problem = pf.Federation(model, rows(), plate="data", num_clients=2).problem
+    data, points = two_clients(problem)
+    directions = points.flip(-1) + 0.3
+    whole = scores.clients_likelihood_curves(problem, points, directions, data)
+    ahead, behind = (scores.clients_likelihood_scores(problem, points + e * directions, data) for e in (1e-5, -1e-5))
+    torch.testing.assert_close(whole, (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(scores, "CHUNK", 1)
+    monkeypatch.setattr(scores, "BLOCK", 60)
+    torch.testing.assert_close(scores.clients_likelihood_curves(problem, points, directions, data), whole)
+
+
 def test_clients_and_points_of_a_large_model_in_turn_are_all_at_once(monkeypatch):
     problem = pf.Federation(curved, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
