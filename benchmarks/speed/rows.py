@@ -1,4 +1,4 @@
-"""What FedEP, DSVGD, FedAIS, P2PVI and FSGLD cost as rows grow, in units of ten hand-written Newton passes over rows in one process.
+"""What algorithms cost as rows grow, in units of ten hand-written Newton passes over the same rows in one process.
 
     python -m benchmarks.speed.rows [CASE ...] [--audit] [--profile]
 
@@ -146,6 +146,7 @@ def work(case, audit, profile):
     kind, rows, covariates, clients, *named = CASES[case]
     algorithm = getattr(pf, named[0] if named else "FedEP")()
     model = models()[kind][0]
+    options = {"graph": pf.graph.ring(clients)} if named == ["P2PVI"] else {}
     seconds, rounds, size = [], 0, 0
     for seed in (1, 2):
         arguments = data(kind, rows, covariates, seed)
@@ -156,7 +157,7 @@ def work(case, audit, profile):
             watch.enable()
         fed = pf.Federation(model, arguments, plate="data", num_clients=clients)
         made = time.process_time() - began
-        idata = pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=audit)
+        idata = pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=audit, **options)
         seconds.append(time.process_time() - began)
         rounds = len(idata.federation["round"])
         if watch:

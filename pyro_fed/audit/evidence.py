@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.chains.groups import Looked, by_groups, groups
 from pyro_fed.audit.chains.motion import Moments, moved, wrong
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
@@ -104,25 +105,44 @@ class Evidence:
         return Quantities.of(self.problem, self.flat)
 
     @cached_property
-    def moments(self) -> Moments | None:
+    def looked(self) -> Looked | None:
         """Where the posterior's means and SDs are, None where there is no target.
 
-        By chains that begin at the draws; where these find nothing wrong, by points in tails that they may not reach.
+        By chains that begin at the draws; where these find nothing wrong, by points in tails that they may not reach;
+        where they cannot move, and the draws are groups far apart, group by group.
         """
         if self.near is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
         found = moved(self.near, self.quantities, self.flat, generator, self.aim)
-        if found.stuck or bool(wrong(found).any()):
-            return found
-        return beyond(self.near, self.quantities, self.flat, generator) or found
+        if found.stuck and (parts := groups(self.flat.double())):
+
+            def of_one(draws: Tensor) -> Moments:
+                target = Target.of(self.problem, draws, self.temperature)
+                near = on_few_rows(target, target.white(draws), generator)
+                return moved(near, self.quantities, draws, generator, self.aim)
+
+            return by_groups(parts, self.quantities.labels, of_one)
+        if not found.stuck and not bool(wrong(found).any()):
+            found = beyond(self.near, self.quantities, self.flat, generator) or found
+        return Looked(found, self.quantities.labels)
+
+    @property
+    def moments(self) -> Moments | None:
+        """Where the posterior's means and SDs are, None where there is no target: of all draws, or of each group."""
+        return None if self.looked is None else self.looked.moments
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the numbers of `moments` are called."""
+        return () if self.looked is None else self.looked.labels
 
     @property
     def measured(self) -> dict[str, np.ndarray]:
         """The same as figures by name, with the parameters' names; empty where there are no moments."""
         if self.moments is None or self.moments.stuck:
             return {}
-        return measured(self.moments, self.quantities.labels)
+        return measured(self.moments, self.labels)
 
 
 def measured(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:

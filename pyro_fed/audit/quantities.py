@@ -18,13 +18,13 @@ LOOKED_AT = 32
 
 
 def quoted(label: str) -> str:
-    """A number's name in a sentence: 'tau', 'tau' (unconstrained).
+    """A number's name in a sentence: 'tau', 'tau' (unconstrained), 'tau' (mode 1 of 2).
 
     Args:
-        label: one of `Quantities.labels`.
+        label: one of `Evidence.labels`.
     """
-    name = label.removesuffix(UNCONSTRAINED)
-    return f"'{name}'{label[len(name) :]}"
+    name, bracket, kind = label.partition(" (")
+    return f"'{name}'{bracket}{kind}"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def stillness(evidence: Evidence) -> list[str]:
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = quoted(evidence.quantities.labels[number])
+    name = quoted(evidence.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
     return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence)}"]
 

@@ -236,3 +236,31 @@ def test_the_dtype_of_the_models_constants_is_the_problems():
         assert problem.init(2, torch.Generator()).dtype == dtype
     with pytest.raises(pf.SettingError, match="float16"):
         pf.Federation(linear, (X, Y), plate="data", num_clients=2, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("event", [False, True])
+def test_a_mixture_is_a_prior_on_the_support_of_its_parts(event):
+    """Gammas, on the logarithm: the density of each z is that of exp z, times it; PyTorch has no transform for them."""
+    shape, rate = torch.tensor([[2.0, 8.0], [3.0, 1.0]]).double(), torch.tensor([[2.0, 8.0], [1.0, 4.0]]).double()
+    parts = dist.MixtureSameFamily(
+        dist.Categorical(torch.tensor([0.3, 0.7]).double().expand(2, 2)), dist.Gamma(shape, rate)
+    )
+
+    def model(y):
+        s = (
+            pyro.sample("s", parts.to_event(1))
+            if event
+            else torch.stack([pyro.sample(f"s{i}", one) for i, one in each])
+        )
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(0.0, s.sum()), obs=y)
+
+    halves = [
+        dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.3, 0.7]).double()), dist.Gamma(*own))
+        for own in zip(shape, rate, strict=True)
+    ]
+    each = list(enumerate(halves))
+    problem = pf.Federation(model, (Y[:10],), plate="data", num_clients=2).problem
+    z = torch.tensor([[0.3, -1.0], [1.2, 0.4], [-2.0, 0.0]]).double()
+    expected = torch.stack([half.log_prob(z[:, i].exp()) + z[:, i] for i, half in each]).sum(0)
+    torch.testing.assert_close(problem.log_prior(z), expected)

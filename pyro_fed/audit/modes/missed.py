@@ -41,6 +41,8 @@ LOOPED_CLIMBS = 5, 3, 2
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
 ROUGH = 3.0
+#: Modes that are searched among draws, at most, and how many times as far as draws of a mode are from it others are.
+MOST_MODES, APART = 16, 3.0
 #: The largest standard error of a mass's logarithm that tells it, and standard errors that may explain a difference.
 TOLD, ERRORS = 0.3, 3
 #: Modes of equal mass, to within so much of log M, may be each other's relabelling; and how equal their values are.
@@ -69,6 +71,7 @@ def missed(evidence: Evidence) -> list[str]:
     own = white[torch.linspace(0, len(white) - 1, from_draws).long()]
     far = _far(evidence, target, from_prior, from_around, generator)
     modes, ends = _searched(evidence, few, torch.cat([own, *far]))
+    _add_those_of_draws(evidence, few, modes, white)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())
@@ -107,6 +110,24 @@ def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode
         if there is not None:
             found[number] = there.at
     return modes, found
+
+
+def _add_those_of_draws(evidence: Evidence, few: Target, modes: list[Mode], white: Tensor) -> None:
+    """Add modes of draws (S, D) that are near none of those that are known, one after the other.
+
+    Climbs begin at a few draws alone: where modes are many, some that have draws are not among theirs.
+    """
+    dim = white.shape[1]
+    while modes and len(modes) < MOST_MODES:
+        far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
+        if not float(far.max()) > APART * (NEAR + dim**0.5):
+            return
+        known, mode = len(modes), ascended(few, white[int(far.argmax())])
+        if mode is not None and few is not evidence.target:
+            mode = _exact(evidence, mode)
+        added(modes, mode)
+        if len(modes) == known:  # a draw of a tail
+            return
 
 
 def _exact(evidence: Evidence, rough: Mode) -> Mode | None:

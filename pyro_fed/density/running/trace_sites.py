@@ -8,7 +8,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import biject_to, constraints
 
 from pyro_fed.errors import ModelError
 
@@ -31,12 +31,21 @@ def unconstraining(msg: Message) -> Any:
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
         )
     try:
-        return biject_to(fn.support)
+        return biject_to(_of_parts(fn.support))
     except NotImplementedError as error:
         raise ModelError(
             f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
             "space: write it as a function of a latent that has one"
         ) from error
+
+
+def _of_parts(support: Any) -> Any:
+    """A support, of a `MixtureSameFamily` that of its parts, for which PyTorch has no transform registered."""
+    if isinstance(support, constraints.MixtureSameFamilyConstraint):
+        return _of_parts(support.base_constraint)
+    if isinstance(support, constraints.independent):
+        return constraints.independent(_of_parts(support.base_constraint), support.reinterpreted_batch_ndims)
+    return support
 
 
 def without_event_dims(fn: Any) -> Any:
