@@ -29,8 +29,8 @@ CHANCE = 2.0
 ON_A_GRID = 0.01
 #: Findings of one kind that are listed.
 MOST_LISTED = 3
-#: Rows whose columns are summed at once.
-BLOCK = 65_536
+#: Rows whose columns are summed at once, and numbers of columns that are looked at at once.
+BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 
 
 def warn_of_odd_data(
@@ -78,7 +78,15 @@ def warn_of_odd_data(
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
     """Column, value, and the range of all others, of a smallest or largest value that is far from these."""
     flat = leaf.reshape(len(leaf), -1)
-    flat = flat.double() if flat.dtype != torch.float64 else flat
+    size = max(1, BLOCK_NUMBERS // len(flat))
+    for first, block in zip(range(0, flat.shape[1], size), flat.split(size, 1), strict=True):
+        for column, value, low, high in _far_in(block):
+            yield first + column, value, low, high
+
+
+def _far_in(flat: Tensor) -> Iterator[tuple[int, float, float, float]]:
+    """The same of some columns (N, C)."""
+    flat = flat.double()
     finite = flat.isfinite()
     if not bool(finite.all()):
         inside = torch.where(finite, flat, 0.0).sum(0) / finite.sum(0).clamp_min(1)

@@ -5,12 +5,14 @@ Both are messages of an ordinary round: S numbers, or D + D² of them. No row le
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, in_chunks
+from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
@@ -20,6 +22,9 @@ from pyro_fed.ops.gaussian_structures import STRUCTURES
 
 #: Variance about a point at which its curvature is taken.
 NARROW = 1e-8
+#: Coordinates of points, and densities of rows there, of the clients that are worked on at once, and of all of them:
+#: of more rows fewer points are taken, at least so many.
+NUMBERS, MOST_NUMBERS, FEWEST_POINTS = 4_000_000, 40_000_000, 8
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
@@ -61,19 +66,34 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
         federation: the model and its clients.
         q: where.
     """
-    algorithm, problem, data = FedEP(), federation.problem, federation.client_data()
-    points = algorithm.points(batched(q)).expand(-1, federation.num_clients, -1)
+    algorithm, problem, data = _stepping(q), federation.problem, federation.client_data()
+    a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
+    points = algorithm.points(batched(q))
+    affordable = MOST_NUMBERS // max(1, a_point * len(data.num_rows))
+    if affordable < len(points):
+        points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(batched(q))
     derivatives = algorithm.derivatives(problem, "full" if q.dense else "diag")
-    mean = q.mean().expand(federation.num_clients, -1)
-    root = q.root().expand(federation.num_clients, -1, -1) if q.dense else None
-    found = None if root is None else derivatives.under(problem, mean, root, len(points), data)
-    moments = found or derivatives.of_likelihood(problem, points.contiguous(), data.full_batch())
-    site = site_of(moments, mean)
-    empty = (data.num_rows == 0).nonzero().flatten()
-    state = {"precision": site.precision.clone(), "eta": site.eta.clone()}
+
+    def of_some(clients: ClientData) -> State:
+        mean = q.mean().expand(len(clients.num_rows), -1)
+        root = q.root().expand(len(mean), -1, -1) if q.dense else None
+        moments = None if root is None else derivatives.under(problem, mean, root, len(points), clients)
+        if moments is None:
+            everywhere = points.expand(-1, len(mean), -1).contiguous()
+            moments = derivatives.of_likelihood(problem, everywhere, clients.full_batch())
+        return as_state(site_of(moments, mean))
+
+    size = max(1, NUMBERS // max(1, a_point * len(points)))
+    found = [of_some(data.of(slice(k, k + size))) for k in range(0, len(data.num_rows), size)]
+    state = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     for value in state.values():
-        value[empty] = 0.0
+        value[data.num_rows == 0] = 0.0
     return gaussian(state)
+
+
+def _stepping(q: Gaussian) -> FedEP:
+    """The algorithm whose steps under q give sites of its form."""
+    return FedEP(covariance="full" if q.dense else "diag")
 
 
 def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
@@ -84,7 +104,7 @@ def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussi
         at: where.
     """
     sites = sites_at(federation, at)
-    return FedEP().prior_site(federation.problem, at).product(sites.product_over(0)), sites
+    return _stepping(at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
 
 
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:

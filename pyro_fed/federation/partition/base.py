@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -117,17 +117,21 @@ class Partition(ABC, metaclass=Checked):
             )
         if len(parts) != num_clients:
             raise self.error(f"holds rows of {len(parts)} clients, but num_clients is {num_clients}")
-        owner = np.full(num_rows, -1, dtype=np.int64)
         numbers = [self._row_numbers(client, rows) for client, rows in enumerate(parts)]
+        if not _each_once(numbers, num_rows):
+            self._say_what_is_wrong(numbers, num_rows)
+        return [np.sort(rows) for rows in numbers]
+
+    def _say_what_is_wrong(self, numbers: Sequence[np.ndarray], num_rows: int) -> NoReturn:
+        """Raise for the first client that holds a row that does not exist or is held already, or the first row lost."""
+        owner = np.full(num_rows, -1, dtype=np.int64)
         for client, rows in enumerate(numbers):
             self._claim(owner, client, rows)
         missing = np.flatnonzero(owner < 0)
-        if missing.size:
-            raise self.error(
-                f"{missing.size} of {num_rows} rows belong to no client, the first is row {missing[0]}; "
-                "give them to a client or take them out of the data"
-            )
-        return [np.sort(rows) for rows in numbers]
+        raise self.error(
+            f"{missing.size} of {num_rows} rows belong to no client, the first is row {missing[0]}; "
+            "give them to a client or take them out of the data"
+        )
 
     def _row_numbers(self, client: int, rows: Any) -> np.ndarray:
         """The rows of a client as int64, never rounded."""
@@ -247,6 +251,14 @@ def as_values(values: Any, name: str) -> np.ndarray:
     if missing.size:
         raise SettingError(f"{name}[{missing[0]}] is {array[missing[0]]} ({missing.size} missing in all)")
     return array
+
+
+def _each_once(numbers: Sequence[np.ndarray], num_rows: int) -> bool:
+    """Whether lists of row numbers have every row once, and nothing else."""
+    every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64)
+    if len(every) != num_rows or int(every.min()) < 0 or int(every.max()) >= num_rows:
+        return False
+    return bool((np.bincount(every, minlength=num_rows) == 1).all())
 
 
 def _same(a: Any, b: Any) -> bool:
