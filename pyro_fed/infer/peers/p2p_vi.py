@@ -53,7 +53,7 @@ from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief
+from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
@@ -270,7 +270,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         for _ in range(self._newton.steps):
             site, known = new_site(self, problem, at, batch, share, local, self.start_steps, weight)
             change = site / old if self._keeps_site else site
-            at, fraction = public_belief(q, change**weight, known & q.is_proper(), self.damping)
+            proper = known & q.is_proper()
+            if self._accelerates:
+                at, fraction = seen_whole(q, old, site, weight, proper)
+            else:
+                at, fraction = public_belief(q, change**weight, proper, self.damping)
         new = old * change**fraction if self._keeps_site else old
         return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
 

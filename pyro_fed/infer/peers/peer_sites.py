@@ -1,7 +1,8 @@
 """An agent's new site, and the belief that it makes public: what `P2PVI` and its kin do between two consensus steps.
 
     t_i^new   the expected Newton site of  log p(D_i | θ) + c_i log p(θ)  under the belief q_i
-    b_i = q_i (t_i^new / t_i)^(s / v_i)        s the largest share up to the damping that leaves b_i proper
+    b_i = q_i (t_i^new / t_i)^(s / v_i)        s the largest share up to the damping that leaves b_i proper,
+                                               or its part of the consensus, see `seen_whole`
 
 An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
 Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
@@ -33,6 +34,8 @@ from pyro_fed.ops.gaussian import Gaussian
 #: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
 #: precision relative to its old one, see `ops.backtrack`.
 MIN_FRACTION, MARGIN = 1e-6, 0.05
+#: Negative precision of a site, as a part of the belief's, that is rounding.
+CONCAVE = 1e-9
 
 
 def expected_site(
@@ -122,3 +125,31 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
     taken = backtrack(safe, delta, max_fraction=damping, min_fraction=min(MIN_FRACTION, damping), margin=MARGIN)
     fraction = torch.where(known, taken, 1.0)
     return q * delta**fraction, fraction
+
+
+def seen_whole(q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor) -> tuple[Gaussian, Tensor]:
+    """The same where nobody looks at b itself, but at the consensus of all: b = q (t_new / t_old)^(s / v).
+
+    That consensus is q Π_j (t_j,new / t_j,old)^s_j, to which a change goes once, and not 1 / v times as to b. Where an
+    agent's sites, new and old, have no negative precision, s is as large as leaves q (t_new / t_old)^s proper: if all
+    agents' sites are such their product with the prior is proper. Of others b has to be.
+
+    Args:
+        q: beliefs, (C,).
+        old: sites t_old, (C,).
+        site: t_new, (C,).
+        weight: 1 / v, (C,).
+        known: (C,) whether the belief is proper.
+
+    Returns:
+        b, which need not be proper, and s (C,).
+    """
+    change = site / old
+    belief, fraction = public_belief(q, change**weight, known, 1.0)
+    if bool((fraction == 1).all()):
+        return belief, fraction
+    safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
+    concave = torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -CONCAVE
+    alone = backtrack(safe, change, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
+    further = torch.where(known & concave, torch.maximum(alone, fraction), fraction)
+    return where(further == fraction, belief, q * change ** (weight * further)), further
