@@ -1,5 +1,9 @@
 """Modes that draws miss: of posteriors whose modes, and their shares of the mass, are known."""
 
+import math
+import re
+
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -111,3 +115,31 @@ def test_modes_have_their_shares_of_the_draws():
     (said,) = missed(evidence_of(square, SQUARES, torch.cat([draws, few])))
     assert "not their shares" in said and "50 % of the mass" in said
     assert missed(evidence_of(square, SQUARES, torch.cat([draws, -draws[:400]]))) == []
+
+
+@pytest.mark.parametrize("held", [0, 1, 5])
+def test_a_mode_at_the_other_end_of_an_interval_has_its_share(held):
+    """An angle near π, of which -π is the other side: of 1,000 draws few or none are there, of those that should.
+
+    The mass below zero is by quadrature.
+    """
+    y = torch.from_numpy(np.random.default_rng(22).vonmises(3.1, 2.0, 30))
+
+    def angle(y):
+        mu = pyro.sample("mu", dist.Uniform(y.new_tensor(-math.pi), math.pi))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.VonMises(mu, y.new_tensor(2.0)), obs=y)
+
+    grid = torch.linspace(-math.pi, math.pi, 20_001, dtype=torch.float64)[1:-1]
+    log_p = dist.VonMises(grid[:, None], 2.0).log_prob(y).sum(1)
+    cdf = (log_p - log_p.max()).exp().cumsum(0) / (log_p - log_p.max()).exp().sum()
+    below = float(cdf[grid < 0].max())
+    u = below + (1 - below) * (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    right = grid[torch.searchsorted(cdf, u).clamp_max(len(grid) - 1)]
+    right[torch.linspace(0, 999, held).long()] = -math.pi + 0.1
+    draws = ((right + math.pi) / (2 * math.pi)).logit()[:, None]
+    found = missed(evidence_of(angle, (y,), draws))
+    (said,) = found
+    assert "'mu' is -3" in said
+    shown = float(re.search(r"([\d.]+) % of (its|the) mass", said.replace("the \nmass", "the mass"))[1])
+    assert abs(shown - 100 * below) < 3

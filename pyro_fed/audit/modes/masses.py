@@ -18,8 +18,8 @@ from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
 from pyro_fed.ops.importance import log_mean
 
-#: Points a mode, and the freedom of their Student's t.
-WEIGHED, FREEDOM = 512, 5
+#: Points a mode, where a difference that would matter may be chance, and the freedom of their Student's t.
+WEIGHED, MANY_WEIGHED, FREEDOM = 512, 4096, 5
 #: So much less in log weight is none.
 NOTHING = 100.0
 
@@ -30,11 +30,13 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
     return torch.stack(heights).argmax(0)
 
 
-def weighed(target: Target, modes: list[Mode], number: int, generator: torch.Generator) -> tuple[float, float]:
-    """log M of a mode by importance weights, and its standard error."""
+def weighed(
+    target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
+) -> tuple[float, float]:
+    """log M of a mode by importance weights of so many points, and its standard error."""
     mode, dim = modes[number], len(modes[number].at)
-    normal = torch.randn(WEIGHED, dim, generator=generator, dtype=torch.float64)
-    chi = torch.randn(WEIGHED, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    normal = torch.randn(points, dim, generator=generator, dtype=torch.float64)
+    chi = torch.randn(points, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
     factor = torch.linalg.cholesky(mode.precision)
     white = mode.at + torch.linalg.solve_triangular(factor.T, (normal / chi.sqrt()).T, upper=True).T
     half = (FREEDOM + dim) / 2

@@ -8,9 +8,11 @@ how far it is in the result's SDs, the result's mean is off by c u, and its vari
 hold as for all that is `moved`.
 
 Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much less. Where it does not, but there are
-several modes, their masses are found by importance weights (`masses`). Then modes may be as faint as they are, and may
-have draws too, but not their share of them: with e the share of the draws that are nearest to a mode, the result's mean
-is off by Σ (c - e) u, and its variance by Σ (c - e) u². Differences count less what three standard errors may explain.
+several modes, their masses are found by importance weights (`masses`), of more points where a difference that would
+matter may be chance. Then modes may be as faint as they are, and may have draws too, but not their share of them: with
+e the share of the draws that are nearest to a mode, the result's mean is off by Σ (c - e) u, and its variance by
+Σ (c - e) u². Differences count less what three standard errors may explain; where the weights tell no masses, Laplace's
+count, less what `ROUGH` may explain.
 
 Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
 
@@ -28,7 +30,7 @@ from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
-from pyro_fed.audit.modes.masses import FREEDOM, WEIGHED, nearest, weighed
+from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest, weighed
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -144,24 +146,35 @@ def _wrong_shares(
     evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], white: Tensor, generator: torch.Generator
 ) -> list[str]:
     """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
-    found = [weighed(target, modes, number, generator) for number in range(len(modes))]
-    worst = max(error for _, error in found)
-    if not worst < TOLD:
-        return []
-    shares = torch.softmax(torch.tensor([mass for mass, _ in found], dtype=torch.float64), 0)
     held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
-    more = shares - held
-    plain = more.sign() * (more.abs() - ERRORS * worst * shares * (1 - shares)).clamp_min(0)
+    for points in (WEIGHED, MANY_WEIGHED):
+        if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
+            break
+        found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
+        worst = max(error for _, error in found)
+        shares = torch.softmax(torch.tensor([mass for mass, _ in found], dtype=torch.float64), 0)
+        more, by = shares - held, "by importance weights"
+        chance = ERRORS * worst * shares * (1 - shares) if worst < TOLD else torch.inf
+        plain = more.sign() * (more.abs() - chance).clamp_min(0)
+        if _matters(target, modes, plain) or not _matters(target, modes, more):
+            break
+    if not worst < TOLD:  # what Laplace's masses say of a mode with far fewer draws, or far more, than its share
+        shares, by = (
+            torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0),
+            "by Laplace",
+        )
+        more = shares - held
+        plain = (shares / ROUGH - held).clamp_min(0) - (held / ROUGH - shares).clamp_min(0)
     if not _matters(target, modes, plain):
         return []
     if not all(seen):
-        return [_sentence(evidence, target, modes, seen, shares, "by importance weights")]
-    at = int(more.abs().argmax())
+        return [_sentence(evidence, target, modes, seen, shares, by)]
+    at = int(more.argmax())
     name, shown = _place(evidence, target, modes, at, 0 if at else 1)
     return [
         f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
-        f"{shown} there are {100 * float(held[at]):.2g} % of the draws, and {100 * float(shares[at]):.2g} % of the "
-        "mass by importance weights. DSVGD searches for modes and gives each its share of particles"
+        f"{shown} there are {_percent(float(held[at]))} % of the draws, and {_percent(float(shares[at]))} % of the "
+        f"mass {by}. DSVGD searches for modes and gives each its share of particles"
     ]
 
 
@@ -203,10 +216,15 @@ def _sentence(
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])
     return (
-        f"the posterior has another mode, with about {100 * lost:.2g} % of its mass ({by}), where "
+        f"the posterior has another mode, with about {_percent(lost)} % of its mass ({by}), where "
         f"none of these draws is: '{name}' is {shown} there. DSVGD searches for modes and gives each its share of "
         "particles; means and SDs of one mode are not the posterior's"
     )
+
+
+def _percent(share: float) -> str:
+    """A share in per cent, to two digits or the whole number."""
+    return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 
 def _values(evidence: Evidence, target: Target, modes: list[Mode]) -> dict[str, Tensor]:
