@@ -133,6 +133,15 @@ def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted
     assert all(int(k) % 13 == 0 for k in re.findall(r"clinic (\d+)", said))
 
 
+def test_nobody_stands_apart_from_what_is_no_distribution():
+    """Laplace's sites of a density that is not curved where it is, as of a regression to the median."""
+    from pyro_fed.audit.clients.influence import apart_by_sites
+
+    q, sites = cohort(6, 2, "full")
+    improper = type(q)(q.precision - 2 * q.precision[0, 0] * torch.eye(2, dtype=torch.float64), q.eta)
+    assert apart_by_sites(improper, sites, [str(k) for k in range(6)], ["a", "b"]) == ""
+
+
 def test_the_opposite_of_what_the_others_say():
     """A client at -μ is opposed by its whole distance, one as far the other way by minus that."""
     from pyro_fed.audit.clients.influence import by_sites

@@ -45,9 +45,11 @@ FOUR = torch.tensor([[1.0, 2.0], [1.0, -2.0], [-1.0, 2.0], [-1.0, -2.0]], dtype=
 ONES = (torch.ones(2, dtype=torch.float64),)
 
 
-@pytest.mark.parametrize("tops", [PAIR, FOUR], ids=["pair", "four"])
-@pytest.mark.parametrize("width", [1e-4, 1e-2])
-@pytest.mark.parametrize("count", [60, 1000])
+@pytest.mark.parametrize(
+    ("tops", "width", "count"),
+    [(PAIR, 1e-4, 1000), (PAIR, 1e-2, 60), (FOUR, 1e-4, 60), (FOUR, 1e-2, 1000)],
+    ids=["pair-many", "pair-few", "four-few", "four-many"],
+)
 def test_modes_are_judged_in_their_own_sds(tops, width, count):
     model, factor = narrow(tops, width)
     counts = [count // len(tops)] * len(tops)

@@ -165,7 +165,7 @@ def apart_by_sites(q: Gaussian, sites: Gaussian, names: list[str], labels: list[
     """
     said, more, left = list[str](), 0, list(range(len(names)))
     fewest = max(FEWEST, len(names) // 2 + 1)
-    while len(left) >= fewest:
+    while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
         chosen = _far(found)[: min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)]
