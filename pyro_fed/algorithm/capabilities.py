@@ -14,6 +14,8 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     Chains        several chains, each at a client of its own in a round
     ServerWork    the server's own work with the model, before and after a round
     KnownDensity  the log density that its draws come from is known
+    OwnErrors     its figures tell how far off its answer may be
+    Provisional   what its own figures have against its answer counts unless exact chains find that right
     DrawStats     more columns for `sample_stats`
     Tempered      its clients' rows count by one over its temperature
     Advice        a cure of its own for an update that left the finite numbers
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from pyro_fed.algorithm.combination import Bounded
     from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.algorithm.privacy import Private
+    from pyro_fed.algorithm.record import Record
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
     from pyro_fed.density.rows.batches import ClientData
@@ -476,6 +479,18 @@ class OwnErrors(ABC):
         """
 
 
+class Provisional(ABC):
+    """What its own figures have against its answer's moments counts unless exact chains find these right."""
+
+    @abstractmethod
+    def provisional(self, record: Record) -> str:
+        """That one of its `warnings`, or "" where its figures have nothing against the moments.
+
+        Args:
+            record: of the run.
+        """
+
+
 class DrawStats(ABC):
     """More columns for `sample_stats`."""
 
@@ -607,6 +622,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         Chains,
         ServerWork,
         KnownDensity,
+        Provisional,
         DrawStats,
         Advice,
         NoiseTracking,

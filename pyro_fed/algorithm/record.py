@@ -124,6 +124,7 @@ class Record:
         until: the round after the last one of these, where others came after it.
         notes: what happened in the run that its user should know, one sentence each.
         doubts: why the result should not be trusted, one sentence each.
+        of_density: whether some of them are about the densities as they are computed, which no algorithm mends.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         interrupted: whether the user stopped it.
         stopped: by its limit of time, such as "stopped at the limit of 60 s, after 3 of 100 rounds"; "" if not.
@@ -143,6 +144,7 @@ class Record:
     until: int | None = None
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    of_density: bool = False
     converged: bool | None = None
     interrupted: bool = False
     stopped: str = ""

@@ -2,11 +2,14 @@
 from .asked import asked as asked
 from .audit import CHECKS as CHECKS
 from .audit import audit as audit
+from .audit import of_density as of_density
+from .audit import of_draws as of_draws
 from .chains.motion import Moments as Moments
 from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
 from .size import not_audited as not_audited
 from .stillness import close_call as close_call
+from .stillness import found_right as found_right
 from .stillness import missed_aim as missed_aim
 from .stillness import off_aim as off_aim
 from .stillness import perhaps_wrong as perhaps_wrong

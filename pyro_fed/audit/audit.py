@@ -35,6 +35,30 @@ FIRST: tuple[Check, ...] = (splitting, precision)
 CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
+def of_density(evidence: Evidence) -> list[str]:
+    """Why the densities are not those of the posterior, or not exact enough: what no algorithm mends.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence a reason, or none.
+    """
+    return [sentence for check in FIRST for sentence in check(evidence)]
+
+
+def of_draws(evidence: Evidence) -> list[str]:
+    """Why the draws are not those of a posterior whose densities are right.
+
+    Args:
+        evidence: the result.
+
+    Returns:
+        One sentence a reason, or none.
+    """
+    return [sentence for check in CHECKS for sentence in check(evidence)]
+
+
 def audit(evidence: Evidence) -> list[str]:
     """Why the result of a run should not be trusted.
 
@@ -44,5 +68,4 @@ def audit(evidence: Evidence) -> list[str]:
     Returns:
         One sentence a reason; none where nothing speaks against the result.
     """
-    causes = [sentence for check in FIRST for sentence in check(evidence)]
-    return causes or [sentence for check in CHECKS for sentence in check(evidence)]
+    return of_density(evidence) or of_draws(evidence)

@@ -42,6 +42,11 @@ class NonCentred(Problem):
 
     effects: tuple[str, ...] = field(default=())
 
+    @property
+    def in_units_of_scale(self) -> tuple[str, ...]:
+        """`effects`."""
+        return self.effects
+
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,), with e, of what `source` says of each latent site.
 

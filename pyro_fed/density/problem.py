@@ -307,6 +307,11 @@ class Problem:
         """
         return or_looped(self.compiler.vmap(function, in_dims), function, in_dims)
 
+    @property
+    def in_units_of_scale(self) -> tuple[str, ...]:
+        """Names of the sites that are in units of their scale, see `noncentred`; none in the model's own form."""
+        return ()
+
     def mapped(self, function: Callable[..., Any], in_dims: Any, calls: int = 1) -> Callable[..., Any]:
         """`function(problem, *args)` mapped over clients and compiled, see `Compiler.mapped`.
 

@@ -29,6 +29,7 @@ class Answer:
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.
         doubts: what speaks against it.
+        of_density: whether that is about the densities as they are computed.
         figures: of its rounds.
         until: the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
@@ -54,6 +55,7 @@ class Answer:
     stands_apart: str = ""
     by_sums: BySums = field(default_factory=BySums)
     audited: bool = False
+    of_density: bool = False
 
     @property
     def name(self) -> str:

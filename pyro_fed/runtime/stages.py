@@ -27,6 +27,10 @@ from pyro_fed.runtime.rounds import Finished, run_phases
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
 
+#: Stages one after the other whose doubts are of the density, after which others are not tried: at one answer's draws
+#: an integral or a rounding may be worse than at another's.
+MOST_OF_DENSITY = 2
+
 
 @dataclass
 class Step:
@@ -75,7 +79,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
         settled = (
             choice is not None and choice.settled and not _weighed_by(stages[number + 1 :], choice.answer, problem)
         )
-        if settled or record.interrupted or budget.ended or trial.deserted:
+        if settled or record.interrupted or budget.ended or trial.deserted or trial.hopeless:
             break
     if choice is None:
         raise trial.errors[0]
@@ -113,6 +117,12 @@ class _Trial:
         self.deserted = False
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the last stages' doubts are of the densities as they are computed, which the next would share."""
+        last = self.answers[-MOST_OF_DENSITY:]
+        return len(last) == MOST_OF_DENSITY and all(answer.of_density for answer in last)
 
     def run(self, number: int, stage: Stage) -> None:
         """One stage, or why it gives no answer."""
@@ -152,6 +162,7 @@ class _Trial:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
+        record.of_density = False
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
@@ -181,6 +192,7 @@ class _Trial:
             record.stands_apart,
             record.by_sums,
             record.audited,
+            record.of_density,
         )
 
     def _on_form(self, stage: Stage) -> Context:

@@ -111,6 +111,15 @@ def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
     assert idata.attrs["doubts"].startswith("it is doubtful")
 
 
+def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
+    """Two stages whose densities are doubted, in the same words; a third would be of the same densities."""
+    said = "float32 is not enough for this posterior"
+    monkeypatch.setattr("pyro_fed.runtime.ending.finish.of_density", lambda evidence: [said])
+    idata, steps = tried(pf.FedLaplace(), pf.FedEP(), pf.FedAIS(), pf.FSGLD(), audit=True)
+    assert [step["algorithm"] for step in steps] == ["FedLaplace", "FedEP"]
+    assert said in idata.attrs["doubts"]
+
+
 def test_two_answers_without_doubts_that_disagree_are_told():
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Doubtful):

@@ -45,9 +45,9 @@ def funnel_hint(problem: Problem) -> list[str]:
         problem: the model's densities.
 
     Returns:
-        one sentence, or none.
+        one sentence, or none: not of sites that are in that form already.
     """
-    sites = funnels(problem)
+    sites = {name: on for name, on in funnels(problem).items() if name not in problem.in_units_of_scale}
     if not sites:
         return []
     scales = "; ".join(f"the scale of '{name}' depends on {on}" for name, on in sites.items())

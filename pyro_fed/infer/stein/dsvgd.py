@@ -69,7 +69,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Sent
+from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Provisional, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -127,7 +127,7 @@ SHORT_TURNS = {"local_steps": 10, "step_size": 0.02}
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
+class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provisional):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -529,13 +529,22 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
                 f"{self.num_particles} particles span {self.num_particles - 1} of {problem.dim} dimensions, and "
                 f"standard deviations come out about {span:.2f} times what they are: take num_particles > {problem.dim}"
             ]
-        if at_rest(latest):
-            return self._too_few(problem.dim)
-        return [
+        return self._too_few(problem.dim) if at_rest(latest) else [self.provisional(record)]
+
+    def provisional(self, record: Record) -> str:
+        """Moments that the scores at the particles object to.
+
+        Weights that take what the scores say away are those of one cloud of particles: in modes far apart they move
+        mass from one to the other for what the scores are off within each.
+        """
+        latest = record.latest
+        if not latest or latest["apart"] or at_rest(latest):
+            return ""
+        return (
             f"not converged after {len(record.figures)} rounds: the clients' scores at the particles put a mean "
             f"{latest['mean_off']:.2g} standard deviations away, and a standard deviation a factor "
             f"{latest['sd_off']:.2g}. " + self.cure(record)
-        ]
+        )
 
     def _too_few(self, dim: int) -> list[str]:
         """Few particles satisfy the identities that judge them, whatever the posterior."""

@@ -11,14 +11,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats, NoiseWithin, Pooled
+from pyro_fed.algorithm.capabilities import DrawStats, NoiseWithin, Pooled, Provisional
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit import Evidence, asked, close_call, few_draws_tell, missed_aim, not_audited
-from pyro_fed.audit import audit as audited
+from pyro_fed.audit import (
+    Evidence,
+    asked,
+    close_call,
+    few_draws_tell,
+    found_right,
+    missed_aim,
+    not_audited,
+    of_density,
+    of_draws,
+)
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
 from pyro_fed.conventions import seeding
@@ -38,6 +47,12 @@ from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
+
+#: What may be behind a client that moves the answer more than others do, honest as it may be.
+WHY_APART = (
+    "Its rows may be of another kind than the others' (the one event, the largest value, a split by the outcome, many "
+    "more rows), or of another population; or units, labels or counts may be wrong"
+)
 
 
 @dataclass
@@ -186,7 +201,9 @@ class Finish:
         if not said or record.stopped:
             record.doubts += self.unsettled()
         if context.problem.local_dim:
-            record.doubts += integration_notes(context.problem, draws.flatten(0, 1))
+            integrals = integration_notes(context.problem, draws.flatten(0, 1))
+            record.doubts += integrals
+            record.of_density = bool(integrals)
         record.notes += record.bounded()
         if isinstance(context.combination, Bounded):
             few = context.combination.doubt(context.federation.num_clients)
@@ -204,7 +221,11 @@ class Finish:
             self.evidence = evidence = Evidence(
                 self.algorithm, context.federation, context.problem, shared, draws, record, context.seed, self.aim
             )
-            record.doubts += audited(evidence)
+            computed = of_density(evidence)
+            record.doubts += computed or of_draws(evidence)
+            record.of_density = record.of_density or bool(computed)
+            if isinstance(self.algorithm, Provisional) and found_right(evidence) and record.doubts == own:
+                record.doubts = [said for said in own if said != self.algorithm.provisional(record)]
             record.measured = evidence.measured
         elif self.audit and not context.federation.holds_data and context.combination is None:
             record.notes += judge_by_sums(
@@ -245,7 +266,7 @@ class Finish:
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
             record.notes += record.movers()
-        note = f"{record.stands_apart}: see pf.influence. Wrong units, labels or counts, or another population?"
+        note = f"{record.stands_apart}: see pf.influence. {WHY_APART}"
         if record.stands_apart and note not in record.notes:
             record.notes.append(note)
 

@@ -170,3 +170,30 @@ def test_wrong_is_said_and_right_is_not(name):
         else:
             assert said or not wrong, (off, factor)
         assert len(said) <= 1
+
+
+# -- modes of unequal shares --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("place", [1.0, 1.3, 2.2])
+def test_two_modes_of_unequal_shares_are_right_and_not_doubted(place):
+    """y ~ N(t², 1): by quadrature 8.5 % of the mass is below zero; the scores at two clouds of particles object."""
+    noise = draw(60, seed=51)
+    y, tilt = noise - noise.mean() + place**2, torch.tensor(1.2 / place, dtype=D64)
+
+    def square(y, tilt):
+        t = pyro.sample("t", dist.Normal(tilt, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(t * t, 1.0), obs=y)
+
+    grid = torch.linspace(-4.0, 4.0, 40_001, dtype=D64)
+    log_p = -30 * grid**4 + grid.square() * y.sum() - (grid - tilt).square() / 2
+    p = torch.softmax(log_p, 0)
+    mean = float((p * grid).sum())
+    sd = float((p * (grid - mean).square()).sum().sqrt())
+    fed = pf.Federation(square, (y, tilt), plate="data", num_clients=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False)
+    found = idata.posterior["t"].values
+    assert abs(found.mean() - mean) < 0.1 * sd
+    assert sd / 1.1 < found.std() < 1.1 * sd
+    assert idata.attrs["doubts"] == ""
