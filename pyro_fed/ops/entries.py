@@ -1,9 +1,12 @@
-"""Which entries of tensors: by numbers or flags of the leading axes, with more axes behind them; or evenly spaced."""
+"""Which entries of tensors: by numbers or flags of the leading axes; evenly spaced, or those that lie far apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+#: Draws for each of those that `far_apart` chooses.
+CANDIDATES = 4
 
 
 def widened(values: Tensor, like: Tensor) -> Tensor:
@@ -19,3 +22,26 @@ def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
 def evenly(count: int, most: int) -> Tensor:
     """Evenly spaced places among `count`, the first and the last too: all of them, or `most`."""
     return torch.linspace(0, count - 1, min(most, count)).long()
+
+
+def far_apart(draws: Tensor, count: int) -> Tensor:
+    """Numbers of so many draws (N, D): the first half as they come, then each the farthest from those that are chosen.
+
+    Distances are between the ranks of their coordinates, so that long tails do not draw all of them. A basin that
+    has a small share of the draws, at their edge, has one of these where independent draws may have none.
+
+    Args:
+        draws: (N, D), N at least `count`.
+        count: how many.
+
+    Returns:
+        (count,), int64.
+    """
+    ranks = draws.argsort(0).argsort(0).double() / len(draws)
+    chosen = torch.arange(-(-count // 2), device=draws.device)
+    nearest = torch.cdist(ranks, ranks[chosen]).amin(1)
+    for _ in range(count - len(chosen)):
+        farthest = nearest.argmax()
+        chosen = torch.cat([chosen, farthest[None]])
+        nearest = torch.minimum(nearest, (ranks - ranks[farthest]).norm(dim=1))
+    return chosen

@@ -34,6 +34,7 @@ from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest,
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.ops.entries import CANDIDATES, far_apart
 
 #: Climbs from the prior, from around the result, and from its draws.
 CLIMBS = 16, 8, 4
@@ -188,7 +189,8 @@ def _far(
     around = SPREAD * normal / chi.sqrt()
     if evidence.problem.layout.improper:
         return [around]
-    return [around, target.white(evidence.problem.init(from_prior, generator, checked=False))]
+    drawn = evidence.problem.init(CANDIDATES * from_prior, generator, checked=False)
+    return [around, target.white(drawn[far_apart(drawn, from_prior)])]
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """Modes of a federated posterior: Newton's method from many places at once.
 
-One mode is not the posterior: particles that start around it never see another one. Here M draws of the
-prior, and the mode that `FedLaplace` found, climb f = log p_0 + Σ_k log p_k together. A round: the server
-sends M points; every client answers with value, score and curvature of its log-likelihood at each; the server
-keeps the points that rose and proposes the next ones,
+One mode is not the posterior: particles that start around it never see another one. Here M draws of the prior, half of
+them those of many that lie farthest apart (`ops.entries.far_apart`), and the mode that `FedLaplace` found, climb
+f = log p_0 + Σ_k log p_k together. A round: the server sends M points; every client answers with value, score and
+curvature of its log-likelihood at each; the server keeps the points that rose and proposes the next ones,
 
     θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
 
@@ -41,7 +41,7 @@ from pyro_fed.infer.sites.composed_rows import at_each_composed
 from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
 from pyro_fed.ops.matrices import times
 
 
@@ -58,7 +58,7 @@ class Modes(Algorithm, ServerWork):
     """Damped Newton from several starts at once.
 
     Args:
-        num_starts: draws of the prior that climb.
+        num_starts: draws of the prior that climb, chosen of `CANDIDATES` times as many.
         max_rounds: rounds at most; starts that have not settled by then are dropped.
         tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
         same_mode: points closer than this many SDs are one mode.
@@ -106,7 +106,8 @@ class Modes(Algorithm, ServerWork):
         if "points" in found:
             others = modes_of(found, self.tolerance, self.same_mode)[0]
         else:
-            others = problem.init(self.num_starts, generator).to(found["point"])
+            drawn = problem.init(CANDIDATES * self.num_starts, generator)
+            others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
         points = torch.cat([found["point"][None], others])
         count, dim = points.shape
         shared = {

@@ -173,9 +173,17 @@ def test_wrong_is_said_and_right_is_not(name):
 
 
 # -- modes of unequal shares --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("place", [1.0, 1.3, 2.2])
-def test_two_modes_of_unequal_shares_are_right_and_not_doubted(place):
-    """y ~ N(t², 1): by quadrature 8.5 % of the mass is below zero; the scores at two clouds of particles object."""
+@pytest.mark.parametrize(
+    ("place", "algorithm"),
+    [(1.0, pf.DSVGD()), (1.3, pf.DSVGD()), (2.2, pf.DSVGD()), (1.0, pf.FedAIS(surrogates=pf.DSVGD()))],
+    ids=["near", "apart", "far", "weighed"],
+)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_two_modes_of_unequal_shares_are_right_and_not_doubted(place, algorithm, seed):
+    """y ~ N(t², 1): by quadrature 8.5 % of the mass is below zero; the scores at two clouds of particles object.
+
+    A share of 8.5 % of 1,000 draws has a standard error of 0.9 %, of the SD 5 %: 3.5 of these are allowed to weights.
+    """
     noise = draw(60, seed=51)
     y, tilt = noise - noise.mean() + place**2, torch.tensor(1.2 / place, dtype=D64)
 
@@ -192,8 +200,8 @@ def test_two_modes_of_unequal_shares_are_right_and_not_doubted(place):
     fed = pf.Federation(square, (y, tilt), plate="data", num_clients=3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False)
+        idata = pf.run(algorithm, fed, seed=seed, progress=False, log_likelihood=False)
     found = idata.posterior["t"].values
-    assert abs(found.mean() - mean) < 0.1 * sd
-    assert sd / 1.1 < found.std() < 1.1 * sd
+    assert abs(found.mean() - mean) < 0.12 * sd
+    assert sd / 1.18 < found.std() < 1.18 * sd
     assert idata.attrs["doubts"] == ""
