@@ -2,6 +2,7 @@
 from .asked import asked as asked
 from .audit import CHECKS as CHECKS
 from .audit import audit as audit
+from .audit import found_right as found_right
 from .audit import of_density as of_density
 from .audit import of_draws as of_draws
 from .chains.motion import Moments as Moments
@@ -9,7 +10,6 @@ from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
 from .size import not_audited as not_audited
 from .stillness import close_call as close_call
-from .stillness import found_right as found_right
 from .stillness import missed_aim as missed_aim
 from .stillness import off_aim as off_aim
 from .stillness import perhaps_wrong as perhaps_wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pyro_fed.audit.chains.motion import judged
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.modes.point import off_mode
@@ -69,3 +70,14 @@ def audit(evidence: Evidence) -> list[str]:
         One sentence a reason; none where nothing speaks against the result.
     """
     return of_density(evidence) or of_draws(evidence)
+
+
+def found_right(evidence: Evidence) -> bool:
+    """Whether chains from the draws find all means and SDs within the limits, by more than chance, and all modes.
+
+    Args:
+        evidence: the result.
+    """
+    found = evidence.moments
+    right = found is not None and not found.stuck and judged(found) is False
+    return right and not missed(evidence, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.motion import PLAIN, Moments, judged, margin, wrong
+from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
@@ -45,16 +45,6 @@ def stillness(evidence: Evidence) -> list[str]:
     name = quoted(evidence.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
     return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence)}"]
-
-
-def found_right(evidence: Evidence) -> bool:
-    """Whether chains from the draws find all means and SDs within the limits, by more than chance.
-
-    Args:
-        evidence: the result.
-    """
-    found = evidence.moments
-    return found is not None and not found.stuck and judged(found) is False
 
 
 def _mean(found: Moments, number: int, name: str) -> str:

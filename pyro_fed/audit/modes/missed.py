@@ -11,8 +11,8 @@ Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much 
 several modes, their masses are found by importance weights (`masses`), of more points where a difference that would
 matter may be chance. Then modes may be as faint as they are, and may have draws too, but not their share of them: with
 e the share of the draws that are nearest to a mode, the result's mean is off by Σ (c - e) u, and its variance by
-Σ (c - e) u². Differences count less what three standard errors may explain; where the weights tell no masses, Laplace's
-count, less what `ROUGH` may explain.
+Σ (c - e) u². Differences count less what three standard errors may explain; of a mode whose mass the weights do not
+tell Laplace's counts, less what `ROUGH` may explain.
 
 Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
 
@@ -23,10 +23,12 @@ posterior has by nature: for predictions one is as good as all, and the sentence
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.motion import DENSITIES
+from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
@@ -52,11 +54,12 @@ TOLD, ERRORS = 0.3, 3
 EQUAL_MASS, EQUAL = 0.1, 0.05
 
 
-def missed(evidence: Evidence) -> list[str]:
-    """Modes that no draw is near.
+def missed(evidence: Evidence, strict: bool = False) -> list[str]:
+    """Modes that no draw is near, or that have not their shares of the draws.
 
     Args:
         evidence: the result.
+        strict: also where an error is `CLEAR` of what matters, chance or not.
 
     Returns:
         One sentence, or none.
@@ -85,11 +88,12 @@ def missed(evidence: Evidence) -> list[str]:
         return []
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
-    if _matters(target, modes, lost / ROUGH):
+    part = CLEAR if strict else 1.0
+    if _matters(target, modes, lost / ROUGH, part):
         return [_sentence(evidence, target, modes, seen, shares)]
     if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
-    return _wrong_shares(evidence, target, modes, seen, white, generator)
+    return _wrong_shares(evidence, target, modes, seen, white, generator, part)
 
 
 def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
@@ -144,7 +148,13 @@ def _exact(evidence: Evidence, rough: Mode) -> Mode | None:
 
 
 def _wrong_shares(
-    evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], white: Tensor, generator: torch.Generator
+    evidence: Evidence,
+    target: Target,
+    modes: list[Mode],
+    seen: list[bool],
+    white: Tensor,
+    generator: torch.Generator,
+    part: float,
 ) -> list[str]:
     """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
     held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
@@ -152,21 +162,18 @@ def _wrong_shares(
         if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
             break
         found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
-        worst = max(error for _, error in found)
-        shares = torch.softmax(torch.tensor([mass for mass, _ in found], dtype=torch.float64), 0)
-        more, by = shares - held, "by importance weights"
-        chance = ERRORS * worst * shares * (1 - shares) if worst < TOLD else torch.inf
+        mass, error = torch.tensor(found, dtype=torch.float64).T
+        told = error < TOLD
+        mass = torch.where(told, mass, torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64))
+        error = torch.where(told, error, math.log(ROUGH) / ERRORS)
+        shares = torch.softmax(mass, 0)
+        more, others = shares - held, (shares @ error) - shares * error
+        chance = ERRORS * shares * ((1 - shares) * error + others) if part == 1 else 0.0
         plain = more.sign() * (more.abs() - chance).clamp_min(0)
-        if _matters(target, modes, plain) or not _matters(target, modes, more):
+        if _matters(target, modes, plain, part) or not _matters(target, modes, more, part):
             break
-    if not worst < TOLD:  # what Laplace's masses say of a mode with far fewer draws, or far more, than its share
-        shares, by = (
-            torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0),
-            "by Laplace",
-        )
-        more = shares - held
-        plain = (shares / ROUGH - held).clamp_min(0) - (held / ROUGH - shares).clamp_min(0)
-    if not _matters(target, modes, plain):
+    by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
+    if not _matters(target, modes, plain, part):
         return []
     if not all(seen):
         return [_sentence(evidence, target, modes, seen, shares, by)]
@@ -193,13 +200,14 @@ def _far(
     return [around, target.white(drawn[far_apart(drawn, from_prior)])]
 
 
-def _matters(target: Target, modes: list[Mode], more: Tensor) -> bool:
-    """Whether shares of the mass that are larger by so much (M,) move a mean or an SD by what matters."""
+def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:
+    """Whether shares of the mass that are larger by so much (M,) move a mean or an SD by a part of what matters."""
     away = target.along(torch.stack([mode.at for mode in modes]))
     mean = more @ away
     variance = 1 + more @ away.square() - mean.square()
-    moves = bool((mean.abs() > MATTERS * variance.clamp_min(0).sqrt()).any())
-    return moves or bool(((variance > SD_MATTERS**2) | (variance < SD_MATTERS**-2)).any())
+    moves = bool((mean.abs() > part * MATTERS * variance.clamp_min(0).sqrt()).any())
+    most = SD_MATTERS ** (2 * part)
+    return moves or bool(((variance > most) | (variance < 1 / most)).any())
 
 
 def _sentence(

@@ -224,8 +224,9 @@ class Finish:
             computed = of_density(evidence)
             record.doubts += computed or of_draws(evidence)
             record.of_density = record.of_density or bool(computed)
-            if isinstance(self.algorithm, Provisional) and found_right(evidence) and record.doubts == own:
-                record.doubts = [said for said in own if said != self.algorithm.provisional(record)]
+            against = self.algorithm.provisional(record) if isinstance(self.algorithm, Provisional) else ""
+            if against and record.doubts == own and found_right(evidence):
+                record.doubts = [other for other in own if other != against]
             record.measured = evidence.measured
         elif self.audit and not context.federation.holds_data and context.combination is None:
             record.notes += judge_by_sums(
