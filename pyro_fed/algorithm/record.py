@@ -284,8 +284,8 @@ class Record:
                 name = self.client_names[client]
                 return (
                     f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "
-                    f"message of the others moves it by {usual:.2g}: look at that client first (a liar, wrong units or "
-                    f"labels?), leave it out (fed.without('{name}')), or hold all to the cohort "
+                    f"message of the others moves it by {usual:.2g}: look at that client first (rows of another kind, "
+                    f"wrong units or labels, a liar?), leave it out (fed.without('{name}')), or hold all to the cohort "
                     "(combination=pf.combination.Bounded())"
                 )
         return ""
@@ -304,7 +304,7 @@ class Record:
         )
         return [
             f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
-            "cohort's SDs). Wrong units, labels or signs, or another population?"
+            "cohort's SDs). Rows of another kind or population, or wrong units, labels or signs?"
         ]
 
     def failed(self) -> list[str]:
