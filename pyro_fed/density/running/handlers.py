@@ -169,6 +169,56 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
         patched._validate_sample = check
 
 
+@contextmanager
+def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]:
+    """What a model and a guide find while Pyro's own algorithms run them, as `run_model` gives it.
+
+    Args:
+        dtype: floating dtype of constants that they make.
+        constants: values of `pf.shared`, among others.
+    """
+    with conventions(dtype, validate=False), data_calls(), keeping(constants):
+        yield
+
+
+def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
+    """A model for Pyro's own algorithms: what it observes in floating point, its `pyro.param` held constant.
+
+    Args:
+        model: the Pyro model.
+        constants: values of its `pyro.param` statements, among others.
+        incomplete: whether the data have NaN among them.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with HeldParams(constants, hidden=True), ObservedValues(incomplete):
+            return model(*args, **kwargs)
+
+    return run
+
+
+class HeldParams(Messenger):
+    """Give the `pyro.param` statements of a model the values that they were found to have.
+
+    Args:
+        constants: the values by name; one that is missing is read from the model and kept.
+        hidden: whether handlers outside see none of these statements, such as Pyro's, which would train them.
+    """
+
+    def __init__(self, constants: dict[str, Any], hidden: bool = False) -> None:
+        super().__init__()
+        self.constants, self.hidden = constants, hidden
+
+    def _pyro_param(self, msg: Message) -> None:
+        msg["stop"] = msg["stop"] or self.hidden
+        if msg["name"] in self.constants:
+            msg["value"], msg["done"] = self.constants[msg["name"]], True
+
+    def _pyro_post_param(self, msg: Message) -> None:
+        if msg["name"] not in self.constants:
+            self.constants[msg["name"]] = msg["value"].detach().clone()
+
+
 class RowsCount(Messenger):
     """Let what is observed within the rows' plates count by a power, as in generalised Bayes.
 
@@ -186,7 +236,7 @@ class RowsCount(Messenger):
             msg["scale"] = msg["scale"] * self.power
 
 
-class FillLatents(Messenger):
+class FillLatents(HeldParams):
     """Give every latent site the value that `source` says, and keep the transforms' log-Jacobian.
 
     That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without any.
@@ -214,9 +264,9 @@ class FillLatents(Messenger):
         enumerating: bool = False,
         nested: tuple[str, ...] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(constants)
         self.source, self.plate, self.plates = source, plate, (plate, *nested)
-        self.constants, self.placeholder = constants, placeholder
+        self.placeholder = placeholder
         self.discrete, self.enumerating = discrete or {}, enumerating
         self.values: dict[str, Tensor] = {}
         self.log_jacobian: Tensor | float = 0.0
@@ -252,11 +302,3 @@ class FillLatents(Messenger):
             self.log_jacobian = self.log_jacobian + log_jacobian.sum()
         else:
             self.row_jacobian = self.row_jacobian + rows_first(log_jacobian, axis).sum(-1)
-
-    def _pyro_param(self, msg: Message) -> None:
-        if msg["name"] in self.constants:
-            msg["value"], msg["done"] = self.constants[msg["name"]], True
-
-    def _pyro_post_param(self, msg: Message) -> None:
-        if msg["name"] not in self.constants:
-            self.constants[msg["name"]] = msg["value"].detach().clone()

@@ -18,6 +18,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
@@ -187,7 +188,7 @@ def _check_names(guide: str, found: set[str], problem: Problem) -> None:
 def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
     """The distributions of the guide's latent sites."""
     args, kwargs = problem.arguments.whole()
-    with own_params(seed), torch.no_grad():
+    with own_params(seed), torch.no_grad(), run_by_pyro(problem.dtype, problem.bound.constants):
         nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes
     return {
         name: node["fn"]

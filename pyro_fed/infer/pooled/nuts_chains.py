@@ -47,9 +47,13 @@ class Potential:
 
         def potential(one: Tensor) -> Tensor:
             if self.prior_power == 1.0:
-                return -problem.log_joint(one, batch, self.temperature)
-            log_prior, pointwise = problem.log_parts(one, batch.rows)
-            return -(self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature)
+                found = problem.log_joint(one, batch, self.temperature)
+            else:
+                log_prior, pointwise = problem.log_parts(one, batch.rows)
+                found = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
+            return -found.to(
+                one.dtype
+            )  # a float64 constant of the model makes it another, and Pyro's kernel mixes none
 
         return grad_and_value(potential)(z)
 

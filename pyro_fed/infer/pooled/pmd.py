@@ -153,7 +153,7 @@ class PMD(Algorithm, Pooled, KnownDensity):
         target, prior = self._targets(problem, particles, batch_of(rows, noise.get("picks")))
         log_q = torch.where(first, prior, _log_estimate(q, level, particles))
         # Where the prior, the likelihood or q vanishes nothing is to be drawn again.
-        gain = torch.nan_to_num(target - log_q, nan=-torch.inf, posinf=-torch.inf)
+        gain = torch.nan_to_num(target - log_q, nan=-torch.inf, posinf=-torch.inf).to(before.dtype)
         wanted = polynomial_step(done, self.step_size * self.decay_offset**self.decay, self.decay_offset, self.decay)
         taken = self._allowed(gain, wanted * torch.ones_like(done))
         level = torch.log_softmax(taken * gain, -1)

@@ -26,7 +26,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.running.handlers import RowsCount, conventions
+from pyro_fed.density.running.handlers import RowsCount, for_pyro, run_by_pyro
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.param_store import own_params
 
@@ -102,7 +102,8 @@ class SVI(Algorithm, Pooled, OnCPU):
         args, kwargs = problem.arguments.whole()
         made = inspect.isclass(self.guide)
         given: Any = self.guide
-        with torch.enable_grad(), own_params(int(noise[0, 0])), conventions(problem.dtype, validate=False):
+        constants = problem.bound.constants
+        with torch.enable_grad(), own_params(int(noise[0, 0])), run_by_pyro(problem.dtype, constants):
             model = self._tempered(problem)
             guide = given(model) if made else given
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
@@ -112,10 +113,11 @@ class SVI(Algorithm, Pooled, OnCPU):
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
 
     def _tempered(self, problem: Problem) -> Any:
-        """The model, whose rows count by one over the temperature."""
+        """The model as the densities have it, whose rows count by one over the temperature."""
+        model = for_pyro(problem.model, problem.bound.constants, problem.arguments.incomplete)
         if self.temperature == 1:
-            return problem.model
-        return RowsCount(1 / self.temperature, (problem.plate, *problem.arguments.nested_plates))(problem.model)
+            return model
+        return RowsCount(1 / self.temperature, (problem.plate, *problem.arguments.nested_plates))(model)
 
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
         """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""
