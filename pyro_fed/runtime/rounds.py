@@ -20,7 +20,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress, seeding
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
@@ -47,7 +47,7 @@ def run_phases(
     """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
 
     An algorithm that was handed an earlier run's states goes on from there.
-    A checkpoint that holds an unfinished run is taken up where it was left.
+    A checkpoint that holds an unfinished run, or one of fewer rounds, is taken up where it was left.
 
     Args:
         algorithm: what to run.
@@ -59,9 +59,14 @@ def run_phases(
 
     Returns:
         the server's last state.
+
+    Raises:
+        CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
+    if saved is not None:
+        _check_rounds(saved, chain, context, rounds)
     federation = context.federation
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
@@ -89,6 +94,8 @@ def run_phases(
             phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
             phase.ledger = _ledger(part, context, saved.shared, saved.local)
             context.record.restore(saved.record)
+            if hidden(context) and phase.done < phase.rounds:
+                context.record.converged = None  # it had been asked after the last round of a shorter run
         else:
             settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
@@ -111,6 +118,20 @@ def run_phases(
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
     return phase.shared
+
+
+def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
+    """Refuse a state of more rounds than the run is to have; fewer are gone on from.
+
+    Raises:
+        CheckpointError: says how many rounds have been done.
+    """
+    if saved.phase == len(chain) - 1 and saved.done > rounds:
+        folder = context.checkpoint.folder if context.checkpoint is not None else ""
+        raise CheckpointError(
+            f"the state in {folder} has had {saved.done} rounds of {type(chain[-1]).__name__}, and this run's number "
+            f"of rounds is {rounds}: give it {saved.done} or more to go on, or choose another folder"
+        )
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:

@@ -129,7 +129,9 @@ def run(
             `lambda idata: pf.metrics.test_metrics(idata, fed, test)`; they stand in the group `federation` by round.
         evaluate_every: rounds from one evaluation to the next; between them the figures are NaN.
         checkpoint: folder that gets the state after every round (the latest two are kept).
-        resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit.
+        resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit. The run may have
+            more rounds than the one that was saved, a finished one too: its answer is that of a run of so many from the
+            start, to the bit where `compile` is not "auto", which chooses by their number how steps are computed.
 
     Returns:
         arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and

@@ -143,7 +143,7 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     ("change", "words"),
     [
         ({"seed": 1}, ["seed", "'0'", "'1'"]),
-        ({"num_rounds": 7}, ["number of rounds", "'6'", "'7'"]),
+        ({"num_rounds": 5}, ["has had 6 rounds of UDSVGD", "number of rounds is 5"]),
         ({"fed": 5}, ["data"]),
         ({"algorithm": pf.UDSVGD(num_particles=6, local_steps=3, batch_size=4)}, ["algorithm", "num_particles=6"]),
         ({"schedule": pf.schedule.UniformRandom()}, ["schedule", "UniformRandom"]),
@@ -158,6 +158,67 @@ def test_another_run_is_refused_naming_both_values(tmp_path, change, words):
         run(checkpoint=tmp_path, resume=True, **change)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["udsvgd", "fedep_prior", "fedep_warm"])
+def test_a_finished_run_is_extended(tmp_path, algorithm):
+    """As a run of all rounds from the start, whose states are asked for on the way too."""
+    whole = run(algorithm=algorithm)
+    run(algorithm=algorithm, num_rounds=2, checkpoint=tmp_path)
+    for more in (3, ROUNDS):
+        rest = run(algorithm=algorithm, num_rounds=more, checkpoint=tmp_path, resume=True)
+    same = [name for name in whole.federation if name != "seconds"]
+    assert (whole.posterior["w"].values == rest.posterior["w"].values).all()
+    assert whole.federation[same].equals(rest.federation[same])
+    assert {k: v for k, v in whole.attrs.items() if k in SAID} == {k: v for k, v in rest.attrs.items() if k in SAID}
+
+
+SAID = ("converged", "doubts", "num_rounds", "notes", "settings")
+
+
+def test_a_private_run_is_extended_past_where_it_would_have_converged(tmp_path):
+    """Its rounds are all had, whatever was seen: also those that a shorter run would have ended before."""
+    private = {"algorithm": pf.FedAvg(chain_steps=3), "combination": pf.Private(norm=1.0, noise_multiplier=0.1)}
+    with mock.patch.object(pf.FedAvg, "converged", lambda self, measured: True):
+        run(num_rounds=2, checkpoint=tmp_path, **private)
+    rest = run(num_rounds=5, checkpoint=tmp_path, resume=True, **private)
+    assert len(rest.federation["round"]) == 5
+
+
+def test_a_shorter_run_goes_on_from_what_a_longer_one_has_done(tmp_path):
+    run(schedule=KilledAt(2), checkpoint=tmp_path)
+    rest = run(schedule=KilledAt(NEVER), checkpoint=tmp_path, resume=True, num_rounds=4)
+    assert (run(schedule=KilledAt(NEVER), num_rounds=4).posterior["w"].values == rest.posterior["w"].values).all()
+
+
+def test_all_that_differs_is_named_and_the_model_first(tmp_path):
+    """Of another model what follows from it is not told; with other data its densities of these cannot be compared."""
+    run(checkpoint=tmp_path)
+
+    def other(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 2.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    changed = {"seed": 1, "schedule": pf.schedule.UniformRandom(), "num_rounds": 50}
+    with pytest.raises(CheckpointError) as error:
+        run(made(other), checkpoint=tmp_path, resume=True, **changed)
+    said = str(error.value)
+    assert said.index("its model is") < said.index("its schedule is") < said.index("its seed is '0'")
+    assert "rounds" not in said and "its data" not in said and said.count("model is") == 1
+    other.__qualname__ = model.__qualname__
+    with pytest.raises(CheckpointError) as error:
+        run(made(other, rows=33), checkpoint=tmp_path, resume=True, **changed)
+    said = str(error.value)
+    assert said.index("the log prior of site 'w'") < said.index("its data is") < said.index("its seed is '0'")
+    with pytest.raises(CheckpointError) as error:
+        run(federation(rows=33), checkpoint=tmp_path, resume=True)
+    assert "its data is" in str(error.value) and "model" not in str(error.value)
+
+
+def made(of, rows=30):
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
+    return pf.Federation(of, (x, x.sum(1)), plate="data", num_clients=3)
 
 
 def test_a_state_is_never_overwritten_unasked(tmp_path):

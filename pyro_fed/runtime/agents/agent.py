@@ -282,7 +282,8 @@ def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Lin
     )
     if agent.checkpoint is not None:
         marks = fingerprint(algorithm, federation, rounds, None, agent.peers.graph, agent.seed, None, None)
-        context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume)
+        # An agent that has ended has told its neighbours so, who go on without it.
+        context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume, any_rounds=False)
     elif agent.resume:
         raise SettingError("resume needs a checkpoint, the folder that holds the state")
     finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DENSITY, SHARED = "density", "shared arguments"
 #: The mark of the traced operations.
 PROGRAM = "traced density"
+#: A state after some rounds is that of a longer run as well, so that their number may be another.
+ROUNDS = "number of rounds"
 
 
 def fingerprint(
@@ -46,7 +48,7 @@ def fingerprint(
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
         "algorithm": described(algorithm),
-        "number of rounds": str(num_rounds),
+        ROUNDS: str(num_rounds),
         "clients": json.dumps(federation.client_names),
         "data": hashed([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
         **model_marks(federation),
@@ -77,24 +79,31 @@ def describe_model(federation: Federation) -> str:
     return f"{getattr(problem.model, '__qualname__', type(problem.model).__name__)} with sites {sites}"
 
 
-def require_run(folder: Path, found: dict[str, str], mine: dict[str, str]) -> None:
+def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
     """Require the state of the same run.
 
     Args:
         folder: where the state is.
         found: its marks.
         mine: those of this run.
+        any_rounds: whether their numbers of rounds may differ.
 
     Raises:
-        CheckpointError: names what differs, and both values.
+        CheckpointError: names all that differs, the model first, and both values.
     """
-    for name, value in mine.items():
-        clause = _unlike(name, found.get(name), value)
-        if clause:
-            raise CheckpointError(
-                f"the state in {folder} is that of another run: {clause}. Run with what it was made with, or choose "
-                "another folder"
-            )
+    other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
+    model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
+    # What follows from another model, such as a log-likelihood of other sites, says no more of it.
+    clauses = [next(filter(None, (_unlike(name, found.get(name), mine[name], not other_rows) for name in model)), "")]
+    told = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
+    rest = [name for name in mine if name not in told]
+    rest.sort(key=lambda name: name == "versions")  # what differs between them is most often no fault
+    clauses += [_unlike(name, found.get(name), mine[name]) for name in rest]
+    if said := "; ".join(filter(None, clauses)):
+        raise CheckpointError(
+            f"the state in {folder} is that of another run: {said}. Run with what it was made with, or choose "
+            "another folder"
+        )
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:

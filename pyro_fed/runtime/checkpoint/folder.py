@@ -58,6 +58,7 @@ class Checkpoint:
         folder: where; made if it is not there.
         marks: the run's fingerprint, name → value.
         resume: whether a state that is there is to be taken up.
+        any_rounds: whether it may be that of a run of another number of rounds.
 
     Raises:
         SettingError: the folder holds a state already and `resume` is false; or it is a file.
@@ -65,8 +66,8 @@ class Checkpoint:
             written to it.
     """
 
-    def __init__(self, folder: Path, marks: dict[str, str], resume: bool) -> None:
-        self.folder, self.marks, self.resume = folder, marks, resume
+    def __init__(self, folder: Path, marks: dict[str, str], resume: bool, any_rounds: bool = True) -> None:
+        self.folder, self.marks, self.resume, self.any_rounds = folder, marks, resume, any_rounds
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -128,7 +129,7 @@ class Checkpoint:
         if not self.resume:
             return None
         marks, saved = latest(self.folder)
-        require_run(self.folder, marks, self.marks)
+        require_run(self.folder, marks, self.marks, self.any_rounds)
         return saved
 
     def _files(self) -> list[Path]:
