@@ -295,7 +295,7 @@ class Problem:
         if self.device == CPU:
             return self
         kept, own = self.compiler, self.compiler.of_form(f"on {self.device}")
-        compiler = replace(own, level=kept.level, auto=kept.auto, rounds=kept.rounds)
+        compiler = replace(own, level=kept.level, auto=kept.auto, rounds=kept.rounds, seconds=kept.seconds)
         return replace(self, bound=self.bound.on(self.device), compiler=compiler)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:

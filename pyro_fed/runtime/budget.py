@@ -72,6 +72,10 @@ class Budget:
         """Within it `tick` raises once the rounds and the answer's checks have had theirs, see `CHECKED_BY`."""
         return until(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
 
+    def seconds_left(self) -> float | None:
+        """Of the rounds' seconds; None where time is not limited."""
+        return None if self.max_seconds is None else max(0.0, self.began + self.max_seconds - now())
+
     def at_once(self, record: Record) -> float:
         """Rounds like the last one that may be done without a look at the clock; infinity where it is not asked.
 

@@ -220,7 +220,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     """Rounds until the algorithm has converged, has had them all or its time, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
-    ahead = replace(context.problem.compiler, rounds=phase.rounds)  # what is worth compiling depends on them
+    # What is worth compiling depends on them.
+    ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
     context.executor.start(algorithm, context.problem, data, phase.local)
     if record.converged:

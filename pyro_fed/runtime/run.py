@@ -105,7 +105,7 @@ def run(
             takes 1000, and of a model of more than 1000 parameters as many as 20 million numbers have room for.
         seed: the only source of randomness; same seed, same answer, whatever the executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
-            compiled), or "auto": what the expected work repays.
+            compiled), or "auto": what the expected work repays, and `max_seconds` leave time for.
         progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
             elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
@@ -190,7 +190,8 @@ def run(
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
     with threads(num_threads), torch.no_grad(), showing(progress), kept_while_computing():
-        problem = compiled(federation.problem, compile, rounds, progress is not False)
+        seconds = min(filter(None, (max_seconds, plan.max_seconds if plan else None)), default=None)
+        problem = compiled(federation.problem, compile, rounds, progress is not False, seconds)
         record = Record(federation.client_names)
         context = Context(
             federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
@@ -208,7 +209,7 @@ def run(
                 context.budget = budget
                 if plan is not None:
                     budget.max_rounds, budget.max_bytes = plan.max_rounds, plan.max_bytes
-                    budget.max_seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
+                    budget.max_seconds = seconds
                     return run_stages(plan, stages, finish)
                 shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
@@ -302,7 +303,7 @@ def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
     )
 
 
-def compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Problem:
+def compiled(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
     """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
     kept = problem.compiler
     common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
@@ -325,6 +326,6 @@ def compiled(problem: Problem, mode: str, rounds: int, progress: bool) -> Proble
         else:
             level = choose_level(mode, scores, example)
         if level != LEVELS[mode]:  # with a warning, which the next run gives again
-            return replace(problem, compiler=kept.at(mode, level, rounds), progress=progress)
+            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
         levels[mode] = level
-    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common), progress=progress)
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)

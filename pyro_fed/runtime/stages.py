@@ -206,6 +206,7 @@ class _Trial:
             level=own.compiler.level,
             auto=own.compiler.auto,
             rounds=own.compiler.rounds,
+            seconds=own.compiler.seconds,
         )
         problem = replace(federation.problem, compiler=compiler, progress=own.progress)
         return replace(context, federation=federation, problem=problem)

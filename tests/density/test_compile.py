@@ -14,7 +14,7 @@ from algorithms import PAPER, SMALL, line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling import process
-from pyro_fed.density.compiling.compiler import Compiler, choose_level, pays
+from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
 from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.
@@ -128,6 +128,26 @@ def test_the_choice_is_a_function_of_counts():
     least = next(calls for calls in range(1, 10**6, 100) if pays(100, calls))
     assert all(pays(100, calls) for calls in range(least, 3 * least, 500))
     assert not any(pays(100, calls) for calls in range(1, least, 500))
+
+
+def test_a_limit_of_time_pays_for_no_compilation_that_it_does_not_allow_for(monkeypatch):
+    """A step of four seconds' compilation and more: not in a run of 39 seconds, in one of 4,000 as without a limit."""
+    assert not in_time(0, 39.0) and in_time(0, 41.0) and not in_time(1000, 41.0) and in_time(10**6, None)
+    chosen = []
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, *_, **__: chosen.append(graph) or graph)
+    monkeypatch.setattr(compiling, "repays", lambda nodes, calls: calls >= 20)
+    monkeypatch.setattr(compiling, "TRACE_AFTER", 1)
+    algorithm = pf.PaperSVGD(**SMALL)  # four steps a round
+    found = {}
+    for limit in (39.0, 4000.0, None):
+        run(algorithm, unequal_lines(), rounds=5, compile="auto", max_seconds=limit)
+        found[limit] = len(chosen)
+    assert found[39.0] == 0 and found[4000.0] > 0
+    chosen.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        pf.run(pf.Auto(max_seconds=39.0), unequal_lines(), compile="auto", audit=False, progress=False)
+    assert chosen == []
 
 
 def test_auto_follows_that_choice_whatever_ran_before(monkeypatch):

@@ -9,7 +9,8 @@ Levels, each falling back to the next where a model defeats it (with one warning
 
 `auto` runs a step by vmap until it has been called `TRACE_AFTER` times, which costs as much as to trace it; then it
 traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends
-on counts alone, never on a clock, so that a run can be repeated exactly; the trace of a step that may have been run by
+on counts alone, never on a clock, so that a run can be repeated exactly (with a limit of time, which no such run can,
+it also depends on what a phase has of it when it begins); the trace of a step that may have been run by
 vmap makes the same operations as that does, and so the same numbers to the bit (`exact`), for whether it has been
 depends on what ran before. Scans of `TRACE_AFTER` steps and more are traced at once. Traces are kept for the problem's
 later runs, and for those of other federations of the same model (`process`).
@@ -50,6 +51,9 @@ FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedE
 SECONDS_SAVED_PER_NODE = 2.5e-6
 SECONDS_TO_COMPILE = 4.0
 SECONDS_TO_COMPILE_NODE = 0.02
+#: Of the seconds that a run has left where it has a limit of time, what the compilation of one step may take: each of
+#: several steps is compiled, by Inductor that a fresh process first has to load, on a machine that others may be using.
+COMPILING_SHARE = 0.1
 #: Calls by vmap that cost as much as a trace (measured, one thread: 4 to 9).
 TRACE_AFTER = 6
 #: Fewer calls than this never pay for Inductor, however large the graph.
@@ -77,6 +81,7 @@ class Compiler:
         level: "inductor", "trace", "off" or "loop".
         auto: choose between vmap, "trace" and "inductor" for each step by its number of calls.
         rounds: rounds ahead, to estimate the number of calls.
+        seconds: that there are for these rounds; None where time is not limited.
         cache: the steps, shared by all compilers of the same model.
         levels: the level found for each mode, likewise.
         kin: compilers of other forms of the same problem by name, likewise.
@@ -90,6 +95,7 @@ class Compiler:
     level: str
     auto: bool = False
     rounds: int = 1
+    seconds: float | None = None
     cache: dict[Any, Step] = field(default_factory=dict)
     levels: dict[str, str] = field(default_factory=dict)
     kin: dict[str, Compiler] = field(default_factory=dict)
@@ -99,7 +105,9 @@ class Compiler:
     found: dict[Any, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
 
-    def at(self, mode: str, level: str, rounds: int, common: Shared | None = None) -> Compiler:
+    def at(
+        self, mode: str, level: str, rounds: int, common: Shared | None = None, seconds: float | None = None
+    ) -> Compiler:
         """The compiler of a run, which shares what is compiled.
 
         Args:
@@ -107,9 +115,10 @@ class Compiler:
             level: the best one that works.
             rounds: of the run.
             common: what other federations of the same model have traced.
+            seconds: of the run; None where time is not limited.
         """
         auto = mode == "auto" and level == "trace"
-        return replace(self, level=level, auto=auto, rounds=rounds, common=common, untraceable=[])
+        return replace(self, level=level, auto=auto, rounds=rounds, seconds=seconds, common=common, untraceable=[])
 
     def forget(self) -> None:
         """Drop what was made of a model that has become another, in this form and in its others."""
@@ -281,7 +290,11 @@ class Compiler:
             threads = torch.get_num_threads()  # is part of the code
             ready, often = step.inductor.get(threads), calls * self.rounds
             # Whether there is a compiler is asked of the disk, so that it is asked last.
-            if self.level == "inductor" or (ready and repays(step.num_nodes, often)) or pays(step.num_nodes, often):
+            if (
+                self.level == "inductor"
+                or (ready and repays(step.num_nodes, often))
+                or (in_time(step.num_nodes, self.seconds) and pays(step.num_nodes, often))
+            ):
                 if ready is None:
                     ready = step.inductor[threads] = inductor(step.whole(), leaves)
                 return replace(step, run=ready)
@@ -339,6 +352,16 @@ def repays(num_nodes: int, calls: int) -> bool:
     """Whether Inductor earns its compilation back, from counts alone; arguments as for `pays`."""
     saved = SECONDS_SAVED_PER_NODE * num_nodes * calls
     return saved > SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes
+
+
+def in_time(num_nodes: int, seconds: float | None) -> bool:
+    """Whether Inductor compiles a step in its share of a limit of time, see `COMPILING_SHARE`.
+
+    Args:
+        num_nodes: operations of the step.
+        seconds: the limit; None where there is none.
+    """
+    return seconds is None or SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes <= COMPILING_SHARE * seconds
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:

@@ -117,7 +117,7 @@ class Share:
         data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
         clients: their numbers in the run.
         numbers: (m,) of the rows among those of the run; None where `data` has them.
-        compiler: level, auto and rounds of the run's compiler.
+        compiler: level, auto, rounds and seconds of the run's compiler.
         device: where the clients' steps are computed.
     """
 
@@ -132,7 +132,7 @@ class Share:
     data: ClientData
     clients: list[int]
     numbers: Tensor | None
-    compiler: tuple[str, bool, int]
+    compiler: tuple[str, bool, int, float | None]
     device: torch.device
 
     def build(self, model: Callable[..., Any]) -> tuple[Problem, ClientData]:
@@ -165,7 +165,8 @@ def share_of(problem: Problem, data: ClientData, clients: list[int], places: Ten
         rows = tuple(leaf[used] if len(used) else torch.ones_like(leaf[:1]) for leaf in data.rows)
     else:
         arguments, numbers = arguments.alone(used), used if len(used) else used.new_zeros(1)
-    compiler = problem.compiler.level, problem.compiler.auto, problem.compiler.rounds
+    own = problem.compiler
+    compiler = own.level, own.auto, own.rounds, own.seconds
     return Share(
         arguments,
         problem.plate,

@@ -202,7 +202,7 @@ def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
 
 
 def _alike(loaded: Problem, wanted: Problem) -> bool:
-    """Whether a problem is that of the actors but for the rounds ahead, which differ from phase to phase of a run."""
+    """Whether a problem is that of the actors but for what is ahead, which differs from phase to phase of a run."""
     before, now = loaded.compiler, wanted.compiler
     rest = (field.name for field in fields(loaded) if field.name != "compiler")
     same = all(getattr(loaded, name) is getattr(wanted, name) for name in rest)
