@@ -2,7 +2,9 @@
 
 A support that depends on a latent, such as that of Uniform(0, θ), ends where θ makes a row impossible. The density is
 zero beyond such an edge, and its gradient on this side says nothing of it, so that no algorithm that follows gradients
-knows where the edge is, and no Gaussian ends at one.
+knows where the edge is, and no Gaussian ends at one. Torch computes no zero where a transformed distribution gives its
+base a value outside of its support, as a shifted Exponential does below its threshold: it goes on with the formula, and
+so does a Pareto. The same is where the value moves over an edge that does not, as in obs=y - m.
 
 A parameter beyond its constraint, such as the rate b x of a Poisson where that is negative, makes the density no
 number. It is looked for at draws of the prior.
@@ -12,18 +14,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import MixtureSameFamily, TransformedDistribution
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
+from pyro_fed.density.running.handlers import Source
+from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
-from pyro_fed.errors import listed
+from pyro_fed.errors import ModelError, listed
 
 #: By how much latents are moved, unconstrained, to see whether rows leave the support.
 MOVES = (1.0, -1.0, 4.0, -4.0)
+#: Draws of the prior at which rows beyond an edge are looked for.
+EDGE_DRAWS = 32
+#: Bounds of a support that are numbers, by name; and what stands for the value beside them.
+BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
 #: Draws of the prior, and rows of each, at which parameters are looked at.
 DRAWS, ROWS = 4, 2048
 #: Unconstrained latents no further out than this: a heavy tail's draw overflows, and says nothing.
@@ -47,12 +56,18 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
     return _said(msg, latents) if latents else ""
 
 
-def warn_of_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
-    """Warn of supports that hold all rows at the first point, and lose some of them where latents are others.
+def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
+    """Supports that hold all rows at the first point, and lose some of them where latents are others.
+
+    A density that is zero beyond is warned of. One that is a number there all the same, as that of a transformed
+    distribution is, whose base is not asked for its support, is refused where the prior reaches so far.
 
     Args:
         bound: the model and its arguments.
         seen: its first run.
+
+    Raises:
+        ModelError: a likelihood that is no density beyond an edge.
     """
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
@@ -61,39 +76,99 @@ def warn_of_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
             continue
         moved = [_at(bound, seen, name, tuple(seen.point), move) for move in MOVES]
         lost = any(other is not None and not _holds_all(other) for other in moved)
-        if lost and (said := moving_support(bound, seen, name)):
-            warnings.warn(said, UserWarning, stacklevel=8)
+        if not lost or not (said := moving_support(bound, seen, name)):
+            continue
+        if _is_nonsense(bound, name):
+            raise ModelError(said)
+        warnings.warn(said, UserWarning, stacklevel=8)
 
 
 def _said(msg: Message, latents: Collection[str]) -> str:
-    kind = type(innermost(msg["fn"])).__name__
+    given = _given(msg)
+    kind = type(given.fn).__name__
+    kind += "" if given.fn is innermost(msg["fn"]) else f" in its {type(innermost(msg['fn'])).__name__}"
     first = next(iter(latents))
     return (
         f"observed site '{msg['name']}': the support of {kind} depends on {listed(map(repr, latents))}, and not all "
         f"rows are in it wherever the prior of {first!r} reaches. Beyond such an edge the density is zero, and the "
         "gradient does not tell where it is, which all algorithms here follow. Let the prior reach only where all rows "
         f"are possible, which is the same posterior: for Uniform(0, theta) that is theta above the largest row, `top = "
-        "pf.shared('top', lambda: y.max())` and a prior of theta on (top, ∞), such as dist.Pareto(top, a); or take a "
-        "likelihood whose support is fixed"
+        "pf.shared('top', lambda: y.max())` and a prior of theta on (top, ∞), such as dist.Pareto(top, a); for a "
+        "threshold below all rows, `low = pf.shared('low', lambda: y.min())` and `low - gap` with a positive gap; or "
+        "take a likelihood whose support is fixed"
     )
 
 
-def _edges(msg: Message) -> dict[str, Tensor]:
-    """The bounds of a site's support that are tensors, by name."""
-    support: Any = getattr(msg["fn"], "support", None)
+class _Given(NamedTuple):
+    """The distribution that computes a site's density, what it is given, and the transforms from there to the site.
+
+    A mixture's components are given the value once for all of them, along a last dimension.
+    """
+
+    fn: Any
+    value: Tensor
+    between: tuple[Any, ...]
+    mixed: bool
+
+
+def _given(msg: Message) -> _Given:
+    """A transformed distribution that has no support of its own has that of its base, which it does not ask for it."""
+    fn, value, between, mixed = innermost(msg["fn"]), msg["value"], list[Any](), False
+    while True:
+        if isinstance(fn, TransformedDistribution) and type(fn).support is TransformedDistribution.support:
+            for transform in reversed(fn.transforms):
+                value = transform.inv(value)
+                between.insert(0, transform)
+            fn = innermost(fn.base_dist)
+        elif isinstance(fn, MixtureSameFamily) and not fn.event_shape and not mixed:
+            fn, value, mixed = innermost(fn.component_distribution), value.unsqueeze(-1), True
+        else:
+            return _Given(fn, value, tuple(between), mixed)
+
+
+def _bounds(support: Any) -> dict[str, Tensor | float]:
+    """The bounds of a support, by name: all of its tensors, and numbers that it ends at."""
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
     found = {} if support is None else vars(support)
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    ends = () if support is None or support.is_discrete else BOUNDS
+    return {name: edge for name, edge in found.items() if isinstance(edge, Tensor) or name in ends}
+
+
+def _edges(msg: Message) -> dict[str, Tensor]:
+    """What moves where a site's support does: its bounds, where tensors, and a value that is held to bounds."""
+    if not isinstance(msg["value"], Tensor):
+        return {}
+    fn, value, between, _ = _given(msg)
+    supports = [getattr(fn, "support", None), *(getattr(transform, "codomain", None) for transform in between)]
+    steps = [_bounds(support) for support in supports]
+    found = {name: edge for name, edge in steps[-1].items() if isinstance(edge, Tensor)}
+    for number, bounds in enumerate(steps[:-1]):
+        for name, edge in bounds.items():
+            start = torch.as_tensor(edge, dtype=value.dtype, device=value.device).expand_as(value)
+            try:
+                for transform in between[number:]:
+                    start = transform(start)
+            except (RuntimeError, ValueError):  # of vectors of another length
+                start = value
+            found[f"{name} {number}"] = start.detach()
+    held = any(name in BOUNDS for bounds in steps for name in bounds) and msg["value"].is_floating_point()
+    return found | ({VALUE: msg["value"].detach()} if held else {})
 
 
 def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latents: Collection[str]) -> bool:
-    """Whether other values of these latents move a bound."""
+    """Whether other values of these latents move a bound, or a value over one."""
     other = _at(bound, seen, msg["name"], latents, MOVES[0])
     if other is None:
         return False
-    after = _edges(other)
-    return any(name in after and not torch.equal(value, after[name]) for name, value in _edges(msg).items())
+    before, after = _edges(msg), _edges(other)
+    shared = before.keys() & after.keys()
+    moved = {name for name in shared if not torch.equal(before[name].nan_to_num(), after[name].nan_to_num())}
+    if moved != {VALUE}:
+        return bool(moved)
+    held = _inside(msg)
+    others = (_at(bound, seen, msg["name"], latents, move) for move in MOVES)
+    return any(found is not None and not torch.equal(_inside(found), held) for found in others)
 
 
 def _at(bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], move: float) -> Message | None:
@@ -102,6 +177,11 @@ def _at(bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], 
     def source(msg: Message, _transform: Any) -> Tensor:
         return seen.point[msg["name"]] + move * float(msg["name"] in latents)
 
+    return _run(bound, name, source)
+
+
+def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
+    """The site with latents from the source; None where the model cannot be run there."""
     try:
         found: Message | None = bound.execute(source, bound.all_rows).trace.nodes.get(name)
     except (RuntimeError, ValueError, KeyError):  # what a model cannot do far away is no matter of supports
@@ -109,13 +189,47 @@ def _at(bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], 
     return found
 
 
+def _inside(msg: Message) -> Tensor:
+    """Which values the distribution that computes the density has in its support, or are masked."""
+    inside, nonsense = _looked_at(msg)
+    if _given(msg).mixed:  # a component may have no part in a row
+        inside, nonsense = inside.any(-1), nonsense.any(-1)
+    inside = inside & ~nonsense
+    mask = mask_of(msg)
+    if mask is not None:
+        left_out = ~mask.bool()
+        left_out = left_out.flatten(inside.dim()).any(-1) if left_out.dim() > inside.dim() else left_out
+        inside = inside | left_out
+    return inside
+
+
+def _looked_at(msg: Message) -> tuple[Tensor, Tensor]:
+    """Which values are in that support, and which are not while their density is not zero."""
+    given = _given(msg)
+    inside: Tensor = given.fn.support.check(given.value)
+    try:
+        beyond: Tensor = given.fn.log_prob(given.value) != -torch.inf
+    except ValueError:  # a distribution that was made before, and checks its values
+        beyond = torch.ones_like(inside)
+    return inside, ~inside & beyond
+
+
 def _holds_all(msg: Message) -> bool:
     try:
-        inside = msg["fn"].support.check(msg["value"])
+        return bool(_inside(msg).all())
     except (RuntimeError, ValueError):
         return True
-    mask = msg["mask"] if isinstance(msg["mask"], Tensor) else inside.new_ones(())
-    return bool((inside | ~mask.bool()).all() if mask.dim() <= inside.dim() else inside.all())
+
+
+def _is_nonsense(bound: BoundModel, name: str) -> bool:
+    """Whether draws of the prior put rows beyond an edge where the density is not zero."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(EDGE_DRAWS):
+            msg = _run(bound, name, _drawn)
+            if msg is not None and not _holds_all(msg) and bool(_looked_at(msg)[1].any()):
+                return True
+    return False
 
 
 def is_suspect(seen: FirstRun) -> bool:

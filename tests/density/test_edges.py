@@ -7,8 +7,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from torch.distributions import AffineTransform, ExpTransform, PowerTransform, SigmoidTransform
 
 import pyro_fed as pf
+
+EXP, ONE = ExpTransform(), AffineTransform(0.0, 1.0)
 
 Y = torch.tensor([0.3, 1.1, 2.4, 1.9, 0.7, 2.2]).double()
 X = torch.tensor([-1.0, 0.5, 2.0, -0.3, 1.2, 0.1]).double()
@@ -49,6 +52,143 @@ def test_the_cure_gives_the_posterior():
     idata = pf.run(nuts, federated(within, Y), num_draws=1500, seed=0, progress=False)
     t = idata["posterior"]["t"].values
     assert t.min() >= 2.4 and abs(np.log(t / 2.4).mean() * 7 - 1) < 0.2  # log(t / max y) is exponential of rate 7
+
+
+def shifted(base, sign=1.0):
+    """A base from a threshold on, above it or below."""
+
+    def model(y):
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        s = pyro.sample("s", dist.HalfNormal(3.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.TransformedDistribution(base(s), [AffineTransform(m, sign)]), obs=y)
+
+    return model
+
+
+def written(likelihood):
+    """A likelihood as the model writes it, of a location, a scale and the rows."""
+
+    def model(y):
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        s = pyro.sample("s", dist.HalfNormal(3.0))
+        with pyro.plate("data", len(y)):
+            fn, value = likelihood(m, s, y)
+            pyro.sample("y", fn, obs=value)
+
+    return model
+
+
+def transformed(base, *transforms):
+    return dist.TransformedDistribution(base, list(transforms))
+
+
+def mixed(component):
+    return dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), component)
+
+
+def pair(m):
+    return torch.stack([m, m - 1.0])
+
+
+ABOVE = {
+    "exponential": shifted(lambda s: dist.Exponential(1 / s)),
+    "gamma": shifted(lambda s: dist.Gamma(2.0, 1 / s)),
+    "lognormal": shifted(lambda s: dist.LogNormal(0.0, s)),
+    "lognormal, composed": written(lambda m, s, y: (transformed(dist.Normal(0 * s, s), EXP, AffineTransform(m, 1)), y)),
+    "power": written(lambda m, s, y: (transformed(dist.Exponential(s), PowerTransform(s), AffineTransform(m, s)), y)),
+    "twice": written(lambda m, s, y: (transformed(transformed(dist.Gamma(2.0, s), AffineTransform(m, s)), ONE), y)),
+    "vectors": written(
+        lambda m, s, y: (
+            transformed(dist.Exponential(s.expand(len(y), 1)).to_event(1), AffineTransform(m, 1.0, event_dim=1)),
+            y.unsqueeze(-1),
+        )
+    ),
+    "expanded": written(lambda m, s, y: (transformed(dist.Exponential(s), AffineTransform(m, 1)).expand([len(y)]), y)),
+    "below": shifted(lambda s: transformed(dist.Gamma(2.0, 1 / s), AffineTransform(-5.0, 1.0)), -1.0),
+    "beta": written(lambda m, s, y: (dist.AffineBeta(2.0, 2.0, m, 10 + s), y)),
+    "pareto": written(lambda m, s, y: (dist.Pareto(m.exp() / 4, 1 / s), y)),
+    "of the value": written(lambda m, s, y: (dist.Exponential(1 / s), y - m)),
+    "mixture": written(
+        lambda m, s, y: (mixed(transformed(dist.Exponential(pair(s).abs() + 1), AffineTransform(pair(m), 1.0))), y)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ABOVE)
+def test_a_density_that_goes_on_beyond_an_edge_is_refused(name):
+    """There torch gives a number, or none, where the density is zero."""
+    with pytest.raises(pf.ModelError, match=r"observed site 'y': the support of .* depends on .*'m'.* below all rows"):
+        federated(ABOVE[name], Y + 1)
+
+
+def test_a_density_that_is_zero_beyond_is_warned_of_when_transformed_too():
+    for model in (shifted(dist.HalfNormal), written(lambda m, s, y: (dist.HalfNormal(s), y - m))):
+        with pytest.warns(UserWarning, match="support of HalfNormal .*depends on 'm'"):
+            federated(model, Y + 1)
+
+
+FIXED = {
+    "location and scale": written(lambda m, s, y: (transformed(dist.Normal(0.0, 1.0), AffineTransform(m, s)), y)),
+    "student": written(lambda m, s, y: (transformed(dist.StudentT(4.0), AffineTransform(m, s)), y)),
+    "lognormal": written(lambda m, s, y: (dist.LogNormal(m, s), y)),
+    "lognormal, composed": written(lambda m, s, y: (transformed(dist.Normal(0.0, 1.0), AffineTransform(m, s), EXP), y)),
+    "scaled": written(lambda m, s, y: (transformed(dist.Exponential(1.0), AffineTransform(0.0, s)), y)),
+    "scaled rows": written(lambda m, s, y: (dist.Exponential(1.0), y / s)),
+    "weibull": written(lambda m, s, y: (dist.Weibull(s, m.exp()), y)),
+    "power": written(lambda m, s, y: (transformed(dist.Exponential(1.0), PowerTransform(m.exp())), y)),
+    "gumbel": written(lambda m, s, y: (dist.Gumbel(m, s), y)),
+    "sigmoid": written(lambda m, s, y: (transformed(dist.Normal(m, s), SigmoidTransform()), y / (1 + y))),
+    "mixture": written(lambda m, s, y: (mixed(dist.Gamma(pair(s.exp()) + 1, 1.0)), y)),
+    "masked": written(
+        lambda m, s, y: (transformed(dist.Exponential(1 / s), AffineTransform(m, 1.0)).mask(y.isnan()), y)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_holds_all_rows_whatever_the_latents_is_not_warned_of(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federated(FIXED[name], Y)
+
+
+def test_censoring_is_not_warned_of():
+    def censored(y):
+        s = pyro.sample("s", dist.HalfNormal(3.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Weibull(s, 1.5).mask(y < 2), obs=y)
+            pyro.factor("later", -((y / s) ** 1.5) * (y >= 2))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federated(censored, Y)
+
+
+def test_the_cure_of_a_threshold_gives_the_posterior():
+    """With a flat prior on the threshold and Exponential(2) rows: min y - m is exponential of rate 2 N = 12."""
+
+    def model(y):
+        gap = pyro.sample("gap", dist.HalfNormal(100.0))
+        low = pf.shared("low", lambda: y.min())
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", transformed(dist.Exponential(2.0), AffineTransform(low - gap, 1.0)), obs=y)
+
+    nuts = pf.NUTS(num_chains=1, warmup_steps=200)
+    gap = pf.run(nuts, federated(model, Y), num_draws=1500, seed=0, progress=False)["posterior"]["gap"].values
+    assert abs(gap.mean() * 12 - 1) < 0.2 and abs(gap.std() * 12 - 1) < 0.3
+
+
+def test_a_prior_that_does_not_reach_the_edge_is_not_refused():
+    """It is warned of: how far the posterior reaches is not known."""
+
+    def model(y):
+        m = pyro.sample("m", dist.Normal(0.0, 0.01))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", transformed(dist.Exponential(1.0), AffineTransform(m, 1.0)), obs=y)
+
+    with pytest.warns(UserWarning, match="depends on 'm'"):
+        federated(model, Y + 1)
 
 
 def rate(x, y):

@@ -14,7 +14,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_size import check_plate_size, size_of_plate
 from pyro_fed.density.checks.plate_tree import check_followers
-from pyro_fed.density.edges import moving_support, warn_of_moving_supports
+from pyro_fed.density.edges import check_moving_supports, moving_support
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
@@ -66,7 +66,7 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
     _check_observed(bound, seen)
-    warn_of_moving_supports(bound, seen)
+    check_moving_supports(bound, seen)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
     if not layout.reported or not (layout.local or layout.discrete):
         return layout

@@ -40,14 +40,18 @@ class ObservedValues(Messenger):
         if not value.is_floating_point() and not value.is_complex() and not isinstance(fn, PLACES):
             msg["value"] = value = value.to(torch.get_default_dtype())
         if self.incomplete and value.is_floating_point():
-            mask = _mask(msg)
+            mask = mask_of(msg)
             if mask is not None:
                 msg["value"] = _filled(value, mask, msg["fn"])
                 self.filled = True
 
 
-def _mask(msg: Message) -> Tensor | None:
-    """The site's mask, from handlers and from `.mask()`, of the shape of its batch."""
+def mask_of(msg: Message) -> Tensor | None:
+    """The site's mask, from handlers and from `.mask()`, of the shape of its batch and ones for its event.
+
+    Args:
+        msg: of a site.
+    """
     masks = [msg["mask"]] if isinstance(msg["mask"], Tensor) else []
     fn, right = msg["fn"], 0
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
