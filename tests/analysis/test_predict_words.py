@@ -117,6 +117,55 @@ def test_a_factor_cannot_be_drawn_from():
         pf.predict(posterior, weighted, (torch.ones(3), torch.ones(3)))
 
 
+def logistic(x, z, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=w * x[:, 1] + z), obs=y)
+
+
+def linear(x, z, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, 1] + z, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [logistic, linear])
+def test_what_is_not_finite_is_named(model):
+    """The first position of the argument that is at fault; what is observed is drawn anew, whatever stands there."""
+    posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
+    x, z, nan = torch.zeros(5, 2), torch.zeros(5), torch.full((5,), float("nan"))
+    x[3:, 1] = float("nan")
+    with pytest.raises(pf.DataError, match=r"predict: argument 'x'\[3, 1\] is NaN \(2 of 5 rows\).*impute"):
+        pf.predict(posterior, model, (x, z, nan))
+    x[3:, 1], z[2] = 0.0, float("inf") if model is linear else float("nan")  # infinite logits are a probability of one
+    with pytest.raises(pf.DataError, match=r"predict: argument 'z'\[2\] is (infinite|NaN) \(1 of 5 rows\)"):
+        pf.predict(posterior, model, (x, z.numpy(), None))
+    with pytest.raises(pf.DataError, match=r"predict: argument 'z' is NaN, and"):
+        pf.predict(posterior, model, (x, float("nan"), None))
+    x[0, 0] = float("nan")  # which the model does not look at
+    assert pf.predict(posterior, model, (x, torch.zeros(5), nan))["posterior_predictive"]["y"].notnull().all()
+
+
+def test_missing_values_that_the_model_handles_are_predicted_from():
+    def handled(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            there = ~torch.isnan(x)
+            pyro.sample("y", dist.Normal(w + torch.where(there, x, 2.0), 0.01), obs=y)
+
+    def left_out(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)), pyro.poutine.mask(mask=~torch.isnan(x)):
+            pyro.sample("y", dist.Normal(w + x, 0.01), obs=y)
+
+    posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
+    x = torch.tensor([1.0, float("nan"), 3.0])
+    found = means(pf.predict(posterior, handled, (x, None)))
+    np.testing.assert_allclose(found, [1.0, 2.0, 3.0], atol=0.05)
+    found = means(pf.predict(posterior, left_out, (x, None)))
+    np.testing.assert_allclose(found, [1.0, np.nan, 3.0], atol=0.05)
+
+
 def four_draws():
     import xarray as xr
 

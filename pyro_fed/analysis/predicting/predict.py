@@ -21,6 +21,7 @@ from pyro.distributions import Unit
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_fed.analysis.predicting.finite import not_finite, predicted
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
@@ -34,7 +35,7 @@ from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
-from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
@@ -80,7 +81,7 @@ def predict(
 
     Raises:
         DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict; groups
-            that were not fitted.
+            that were not fitted; new rows with NaN or infinities that the model does not handle.
         SettingError: `groups` that mean nothing here.
 
     Example:
@@ -108,7 +109,16 @@ def predict(
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: _flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     run = _Run(function, args, kwargs, dtype, hidden, kept)
-    first = _first(run, {name: value[0] for name, value in values.items()}, arguments)
+    at_first = {name: value[0] for name, value in values.items()}
+    try:
+        first = _first(run, at_first, arguments)
+        usable = predicted(first) if new_rows else True
+    except (RuntimeError, ValueError) as error:
+        if new_rows and not isinstance(error, PyroFedError):
+            _check_finite(run, at_first, arguments, error)
+        raise
+    if not usable:
+        _check_finite(run, at_first, arguments, None)
     found = None
     if new_rows:
         plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
@@ -335,6 +345,23 @@ def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[s
         ) from error
 
 
+def _check_finite(run: _Run, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:
+    """Refuse new rows that are not finite, where the model cannot be run on them or predicts what is not.
+
+    Raises:
+        DataError: names the argument and the row.
+    """
+
+    def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            return predicted(run.on(args, kwargs).first(values))
+        except (RuntimeError, ValueError):
+            return False
+
+    if said := not_finite(arguments, works):
+        raise said from cause
+
+
 def _row_dims(first: dict[str, Any]) -> frozenset[str]:
     """Plates of the predicted sites: the new data's rows are no training rows, whatever those were called."""
     return frozenset(frame.name for site in first.values() if site["redrawn"] for frame in site["cond_indep_stack"])
@@ -365,6 +392,10 @@ class _Run:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
         self.constants, self.here = constants, here
         self.partly: dict[str, Tensor] = {}
+
+    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Run:
+        """The same on other arguments."""
+        return _Run(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.here)
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""

@@ -1,0 +1,75 @@
+"""New rows that are not finite, of which a model can predict nothing: which argument, and which row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.errors import DataError
+
+
+def predicted(first: dict[str, Any]) -> bool:
+    """Whether what a run draws is finite, where it is not masked.
+
+    Args:
+        first: the sites of the run, with `redrawn`.
+    """
+    for site in first.values():
+        value = site["value"]
+        if not site["redrawn"] or not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        finite, mask = torch.isfinite(value), mask_of(site)
+        if not bool((finite if mask is None else finite | ~mask.bool()).all()):
+            return False
+    return True
+
+
+def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> DataError | None:
+    """What to say of the first argument whose NaN or infinity the model cannot do with; None where there is none.
+
+    Values that stand for the observations are ignored, and a model may handle others, so that it is asked.
+
+    Args:
+        arguments: of the new rows.
+        works: whether the model predicts with such arguments.
+    """
+    found = [i for i, leaf in enumerate(arguments.leaves) if not _finite(leaf)]
+    for i in found:
+        others = [_filled(leaf) if at in found and at != i else leaf for at, leaf in enumerate(arguments.leaves)]
+        if not works(*replace(arguments, leaves=tuple(others)).whole()):
+            return _said(arguments.names[i], arguments.leaves[i])
+    return None
+
+
+def _finite(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.is_floating_point() or bool(torch.isfinite(leaf).all())
+    return not isinstance(leaf, float) or math.isfinite(leaf)
+
+
+def _filled(leaf: Any) -> Any:
+    """With zeros for what is not finite."""
+    return leaf.nan_to_num(0.0, 0.0, 0.0) if isinstance(leaf, Tensor) else 0.0
+
+
+def _said(name: str, leaf: Any) -> DataError:
+    value = torch.as_tensor(leaf)
+    bad = ~torch.isfinite(value)
+    position = bad.nonzero()[0].tolist()
+    kind = "NaN" if bool(value[tuple(position)].isnan()) else "infinite"
+    where = f"[{', '.join(map(str, position))}]" if position else ""
+    rows = (
+        f" ({int(bad.flatten(1).any(1).sum() if bad.dim() > 1 else bad.sum())} of {len(bad)} rows)" if position else ""
+    )
+    return DataError(
+        f"predict: argument '{name}'{where} is {kind}{rows}, and the model can predict nothing from it. Drop or impute "
+        f"these rows, or let the model handle them: `torch.where(torch.isfinite({name}), {name}, latent)` with a "
+        "latent in the plate"
+    )
