@@ -1,6 +1,7 @@
 """Latents whose densities have tails that no Gaussian of their curvature covers: integrals and draws."""
 
 import math
+import warnings
 
 import hierarchies
 import pyro
@@ -13,6 +14,7 @@ import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.tails import Profile, line
+from pyro_fed.runtime.ending.collecting import integration_error, integration_notes
 
 TRIALS = 6
 HITS = torch.arange(TRIALS + 1).double()
@@ -143,3 +145,38 @@ def test_draws_of_such_latents_have_their_conditional_distribution():
     variance = torch.polygamma(1, a) + torch.polygamma(1, b)
     assert float(((draws.mean(0) - mean) / variance.sqrt()).abs().max()) < 5 / math.sqrt(count)
     assert float((draws.var(0) / variance - 1).abs().max()) < 5 * math.sqrt(8 / count)
+
+
+def test_a_rule_that_is_advised_is_one_that_is_accurate():
+    coarse = federation("beta-binomial", order=21, tails=False).problem
+    theta = -1.0 + 0.4 * torch.randn(16, 2, generator=torch.Generator().manual_seed(0)).double()
+    (note,) = integration_notes(coarse, theta)
+    assert "quadrature=pf.Quadrature(order=41, tails=True)" in note
+    assert integration_error(federation("beta-binomial", order=41, tails=True).problem, theta) < 1e-3
+    assert integration_notes(federation("beta-binomial").problem, theta) == []
+
+
+def test_no_rule_is_advised_where_none_is_accurate():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(hierarchies.number(0), 1.0))
+        with pyro.plate("group", len(y)):
+            x = pyro.sample("x", dist.Normal(mu, 1.0))
+            pyro.factor("many modes", 20 * torch.cos(40 * x))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
+    (note,) = integration_notes(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
+    assert "tails, jumps or modes that no such rule covers. Integrate these latents out by hand" in note
+
+
+def test_draws_are_not_doubted_by_densities_that_are_known_to_be_off():
+    y = torch.tensor([0.0] * 8 + [6] * 7 + [1, 2, 3, 4, 5]).double()
+    rule = pf.Quadrature(order=7, tails=False)
+    fed = pf.Federation(beta_binomial, (y,), plate="group", num_clients=2, quadrature=rule)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        idata = pf.run(pf.FedLaplace(), fed, num_rounds=2, num_draws=50, progress=False)
+    assert "integrals over ['p']" in idata.attrs["doubts"]
+    assert "exact chain" not in idata.attrs["doubts"]
+    assert any("not audited" in str(one.message) for one in said)
+    assert not idata.attrs["audited"]
