@@ -10,6 +10,9 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
    function of that proposal alone; elsewhere it is taken the more often the nearer x is to Gaussian, and leaves the
    distribution as it is.
 
+Where the nodes of one latent a row are placed by its `tails`, proposals are places of the density that is linear
+between these nodes: by uniform numbers in step 1, by Φ of the normal ones in step 2. Nearly all are taken.
+
 The normal proposals of the S draws are `balanced_normal`: stratified over the draws, and over those with similar modes.
 Each has its exact distribution and those of different rows are independent, but their sum over the draws hardly varies.
 So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With independent
@@ -36,7 +39,10 @@ WIDE_CHUNK = 5_000_000
 
 
 class Proposals(NamedTuple):
-    """The randomness of a draw of m rows: student (T + 1, m, d), normal (m, d), and uniform (T + 1, m), float64."""
+    """The randomness of a draw of m rows: student (T + 1, m, d), normal (m, d), and uniform (T + 1, m), float64.
+
+    Where proposals are placed by tails, `student` are uniform numbers.
+    """
 
     student: Tensor
     normal: Tensor
@@ -63,11 +69,14 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     found = [find(theta[chunk], rows) for chunk in chunks]
     centre = Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
     normal = _spread(centre.mode, generator)
-    draw = problem.mapped(draw_given, (0, 0, 0, None), calls=0)
+    by_tails = rule.by_tails(problem.local_dim)
+    draw = problem.mapped(draw_by_tails if by_tails else draw_given, (0, 0, 0, None), calls=0)
     out = []
     for chunk in chunks:
         here = Centre(*(part[chunk] for part in centre))
         student, uniform = _proposals(here.mode, rule.draw_steps, rule.degrees, generator)
+        if by_tails:
+            student = torch.rand(student.shape, generator=generator, dtype=torch.float64)
         out.append(draw(theta[chunk], here, Proposals(student, normal[chunk], uniform), rows))
     return torch.cat(out)[: len(theta)]
 
@@ -103,9 +112,34 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
     squares, degrees, last = nodes.square().sum(-1), problem.quadrature.degrees, len(nodes) - 1
     over_student = values + 0.5 * (degrees + nodes.shape[-1]) * torch.log1p(squares / degrees)
     over_normal = values + 0.5 * squares
-    at = torch.zeros_like(values[0], dtype=torch.int64)
-    for step in range(1, last + 1):
-        weights = over_student if step < last else over_normal
-        rise = weights[step] - weights.gather(0, at.unsqueeze(0)).squeeze(0)
-        at = torch.where(noise.uniform[step - 1].log() < rise, step, at)
+    at = _ended([over_student] * (last - 1) + [over_normal], noise.uniform)
     return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
+
+
+def draw_by_tails(
+    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
+) -> Tensor:
+    """The same of one latent a row whose nodes are placed by its tails.
+
+    Args:
+        problem: the model's densities.
+        theta: (D,).
+        centre: modes and curvatures of the rows at this θ.
+        noise: the randomness of the draw.
+        rows: row tensors, each (m, ...).
+    """
+    _, profile = problem.quadrature.profile(problem, theta, rows, centre)
+    uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
+    places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
+    values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
+    at = _ended([values + log_slope - log_proposed] * (len(places) - 1), noise.uniform)
+    return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
+
+
+def _ended(weights: list[Tensor], uniform: Tensor) -> Tensor:
+    """Which of T + 1 proposals (m,) a chain of T steps ends at, by log weights (T + 1, m) of each step."""
+    at = torch.zeros_like(weights[0][0], dtype=torch.int64)
+    for step, over in enumerate(weights, 1):
+        rise = over[step] - over.gather(0, at.unsqueeze(0)).squeeze(0)
+        at = torch.where(uniform[step - 1].log() < rise, step, at)
+    return at

@@ -11,6 +11,9 @@ quadrature (Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the 
 with (u_s, w_s) a Gauss-Hermite rule for N(0, I), or standardised Sobol points where a product rule would be too
 large. It is exact where x | θ, y_i is Gaussian, and with one node it is Laplace's approximation.
 
+One latent a row whose density has other tails than a Gaussian's, such as Beta and Gamma latents of small shape, takes
+another rule, see `tails`: it is seen when the model is read whether Gauss-Hermite nodes err.
+
 The modes are found by Newton's method, in a number of steps that is fixed when the model is read (so that it can be
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
@@ -39,6 +42,7 @@ from torch.func import grad, vjp
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.latents.tails import Profile, line
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
@@ -52,6 +56,10 @@ GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
 #: Rules for several latents that are tried where it is not, nodes a dimension; and at how many θ and rows, of models of
 #: how many parameters.
 ORDERS, PROBED, PROBE_GROUPS, MOST_PROBED = (5, 7, 9, 11, 13), 2, 16, 32
+#: The fewest nodes that are placed by the tails of a latent, and how many those have that others are compared with.
+FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
+#: Where the ascent to modes starts, of such latents: log densities with kinks at zero have no curvature there.
+ASIDE = 0.05
 #: Relative error of a log density that is rounding, in units of the dtype's.
 ROUNDING = 64
 
@@ -88,12 +96,14 @@ class Quadrature(metaclass=Checked):
     """How the latents inside the partitioned plate are integrated out, and drawn.
 
     Args:
-        order: Gauss-Hermite nodes a dimension, as far as the product has at most `max_nodes`; None takes 3 where the
-            latents are Gaussian given the rest; elsewhere `max_order` for one latent, and for several as many as
+        order: nodes a dimension, as far as the product has at most `max_nodes`; None takes 3 where the latents are
+            Gaussian given the rest; elsewhere `max_order` for one latent, and for several as many as
             `node_tolerance` asks for.
         max_order: see `order`.
+        tails: place the nodes of one latent a row, of 7 and more, by its tails, in place of Gauss-Hermite nodes by its
+            curvature; None does where the latter err by more than `node_tolerance` at random θ and the former do not.
         node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
-            its curvature relatively, at random θ.
+            its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
         max_nodes: nodes a row; where they do not make three a dimension, so many Sobol points are taken.
         mode_steps: Newton steps to the mode of each row's latents; None counts what the model needs, at most
@@ -115,6 +125,7 @@ class Quadrature(metaclass=Checked):
 
     order: int | None = None
     max_order: int = 21
+    tails: bool | None = None
     node_tolerance: float = 1e-3
     gaussian_tolerance: float = 1e-3
     max_nodes: int = 256
@@ -147,11 +158,42 @@ class Quadrature(metaclass=Checked):
         rows = tuple(leaf[at] for leaf in problem.rows)
         steps = self.mode_steps or self._steps(problem, theta, rows)
         found = replace(self, mode_steps=steps)
-        if self.order is not None:
+        if self.order is None:
+            gaussian = found._bend(problem, theta, rows) <= self.gaussian_tolerance
+            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._enough(problem, theta, rows)
+            found = replace(found, order=order)
+        if self.tails is not None:
             return found
-        if found._bend(problem, theta, rows) <= self.gaussian_tolerance:
-            return replace(found, order=min(GAUSSIAN_ORDER, self.max_order))
-        return replace(found, order=found._enough(problem, theta, rows))
+        if not found._errs(problem, theta, rows):
+            return replace(found, tails=False)
+        found = replace(found, tails=True)  # its ascent starts elsewhere
+        return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
+
+    def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows) -> bool:
+        """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
+
+        More nodes may do at these θ, and not where a posterior goes: those that are placed by tails go there too.
+        """
+        if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
+            return False
+        tails, usual = replace(self, tails=True), replace(self, order=min(self.places(1), self.max_order), tails=False)
+        many = replace(tails, order=max(2 * self.places(1), MANY_OF_TAILS), max_nodes=2 * self.max_nodes)
+
+        def values(rule: Quadrature) -> Tensor:
+            found: Tensor = problem.vmap(lambda one: rule.log_parts(problem, one, rows)[1])(theta)
+            return found
+
+        exact = values(many)
+        off, by_tails = (self._largest(values(rule), exact) for rule in (usual, tails))
+        if off <= self.node_tolerance:
+            return False
+        return by_tails <= max(self.node_tolerance, self._largest(values(replace(self, tails=False)), exact))
+
+    @staticmethod
+    def _largest(found: Tensor, exact: Tensor) -> float:
+        """The largest difference, of those that are known."""
+        known = exact.isfinite()
+        return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
     def _enough(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
@@ -219,6 +261,14 @@ class Quadrature(metaclass=Checked):
 
         return float(problem.vmap(bend)(theta).max())
 
+    def by_tails(self, dim: int) -> bool:
+        """Whether nodes are placed by tails, see `tails`.
+
+        Args:
+            dim: d, latents of a row.
+        """
+        return bool(self.tails) and dim == 1 and self.places(1) >= FEWEST_OF_TAILS
+
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
         """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64.
 
@@ -244,7 +294,7 @@ class Quadrature(metaclass=Checked):
         Args:
             dim: d, latents of a row.
         """
-        return len(self.nodes(dim)[0])
+        return self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -257,6 +307,9 @@ class Quadrature(metaclass=Checked):
         """
         centre = self.centre(problem, theta, rows)
         dim = centre.mode.shape[-1]
+        if self.by_tails(dim):
+            prior, profile = self.profile(problem, theta, rows, centre)
+            return prior, torch.logsumexp(profile.log_weight, 0) + profile.line.log_step(self.places(1))
         nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
 
         def at(node: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,6 +319,32 @@ class Quadrature(metaclass=Checked):
         prior, values = problem.vmap(at)(nodes)
         terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
         return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
+
+    def profile(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Profile]:
+        """Log prior (), and the rows' densities along nodes that are placed by tails: constants for derivatives.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+            centre: modes and curvatures.
+        """
+        here = theta.detach()
+
+        def look(places: Tensor) -> Tensor:
+            values: Tensor = problem.vmap(lambda x: problem.conditional_parts(here, rows, x.unsqueeze(-1))[1])(places)
+            return values.detach()
+
+        order = self.places(1)
+        placed = line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], order)
+
+        def at(share: Tensor) -> tuple[Tensor, Tensor]:
+            place, log_slope = placed.at(share)
+            prior, values = problem.conditional_parts(theta, rows, place.unsqueeze(-1))
+            return prior, values + log_slope
+
+        prior, log_weight = problem.vmap(at)(torch.linspace(0, 1, order, dtype=here.dtype, device=here.device))
+        return prior[0], Profile(placed, log_weight)
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives.
@@ -282,7 +361,7 @@ class Quadrature(metaclass=Checked):
         return self._summit(state)
 
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
-        place = theta.new_zeros(len(rows[0]), problem.local_dim)
+        place = theta.new_full((len(rows[0]), problem.local_dim), ASIDE if self.by_tails(problem.local_dim) else 0.0)
         return Ascent(place, self._look(problem, theta, rows, place), theta.new_ones(len(place)))
 
     def _climb(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:

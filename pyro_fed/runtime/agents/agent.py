@@ -246,11 +246,12 @@ def _agree(links: Links) -> None:
 def _together(own: Federation, links: Links) -> Together:
     """The federation of all, once every agent has said how many rows it has, and which quadrature they need.
 
-    A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, which is
-    what a simulation, that has all rows, finds as well.
+    A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, placed by
+    tails where one needs that, which is what a simulation, that has all rows, finds as well.
     """
     rule = own.problem.quadrature
-    said = {"rows": own.num_rows, "order": rule.order or 0, "steps": rule.mode_steps or 0}
+    needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
+    said = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
     found, _ = links.spread(At(-1, -1, 0), {k: torch.tensor([v]) for k, v in said.items()}, wait, whole=True)
     if own.problem.local_dim:
@@ -261,7 +262,8 @@ def _together(own: Federation, links: Links) -> Together:
                     f"agent {links.names[odd[0]]} says it needs {int(found[what][odd[0]])} as the {what} of its "
                     f"quadrature, expected 1 to {most}"
                 )
-        rule = replace(rule, order=int(found["order"].max()), mode_steps=int(found["steps"].max()))
+        needs = {what: int(found[what].max()) for what in needs}
+        rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0)
         own = copy(own)
         own.problem = replace(own.problem, quadrature=rule)
     return Together(own, links.names, links.me, found["rows"])

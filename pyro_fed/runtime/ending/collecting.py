@@ -5,6 +5,7 @@ The server sends its draws of θ, (S, D) numbers; what a client draws stays with
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,12 @@ MAX_COLLECTED = 100_000_000
 CHECK_DRAWS, LARGEST_ERROR = 32, 0.1
 #: The finer rule of that check: more nodes a dimension, and how many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
+#: What is said where they are not accurate, of checks that would take them for the posterior's.
+INACCURATE = (
+    "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
+)
+#: Finer rules that are tried before one is advised.
+TRIED = 2
 
 
 def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:
@@ -58,28 +65,56 @@ def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int
 def integration_error(problem: Problem, theta: Tensor) -> float:
     """SD over draws (S, D) of the error in the pooled log-likelihood, by a finer rule."""
     rule = problem.quadrature
-    finer = replace(_finer(rule), mode_steps=rule.max_mode_steps)
-    at = evenly(len(theta), CHECK_DRAWS)
-
-    def error(one: Tensor) -> Tensor:
-        exact, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (finer, rule))
-        return (exact - found).sum()
-
-    pieces = in_chunks(theta[at], finer.num_nodes(problem.local_dim) * problem.widest)
-    return float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
+    return _apart(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
 
 
 def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
-    """What to say of the integrals over the rows' latents, from draws of θ (S, D)."""
-    error, finer = integration_error(problem, theta), _finer(problem.quadrature)
+    """What to say of the integrals over the rows' latents, from draws of θ (S, D).
+
+    A finer rule is advised where a still finer one says the same.
+    """
+    error = integration_error(problem, theta)
     if error <= LARGEST_ERROR:
         return []
-    return [
+    what = (
         f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', are not accurate: the "
-        f"log-likelihood is off by {error:.2g} (SD over posterior draws). Give the federation a finer rule, such as "
-        f"quadrature=pf.Quadrature(order={finer.order}, max_nodes={finer.max_nodes})"
+        f"log-likelihood is off by {error:.2g} (SD over posterior draws)"
+    )
+    rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
+    for _ in range(TRIED):
+        rule = _finer(problem, rule)
+        left = _apart(problem, theta, rule, _finer(problem, rule))
+        setting = f"pf.Quadrature({_settings(problem, rule)})"
+        if left <= LARGEST_ERROR:
+            return [f"{what}. Give the federation a finer rule, such as quadrature={setting}"]
+    return [
+        f"{what}, and by {left:.2g} with quadrature={setting}: their density given the rest has tails, jumps or modes "
+        "that no such rule covers. Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial "
+        "counts, and GammaPoisson or NegativeBinomial for a Gamma and Poisson counts"
     ]
 
 
-def _finer(rule: Quadrature) -> Quadrature:
-    return replace(rule, order=(rule.order or rule.max_order) + MORE_NODES, max_nodes=MORE_TIMES * rule.max_nodes)
+def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
+    """SD over draws (S, D) of how far two rules' pooled log-likelihoods are apart; infinite where one has none."""
+
+    def error(one: Tensor) -> Tensor:
+        precise, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (exact, rule))
+        return (precise - found).sum()
+
+    at = evenly(len(theta), CHECK_DRAWS)
+    pieces = in_chunks(theta[at], exact.num_nodes(problem.local_dim) * problem.widest)
+    apart = float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
+    return math.inf if math.isnan(apart) else apart
+
+
+def _finer(problem: Problem, rule: Quadrature) -> Quadrature:
+    """More nodes; of one latent placed by its tails, as those that the curvature places may all miss the same."""
+    order, most = (rule.order or rule.max_order) + MORE_NODES, MORE_TIMES * rule.max_nodes
+    return replace(rule, order=order, max_nodes=most, tails=True if problem.local_dim == 1 else rule.tails)
+
+
+def _settings(problem: Problem, rule: Quadrature) -> str:
+    """How a rule of `_finer` is written."""
+    tails = ", tails=True" if problem.local_dim == 1 else ""
+    most = f", max_nodes={rule.max_nodes}" if problem.local_dim > 1 or (rule.order or 0) > Quadrature.max_nodes else ""
+    return f"order={rule.order}{tails}{most}"

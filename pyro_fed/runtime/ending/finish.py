@@ -41,7 +41,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
-from pyro_fed.runtime.ending.collecting import collected, integration_notes
+from pyro_fed.runtime.ending.collecting import INACCURATE, collected, integration_notes
 from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
@@ -200,10 +200,9 @@ class Finish:
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
         if not said or record.stopped:
             record.doubts += self.unsettled()
-        if context.problem.local_dim:
-            integrals = integration_notes(context.problem, draws.flatten(0, 1))
-            record.doubts += integrals
-            record.of_density = bool(integrals)
+        inaccurate = integration_notes(context.problem, draws.flatten(0, 1)) if context.problem.local_dim else []
+        record.doubts += inaccurate
+        record.of_density = bool(inaccurate)
         record.notes += record.bounded()
         if isinstance(context.combination, Bounded):
             few = context.combination.doubt(context.federation.num_clients)
@@ -213,7 +212,7 @@ class Finish:
         if self.audit:
             self._say_who_stands_apart(draws)
         whole = context.federation.holds_data and context.combination is None
-        unaudited = not_audited(context.problem) if self.audit and whole else ""
+        unaudited = (INACCURATE if inaccurate else not_audited(context.problem)) if self.audit and whole else ""
         if unaudited:
             record.notes.append(unaudited)
         elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows

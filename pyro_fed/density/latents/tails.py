@@ -1,0 +1,178 @@
+"""Where the nodes of one latent a row go whose density has tails that a Gaussian of its curvature does not cover.
+
+A Beta(a, b) of small a is exp(a x) far to the left on the scale of its logit, a Gamma of small shape likewise on that
+of its log: 1 / a wide, with a drop at the other end that is as sharp as one. The trapezoidal rule along
+
+    x = c + s sinh t,    ∫ exp f dx ≈ h s Σ_k exp(f(x_k)) cosh t_k,    t_k from `low` to `high` in steps of h
+
+turns such tails into double exponential ones, and tails that are powers into exponential ones, and errs by
+exp(-2π d / h) with d the width of the strip in which the integrand is analytic (Takahasi & Mori 1974; Trefethen &
+Weideman 2014). The centre c and scale s are those of the sharper flank, `low` and `high` the places where the integrand
+has fallen to rounding. All are found by looking along a coarse line of such points, twice, and once more at its ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: The coarse line: t of so many points on either side of 0, and how far apart.
+SIDE, STEP = 18, 2 / 3
+#: A flank is where log densities have fallen by the first, and not yet by the second.
+SHALLOW, DEEP, DEEPEST = 1.0, 4.0, 64.0
+#: Places between two points of the coarse line at which it is seen where the integrand ends, and how far beyond the end
+#: its last node may be, as a multiple of the fall there.
+BETWEEN, BEYOND = 8, 3.0
+#: How far the integrand falls to its ends: so much a node, where many nodes err by less than is cut off, and no further
+#: than to rounding. What stands for a fall without end.
+FALL, ENDLESS = 0.8, 1e6
+#: The largest SD that a curvature is believed, and the smallest scale, as parts of one before.
+WIDEST, NARROWEST = 50.0, 1e-4
+
+
+class Line(NamedTuple):
+    """Where the nodes of m rows are, x = centre + scale sinh t, t from low to high: each (m,)."""
+
+    centre: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def at(self, share: Tensor) -> tuple[Tensor, Tensor]:
+        """A place of each row, and the log of dx/dt there: (..., m) each.
+
+        Args:
+            share: how far between low and high, () or (..., m).
+        """
+        t = self.low + share * (self.high - self.low)
+        return self.centre + self.scale * t.sinh(), self.scale.log() + log_cosh(t)
+
+    def log_step(self, order: int) -> Tensor:
+        """The log of the distance between `order` nodes in t, (m,).
+
+        Args:
+            order: nodes.
+        """
+        return ((self.high - self.low) / (order - 1)).log()
+
+
+class Profile(NamedTuple):
+    """A density along m rows' nodes: where these are, and the log of density times dx/dt at each, (Q, m)."""
+
+    line: Line
+    log_weight: Tensor
+
+    def inverse(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Places that a density takes which is linear in t between nodes: x, log dx/dt and log density in t, (K, m).
+
+        Args:
+            uniform: (K, m) how much of its mass is to the left.
+        """
+        weight = (self.log_weight - self.log_weight.amax(0)).exp().clamp_min(torch.finfo(uniform.dtype).tiny)
+        part = 0.5 * (weight[1:] + weight[:-1])
+        below = part.cumsum(0) / part.sum(0)
+        segment = (uniform.unsqueeze(1) >= below[:-1]).sum(1)
+        below = torch.cat([torch.zeros_like(below[:1]), below])
+        start = below.gather(0, segment)
+        share = ((uniform - start) / (below.gather(0, segment + 1) - start)).nan_to_num(nan=0.5).clamp(0, 1)
+        left, right = weight.gather(0, segment), weight.gather(0, segment + 1)
+        along = share * (left + right) / (left + (left.square() + share * (right.square() - left.square())).sqrt())
+        along = along.nan_to_num(nan=0.5).clamp(0, 1)
+        place, log_slope = self.line.at((segment + along) / (len(weight) - 1))
+        return place, log_slope, (left + along * (right - left)).log()
+
+
+def log_cosh(t: Tensor) -> Tensor:
+    """The log of cosh t, any t."""
+    return t.abs() + torch.log1p((-2 * t.abs()).exp()) - math.log(2)
+
+
+def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int) -> Line:
+    """Where `order` nodes should be.
+
+    Args:
+        look: log densities (K, m) at places (K, m).
+        mode: (m,) about where the density is highest.
+        sd: (m,) by the curvature there.
+        order: nodes.
+    """
+    t = STEP * torch.arange(-SIDE, SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
+    fall = min(FALL * order, -math.log(torch.finfo(mode.dtype).eps))
+    centre, scale = mode, sd.clamp_max(WIDEST)
+    for _ in range(2):
+        before = (centre, scale)
+        places = centre + scale * t.sinh()
+        values = _defined(look(places))
+        centre, scale = _flank(places, values, scale)
+    fallen = _fallen(values + log_cosh(t))
+    inside = fallen <= fall
+    at = torch.arange(len(t), device=mode.device).unsqueeze(-1)
+    first = torch.where(inside, at, len(t)).amin(0)
+    last = torch.where(inside, at, -1).amax(0)
+    share = torch.arange(1, BETWEEN + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1) / BETWEEN
+    outwards = STEP * torch.stack([-share, share])
+    found = torch.stack([first, last])
+    t_ends = STEP * (found - SIDE).to(mode.dtype)
+    trials = t_ends.unsqueeze(1) + outwards  # (2, BETWEEN, m)
+    there = before[0] + before[1] * trials.sinh()
+    seen = _defined(look(there.flatten(0, 1))).unflatten(0, (2, BETWEEN))
+    level = (values + log_cosh(t)).amax(0)
+    deep = (level - seen - log_cosh(trials)).clamp_max(ENDLESS)
+    # The first place beyond the fall, or the last before it where the former is far below.
+    index = torch.arange(BETWEEN, device=mode.device).unsqueeze(-1)
+    beyond = torch.where(deep > fall, index, BETWEEN - 1).amin(1)
+    too_deep = deep.gather(1, beyond.unsqueeze(1)).squeeze(1) > BEYOND * fall
+    steps = torch.where(too_deep, beyond, beyond + 1)
+    ends = t_ends + steps * STEP / BETWEEN * torch.tensor([[-1.0], [1.0]], dtype=mode.dtype, device=mode.device)
+    low, high = torch.asinh((before[0] + before[1] * ends.sinh() - centre) / scale)
+    return Line(centre, scale, low, high)
+
+
+def _defined(values: Tensor) -> Tensor:
+    """Log densities, -inf where they overflow: a Gamma density of small shape is infinite where exp x rounds to 0."""
+    return torch.where(values < torch.inf, values, -torch.inf)
+
+
+def _fallen(values: Tensor) -> Tensor:
+    """How far values (K, m) are below the highest."""
+    return (values.amax(0) - values).nan_to_num(nan=ENDLESS).clamp_max(ENDLESS)
+
+
+def _flank(places: Tensor, values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The centre and scale of the sharper flank (m,) of log densities (K, m) at ascending places."""
+    top = values.argmax(0)
+    peak = places.gather(0, top.unsqueeze(0)).squeeze(0)
+    fallen = _fallen(values).clamp_max(DEEPEST)
+    (right, rise), (left, descent) = (_side(places, fallen, top, sign) for sign in (1, -1))
+    ratio = (rise / descent).nan_to_num(nan=1.0)
+    shift = torch.where(ratio <= 1, right * (1 - ratio), left * (1 / ratio - 1))
+    sharp = torch.minimum(torch.minimum(rise, descent), 0.5 * (right + left))
+    sharp = torch.where(sharp.isfinite(), sharp, 10 * scale)
+    return peak + shift.nan_to_num(nan=0.0), torch.maximum(sharp, NARROWEST * scale)
+
+
+def _side(places: Tensor, fallen: Tensor, top: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """How far from the highest point the fall is shallow, and how much further it is deep: (m,), infinite where not."""
+    if sign < 0:
+        places, fallen, top = places.flip(0), fallen.flip(0), len(places) - 1 - top
+    at = torch.arange(len(places), device=places.device).unsqueeze(-1)
+    peak = places.gather(0, top.unsqueeze(0))
+
+    def crossing(depth: float) -> tuple[Tensor, Tensor]:
+        first = torch.where((at > top) & (fallen > depth), at, len(places)).amin(0, keepdim=True)
+        there = first < len(places)
+        first = first.clamp_max(len(places) - 1)
+        before = (first - 1).clamp_min(0)
+        low, high = fallen.gather(0, before), fallen.gather(0, first)
+        share = ((depth - low) / (high - low)).nan_to_num(nan=1.0).clamp(0, 1)
+        near, far = places.gather(0, before), places.gather(0, first)
+        return ((near + share * (far - near) - peak).abs()).squeeze(0), there.squeeze(0)
+
+    (shallow, is_shallow), (deep, is_deep) = crossing(SHALLOW), crossing(DEEP)
+    return torch.where(is_shallow, shallow, (places[-1] - peak[0]).abs()), torch.where(
+        is_deep, deep - shallow, torch.inf
+    )
