@@ -12,7 +12,7 @@ several modes, their masses are found by importance weights (`masses`), of more 
 matter may be chance. Then modes may be as faint as they are, and may have draws too, but not their share of them: with
 e the share of the draws that are nearest to a mode, the result's mean is off by Σ (c - e) u, and its variance by
 Σ (c - e) u². Differences count less what three standard errors may explain; of a mode whose mass the weights do not
-tell Laplace's counts, less what `ROUGH` may explain.
+tell Laplace's counts, brought to the level of the others' weights, less what `ROUGH` may explain.
 
 Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
 
@@ -164,13 +164,16 @@ def _wrong_shares(
         found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
         mass, error = torch.tensor(found, dtype=torch.float64).T
         told = error < TOLD
-        mass = torch.where(told, mass, torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64))
+        rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
+        # What Laplace's are off by as far as weights tell, of modes of one posterior: they are bent alike.
+        off = (mass - rough)[told].mean() if bool(told.any()) else 0.0
+        mass = torch.where(told, mass, rough + off)
         error = torch.where(told, error, math.log(ROUGH) / ERRORS)
         shares = torch.softmax(mass, 0)
         more, others = shares - held, (shares @ error) - shares * error
         chance = ERRORS * shares * ((1 - shares) * error + others) if part == 1 else 0.0
         plain = more.sign() * (more.abs() - chance).clamp_min(0)
-        if _matters(target, modes, plain, part) or not _matters(target, modes, more, part):
+        if not _matters(target, modes, more, part) or (bool(told.all()) and _matters(target, modes, plain, part)):
             break
     by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
     if not _matters(target, modes, plain, part):
