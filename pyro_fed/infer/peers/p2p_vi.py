@@ -222,7 +222,10 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
         if isinstance(self.update, SVI) and self.update.round_decay < 1:
             local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
-        return shared, {**local, **(nothing_known(gaussian(shared), self._newton.memory) if self._accelerates else {})}
+        if self._accelerates:
+            local |= nothing_known(gaussian(shared), self._newton.memory)
+            local["strict"] = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
+        return shared, local
 
     def on_graph(self, graph: Graph) -> Self:
         """Where a round's consensus is not complete, an agent does not see what a round's step was."""
@@ -272,7 +275,9 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             change = site / old if self._keeps_site else site
             proper = known & q.is_proper()
             if self._accelerates:
-                at, fraction = seen_whole(q, old, site, weight, proper)
+                lost = ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
+                news["strict"] = local["strict"] | lost
+                at, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
             else:
                 at, fraction = public_belief(q, change**weight, proper, self.damping)
         new = old * change**fraction if self._keeps_site else old

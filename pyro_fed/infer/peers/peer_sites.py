@@ -127,12 +127,15 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
     return q * delta**fraction, fraction
 
 
-def seen_whole(q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor) -> tuple[Gaussian, Tensor]:
+def seen_whole(
+    q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
+) -> tuple[Gaussian, Tensor]:
     """The same where nobody looks at b itself, but at the consensus of all: b = q (t_new / t_old)^(s / v).
 
     That consensus is q Π_j (t_j,new / t_j,old)^s_j, to which a change goes once, and not 1 / v times as to b. Where an
     agent's sites, new and old, have no negative precision, s is as large as leaves q (t_new / t_old)^s proper: if all
-    agents' sites are such their product with the prior is proper. Of others b has to be.
+    agents' sites are such their product with the prior is proper. Of others b has to be; and of all of them once their
+    product was not, which every agent sees.
 
     Args:
         q: beliefs, (C,).
@@ -140,6 +143,7 @@ def seen_whole(q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known
         site: t_new, (C,).
         weight: 1 / v, (C,).
         known: (C,) whether the belief is proper.
+        strict: (C,) whether b has to be proper all the same.
 
     Returns:
         b, which need not be proper, and s (C,).
@@ -151,5 +155,5 @@ def seen_whole(q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
     concave = torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -CONCAVE
     alone = backtrack(safe, change, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
-    further = torch.where(known & concave, torch.maximum(alone, fraction), fraction)
+    further = torch.where(known & concave & ~strict, torch.maximum(alone, fraction), fraction)
     return where(further == fraction, belief, q * change ** (weight * further)), further

@@ -36,9 +36,11 @@ def test_a_change_of_proper_sites_is_made_whole_where_beliefs_would_be_improper(
         *(part.expand(AGENTS, *part.shape) for part in (old.product_over().precision, old.product_over().eta))
     )
     known = torch.ones(AGENTS, dtype=torch.bool)
-    belief, share = seen_whole(q, old, new, weight, known)
+    belief, share = seen_whole(q, old, new, weight, known, ~known)
     _, cut = public_belief(q, (new / old) ** weight, known, 1.0)
     assert bool((share == 1).all()) and float(cut.min()) < 0.5
+    held, part = seen_whole(q, old, new, weight, known, known)  # once the product has been no distribution
+    assert bool(held.is_proper().all()) and torch.equal(part, cut)
     assert not bool(belief.is_proper().all())
     together = (belief ** (1 / weight)).product_over()
     torch.testing.assert_close(together.precision, new.product_over().precision)
@@ -54,7 +56,7 @@ def test_agents_whose_sites_are_indefinite_send_proper_beliefs():
         *(part.expand(AGENTS, *part.shape) for part in (old.product_over().precision, old.product_over().eta))
     )
     known = torch.ones(AGENTS, dtype=torch.bool)
-    belief, share = seen_whole(q, old, new, weight, known)
+    belief, share = seen_whole(q, old, new, weight, known, ~known)
     assert bool(belief.is_proper()[0]) and 0 < float(share[0]) < 1
     assert bool((share[1:] == 1).all())
 
@@ -81,3 +83,19 @@ def test_sorted_agents_need_not_many_more_rounds_than_a_server():
     means = [one.posterior["w"].values.mean((0, 1)) for one in (server, agents)]
     sd = server.posterior["w"].values.std((0, 1))
     assert float(np.abs((means[0] - means[1]) / sd).max()) < 0.2
+
+
+def test_where_the_product_was_no_distribution_beliefs_are_kept_proper_again():
+    """Only a b is seen, on two hyperbolas: sites have negative precision, and whole changes undo the beliefs."""
+
+    def product(y):
+        a = pyro.sample("a", dist.Normal(y.new_tensor(0.0), 1.0))
+        b = pyro.sample("b", dist.Normal(y.new_tensor(0.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a * b, 1.0), obs=y)
+
+    y = torch.from_numpy(1.0 + np.random.default_rng(51).normal(size=20))
+    fed = pf.Federation(product, (y.sort().values,), plate="data", num_clients=4, partition=pf.partition.SortedBy(by=y))
+    with pytest.warns(UserWarning):  # a Gaussian on hyperbolas is doubted
+        idata = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(4), seed=0, progress=False, log_likelihood=False)
+    assert idata.posterior.attrs["converged"] == 1 and idata.posterior.attrs["doubts"]
