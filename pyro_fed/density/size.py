@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
@@ -73,10 +74,10 @@ def is_large(problem: Problem, points: int = 1, exact_dim: int = FULL_DIM) -> bo
 
 
 def _is_network(problem: Problem) -> bool:
-    """Whether scores of all rows at all values are many, and no linear predictors spare them."""
+    """Whether rows go through layers, or their scores at all values are many and no linear predictors spare them."""
     numbers = problem.dim * problem.evaluations * NETWORK_POINTS
     few = numbers * values_of(problem) <= NETWORK_NUMBERS
-    return not few and not has_predictors(problem)
+    return has_layers(problem) if few else not has_predictors(problem)
 
 
 def values_of(problem: Problem) -> int:
