@@ -86,11 +86,29 @@ def values_of(problem: Problem) -> int:
     Args:
         problem: the model's densities.
     """
-    if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
+    if not _observes_once(problem):
         return 1
-    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-    fn = observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
+    fn = _observation(problem)
     return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
+
+
+def has_labels(problem: Problem) -> bool:
+    """Whether a row's observation is one of finitely many values, so that a client may have but one of them.
+
+    Args:
+        problem: the model's densities.
+    """
+    return _observes_once(problem) and bool(_observation(problem).has_enumerate_support)
+
+
+def _observes_once(problem: Problem) -> bool:
+    return len(problem.layout.observed) == 1 and not problem.layout.factors and not problem.local_dim
+
+
+def _observation(problem: Problem) -> Any:
+    """The distribution of the first row's observation, at the origin."""
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    return observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
 
 
 def has_predictors(problem: Problem) -> bool:

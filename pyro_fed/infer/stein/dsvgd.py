@@ -474,8 +474,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize):
         done = shared["pass"] + shared["pass_length"]
         whole = (self.averaged_rounds * shared["pass_length"]).clamp_min(1.0)  # passes that are averaged
         share = (shared["pass_length"] / torch.minimum(done, whole)).to(adopted["white"].dtype)
-        apart = bool(shared["apart"])  # else the particles themselves are the answer
-        averaged = torch.lerp(shared["averaged"], adopted["white"], share) if apart else adopted["white"]
+        averaged = torch.lerp(shared["averaged"], adopted["white"], share)
         return paced({**shared, **adopted, "averaged": averaged, "pass": done})
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
