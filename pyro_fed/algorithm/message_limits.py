@@ -85,8 +85,9 @@ def sizes(value: Tensor) -> Tensor:
     """Largest magnitude a client, (C,), float64; what all clients have alike is looked at once."""
     count = len(value)
     value = value if value.stride(0) else value[:1]
-    flat = value.reshape(len(value), -1).double().abs()
-    return (flat.amax(1) if flat.shape[1] else flat.new_zeros(len(value))).expand(count)
+    flat = value.reshape(len(value), -1)
+    largest = torch.maximum(flat.amax(1), -flat.amin(1)) if flat.shape[1] else flat.new_zeros(len(value))
+    return largest.double().expand(count)
 
 
 def median_of_others(values: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that of
 tensors of megabytes, made and freed in every operation, all pages are asked for and cleared again and again: half of
-the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same.
+the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same, but for what is kept of
+tensors of other sizes: `give_back` between the phases of a run.
 """
 
 from __future__ import annotations
@@ -55,4 +56,10 @@ def kept_while_computing() -> Iterator[None]:
     finally:
         if allocator() is not None:
             _set(AFTERWARDS)
-            allocator().malloc_trim(0)
+            give_back()
+
+
+def give_back() -> None:
+    """Give back what is free by now: between computations whose tensors differ in size what is kept would add up."""
+    if allocator() is not None:
+        allocator().malloc_trim(0)

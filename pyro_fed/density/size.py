@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
@@ -73,10 +74,10 @@ def is_large(problem: Problem, points: int = 1, exact_dim: int = FULL_DIM) -> bo
 
 
 def _is_network(problem: Problem) -> bool:
-    """Whether scores of all rows at all values are many, and no linear predictors spare them."""
+    """Whether rows go through layers, or their scores at all values are many and no linear predictors spare them."""
     numbers = problem.dim * problem.evaluations * NETWORK_POINTS
     few = numbers * values_of(problem) <= NETWORK_NUMBERS
-    return not few and not has_predictors(problem)
+    return has_layers(problem) if few else not has_predictors(problem)
 
 
 def values_of(problem: Problem) -> int:
@@ -85,11 +86,29 @@ def values_of(problem: Problem) -> int:
     Args:
         problem: the model's densities.
     """
-    if len(problem.layout.observed) != 1 or problem.layout.factors or problem.local_dim:
+    if not _observes_once(problem):
         return 1
-    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-    fn = observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
+    fn = _observation(problem)
     return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
+
+
+def has_labels(problem: Problem) -> bool:
+    """Whether a row's observation is one of finitely many values, so that a client may have but one of them.
+
+    Args:
+        problem: the model's densities.
+    """
+    return _observes_once(problem) and bool(_observation(problem).has_enumerate_support)
+
+
+def _observes_once(problem: Problem) -> bool:
+    return len(problem.layout.observed) == 1 and not problem.layout.factors and not problem.local_dim
+
+
+def _observation(problem: Problem) -> Any:
+    """The distribution of the first row's observation, at the origin."""
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    return observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
 
 
 def has_predictors(problem: Problem) -> bool:

@@ -24,8 +24,8 @@ from pyro_fed.ops.kernels import MEDIAN_RBF, Linear
 BLOCK = 640_000
 #: Blocks that there are at most, larger where need be: each is a dozen operations of a traced step.
 MOST_BLOCKS = 256
-#: Numbers of a Stein matrix's differences that are written out at once: 40 MB in single precision.
-DIFFERENCES = 10_000_000
+#: Numbers of a Stein matrix's differences that are written out at once: 8 MB in single precision, several times over.
+DIFFERENCES = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,6 +55,7 @@ class Phase:
         number: 0 for the first of the run.
         rounds: how many it is to have.
         given: the user's schedule, of the last phase.
+        local: the clients' states before its rounds; empty once the executor has them.
         done: rounds it has had.
         last: whether it is the run's own algorithm, and none that this starts from.
         settled: whether it starts from one that had converged, so that its first state is a posterior already.

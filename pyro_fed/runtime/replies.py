@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Where the state before is; the first rounds of some algorithms leave none that could be drawn from.
 KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
+#: Numbers of a round's messages that are looked at together.
+FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that cannot do without it.
 ATTEMPTS = 10
 #: So many requests in a row without a usable reply end a run that asks for no quorum.
@@ -183,10 +185,17 @@ def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
     why: dict[int, str] = {}
     finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
     for name, value in messages.items():
-        good = torch.isfinite(value).reshape(len(value), -1).all(1).to(finite.device)
+        good = all_finite(value).to(finite.device)
         why = dict.fromkeys((~good).nonzero().flatten().tolist(), name) | why
         finite &= good
     return finite, why
+
+
+def all_finite(values: Tensor) -> Tensor:
+    """Whether each of some clients' numbers (C, ...) are finite, (C,); client by client where they are many."""
+    if values.numel() <= FINITE_AT_ONCE:
+        return torch.isfinite(values).reshape(len(values), -1).all(1)
+    return torch.stack([torch.isfinite(own).all() for own in values])
 
 
 def _advice(algorithm: Algorithm, problem: Problem, before: State) -> str:

@@ -17,9 +17,10 @@ from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions import progress, seeding
+from pyro_fed.conventions import memory, progress, seeding
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
@@ -100,6 +101,9 @@ def run_phases(
             settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
             phase.settled = settled
+            start = told = None  # what is no longer needed is let go: of a large model it is much
+            if context.problem.dim > LARGE_DIM:
+                memory.give_back()
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         kept = saved.network if saved is not None and number == saved.phase else {}
@@ -224,6 +228,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
     context.executor.start(algorithm, context.problem, data, phase.local)
+    phase.local = {}  # the executor has its own
     if record.converged:
         return
     if not phase.done:

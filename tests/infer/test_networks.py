@@ -375,13 +375,13 @@ def logistic(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
-def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_is_not():
+def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     torch.manual_seed(0)
     x, wide = torch.randn(3000, 4), torch.randn(3000, 200)
     fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
     assert fed.problem.dim == 140 and is_large(fed.problem)
     few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
-    assert not is_large(few.problem, pf.FedEP.num_points)
+    assert is_large(few.problem, pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
     assert is_large(some.problem, pf.FedEP.num_points) and is_large(some.problem)
     assert run_as(pf.FSGLD(), some.problem) != pf.FSGLD() and run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
@@ -394,6 +394,33 @@ def test_a_network_of_few_parameters_and_many_rows_is_large_and_a_linear_model_i
         assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not is_large(linear.problem)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_three_clients_of_one_label_each_train_by_default():
+    """With rounds of ten steps the accuracy was 0.5; dealt evenly the same rows give 0.7, and 0.33 is chance."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 4, generator=generator)
+    score = x[:, 0] + (2 * x[:, 1]).sin() + 0.7 * torch.randn(600, generator=generator)
+    y = torch.bucketize(score, score.quantile(torch.tensor([1 / 3, 2 / 3])))
+    shards = [(x[:480][y[:480] == label], y[:480][y[:480] == label]) for label in range(3)]
+    fed = pf.Federation.from_clients(small_network(17), shards, plate="data")
+    assert fed.problem.dim == 119 and run_as(pf.FedEP(), fed.problem).client == pf.tilted.IVON(steps=3, rounds=200)
+    idata = pf.run(pf.FedEP(), fed, num_draws=100, progress=False, log_likelihood=False, audit=False)
+    assert pf.metrics.test_metrics(idata, fed, (x[480:], y[480:]))["accuracy"] > 0.6
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_network_of_few_rows_trains_by_default(digits):
+    """114 parameters, 240 rows: exact steps from the prior's mean, where it is stationary, stay at chance (0.5)."""
+    (x, y), (test_x, test_y) = digits
+    layers = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    torch.manual_seed(0)
+    model, train = model_of(with_priors(nn.Sequential(*layers, nn.Linear(36, 2)))), (x[:240], y[:240] % 2)
+    fed = pf.Federation(model, train, plate="data", num_clients=4, seed=0)
+    assert fed.problem.dim == 114
+    idata = pf.run(pf.FedEP(), fed, num_rounds=40, num_draws=100, progress=False, log_likelihood=False, audit=False)
+    assert pf.metrics.test_metrics(idata, fed, (test_x, test_y % 2))["accuracy"] > 0.8
 
 
 def test_rows_that_share_the_points_have_nearly_the_curvature_that_all_points_give(monkeypatch):

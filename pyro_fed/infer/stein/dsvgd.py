@@ -89,7 +89,7 @@ from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
-from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
+from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey, residuals_at
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
@@ -251,12 +251,12 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         if bool(found["apart"]):
             found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)
         white, scores = found["white"], found.get("held_scores", start.local["scores"])
-        residual = scores - site_scores(sites.precision, sites.eta, white)
+        residual, residuals = residuals_at(scores, sites, white, problem.dtype)
         coordinates = Coordinates(found["mean"], found["factor"])
         tensors = {
             "white": white,
             "averaged": white,
-            "residuals": residual.sum(0),
+            "residuals": residuals,
             "history": torch.zeros_like(white),
             "steps": white.new_zeros(()),
             **coordinates._asdict(),

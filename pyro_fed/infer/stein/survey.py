@@ -35,12 +35,12 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, ServerWork
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, select
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import is_large
+from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
@@ -58,6 +58,10 @@ from pyro_fed.infer.stein.starting_points import (
     points_of_census,
     unit_coordinates,
 )
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Numbers of all clients' scores above which they are worked out client by client: 40 MB in double precision.
+AT_ONCE = 5_000_000
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
@@ -159,7 +163,8 @@ class Survey(Algorithm, Bounding, ServerWork):
             **as_state(white.product_over(0)),
             **coordinates._asdict(),
         }
-        return shared, as_state(white) | {"scores": torch.zeros_like(points).expand(num_clients, -1, -1).clone()}
+        unknown = points.new_zeros(num_clients, 0, problem.dim, dtype=scores_dtype(problem))  # has room made when known
+        return shared, as_state(white) | {"scores": unknown}
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
         """Whitened starting points (N, D), and the modes' shares of them, one where there is one mode."""
@@ -181,12 +186,22 @@ class Survey(Algorithm, Bounding, ServerWork):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Likelihood scores in whitened coordinates, at all points."""
-        coordinates = Coordinates(shared["mean"], shared["factor"])
-        points = coordinates.model(shared["white"]).to(problem.dtype)
-        found = clients_likelihood_scores(problem, points, data)
-        scores = coordinates.pull(found.double()) / self.temperature
+        """Likelihood scores in whitened coordinates, at all points; client by client where they are many."""
+        if shared["white"].numel() <= AT_ONCE:
+            scores = self._white_scores(problem, shared, data)
+        else:
+            scores = shared["white"].new_empty(shared["white"].shape, dtype=scores_dtype(problem))
+            for client in range(len(scores)):
+                own = slice(client, client + 1)
+                scores[own] = self._white_scores(problem, select(shared, own), data.of(own))
         return {"scores": scores}, {**local, "scores": scores}, {}
+
+    def _white_scores(self, problem: Problem, shared: State, data: ClientData) -> Tensor:
+        dtype = scores_dtype(problem)
+        coordinates = Coordinates(shared["mean"], shared["factor"]).to(dtype)
+        points = coordinates.model(shared["white"].to(dtype)).to(problem.dtype)
+        found = coordinates.pull(clients_likelihood_scores(problem, points, data).to(dtype))
+        return found if self.temperature == 1 else found / self.temperature
 
     def known(self, shared: State, local: State) -> State:
         """The clients' sites in whitened coordinates."""
@@ -234,6 +249,27 @@ class Survey(Algorithm, Bounding, ServerWork):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, N, D)."""
         return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
+
+
+def scores_dtype(problem: Problem) -> torch.dtype:
+    """Of what clients keep and send: in double precision, of models of many parameters as they are computed."""
+    return problem.dtype if problem.dim > LARGE_DIM else torch.float64
+
+
+def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """How far clients' scores (C, N, D) are from their sites' at the particles, and the sum, in double precision.
+
+    Client by client where they are many, in `dtype`.
+    """
+    if scores.numel() <= AT_ONCE:
+        residual = scores - site_scores(sites.precision, sites.eta, white)
+        return residual.to(dtype), residual.sum(0)
+    kept, total = scores.new_empty(scores.shape, dtype=dtype), torch.zeros_like(white)
+    for into, own, precision, eta in zip(kept, scores, sites.precision, sites.eta, strict=True):
+        one = own - site_scores(precision, eta, white)
+        into.copy_(one)
+        total += one
+    return kept, total
 
 
 @dataclass(frozen=True, kw_only=True)

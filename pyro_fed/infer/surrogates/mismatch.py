@@ -30,7 +30,7 @@ from pyro_fed.algorithm.bounding import within_cohort
 from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -42,6 +42,9 @@ from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times
+
+#: Numbers at all clients' points above which clients are measured one by one: 8 MB in double precision, many times.
+AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +96,24 @@ class Mismatch(Algorithm, Bounding, Advice):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,)."""
+        """f_s times the mean squares of the pulls, (C, D), and the largest curvature, (C,).
+
+        Client by client where the numbers at all points are many.
+        """
+        count = affordable_points(problem, data.row_index.numel(), self.num_points)
+        clients = len(shared["eta"])
+        if clients == 1 or shared["eta"].numel() * max(count, self.curved_points) <= AT_ONCE:
+            return self._measured(problem, shared, local, data, count)
+        each = [slice(client, client + 1) for client in range(clients)]
+        found = [self._measured(problem, select(shared, i), select(local, i), data.of(i), count) for i in each]
+        messages, new, figures = (concatenate(parts) for parts in zip(*found, strict=True))
+        return messages, new, figures
+
+    def _measured(
+        self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
+    ) -> tuple[State, State, State]:
         q, sites, share = gaussian(shared), gaussian(local), local["share"].reshape(-1, 1)
-        points = spread_points(q, affordable_points(problem, data.row_index.numel(), self.num_points))
+        points = spread_points(q, num_points)
         at = points.transpose(0, 1).to(problem.dtype)
         scores = clients_likelihood_scores(problem, at, data)
         errors = (scores.double().transpose(0, 1) - self.alpha * sites.score(points)) / share

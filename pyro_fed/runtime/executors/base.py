@@ -106,7 +106,8 @@ class Executor(ABC, metaclass=Checked):
         self.device = device_of(algorithm, problem)
         self.working = problem if self.device == CPU else problem.placed()
         self.working_data = data.on(self.device)
-        self.local = contiguous({name: value.clone() for name, value in local.items()})  # it is written to in place
+        self.local: State = {}  # those of a phase before this one are let go first
+        self.local = {name: owned(value) for name, value in local.items()}  # they are written to in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
         self.prepare()
@@ -217,6 +218,11 @@ class Executor(ABC, metaclass=Checked):
             if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
                 return drawn[0]  # the work has no randomness, at no client
         return _stacked_trees(drawn)
+
+
+def owned(value: Tensor) -> Tensor:
+    """A copy in one memory layout."""
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:

@@ -45,7 +45,7 @@ def keep(algorithm: Algorithm, local: State, new: Sequence[Made], taken: Tensor,
     for made in new:
         kept = torch.isin(made.slots, taken)
         if bool(kept.any()):
-            states = select(made.states, kept)
+            states = made.states if bool(kept.all()) else select(made.states, kept)
             if isinstance(algorithm, SiteKeeping):
                 states = algorithm.settle(select(told, torch.isin(taken, made.slots)), states)
             write(local, made.at[kept], states)

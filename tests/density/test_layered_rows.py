@@ -1,0 +1,75 @@
+"""Whether a model is a network is seen in its rows, not in their number."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.nn import functional
+
+import pyro_fed as pf
+from pyro_fed.density.compiling.layers import has_layers
+from pyro_fed.density.size import is_large
+
+ROWS = 40
+
+
+def weights(name, *shape):
+    return pyro.sample(name, dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
+
+
+def observed(y, logits):
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def dense(x, y):
+    hidden = torch.tanh(x @ weights("w", 12, 9) + weights("b", 9))
+    observed(y, hidden @ weights("v", 9))
+
+
+def convolutional(x, y):
+    maps = functional.conv2d(x.reshape(-1, 1, 3, 4), weights("kernel", 6, 1, 2, 2)).relu()
+    observed(y, maps.flatten(1) @ weights("v", 36) + weights("level", 60).sum())
+
+
+def attention(x, y):
+    keys = x.reshape(-1, 3, 4) @ weights("k", 4, 14)
+    seen = torch.softmax(keys @ keys.mT, -1) @ (x.reshape(-1, 3, 4) @ weights("u", 4, 14))
+    observed(y, seen.mean(1) @ weights("v", 14))
+
+
+def logistic(x, y):
+    observed(y, torch.cat([x] * 10, 1) @ weights("w", 120))
+
+
+def correlated_effects(x, y):
+    """A factor times effects, of no rows."""
+    factor = weights("factor", 12, 12).tril().exp()
+    observed(y, x @ (factor @ weights("u", 12)))
+
+
+def squashed(x, y):
+    """An activation with no weights behind it but a scale."""
+    observed(y, weights("scale", 1) * torch.tanh(torch.cat([x] * 10, 1) @ weights("w", 120)))
+
+
+def basis(x, y):
+    """Radial functions whose length scale is learned."""
+    centres = torch.linspace(-2, 2, 150)
+    length = weights("length", 1).exp()
+    observed(y, torch.exp(-((x[:, :1] - centres) ** 2) / length) @ weights("v", 150))
+
+
+@pytest.mark.parametrize(
+    ("model", "network"),
+    [
+        *[(model, True) for model in (dense, convolutional, attention)],
+        *[(model, False) for model in (logistic, correlated_effects, squashed, basis)],
+    ],
+)
+def test_layers_are_seen_in_the_rows(model, network):
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, 12)
+    fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
+    assert has_layers(fed.problem) is network
+    assert fed.problem.dim > 100 and is_large(fed.problem, pf.FedEP.num_points) is network
