@@ -32,9 +32,9 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
-#: At fewer clients than this, which may have one label each, a classifying network of at most `LARGE_DIM` parameters has
-#: so many steps a round: in ten each client forgets the others' rows. Where they are alike three steps do as well, but
-#: not where a noise scale is learned, which rises over many.
+#: At fewer clients than this, which may have one label each, a classifying network of at most `LARGE_DIM` parameters
+#: has so many steps a round: in ten each client forgets the others' rows. Where they are alike three steps do as well,
+#: but not where a noise scale is learned, which rises over many.
 FEW_CLIENTS, FEW_STEPS = 5, 3
 #: Change of the prior's site, relative to it, that is single precision's rounding.
 ROUNDING = 1e-4
