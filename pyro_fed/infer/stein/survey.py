@@ -163,7 +163,9 @@ class Survey(Algorithm, Bounding, ServerWork):
             **as_state(white.product_over(0)),
             **coordinates._asdict(),
         }
-        unknown = points.new_zeros(num_clients, 0, problem.dim, dtype=scores_dtype(problem))  # has room made when known
+        # Of a large model's many there is room once they are known.
+        count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
+        unknown = points.new_zeros(num_clients, count, problem.dim, dtype=scores_dtype(problem))
         return shared, as_state(white) | {"scores": unknown}
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
