@@ -316,7 +316,10 @@ class Flower(Remote):
         """What this reply must look like."""
         at = self.at([client])
         if request.work is None:
-            return spec_of(prefixed("local", select(self.local, at)))
+            known = spec_of(prefixed("local", select(self.local, at)))
+            grown = {} if self._expected is None else self._expected[2]  # what clients keep of a round may be more
+            new = {f"local.{name}": Entry((1, *entry.shape), entry.dtype) for name, entry in grown.items()}
+            return known | {name: entry for name, entry in new.items() if name in known}
         if request.indicator is not None:
             return spec_of(prefixed("report", self._report(request)))
         if self._expected is None:
