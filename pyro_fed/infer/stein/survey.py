@@ -199,11 +199,10 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {"scores": scores}, {**local, "scores": scores}, {}
 
     def _white_scores(self, problem: Problem, shared: State, data: ClientData) -> Tensor:
-        dtype = scores_dtype(problem)
-        coordinates = Coordinates(shared["mean"], shared["factor"]).to(dtype)
-        points = coordinates.model(shared["white"].to(dtype)).to(problem.dtype)
-        found = coordinates.pull(clients_likelihood_scores(problem, points, data).to(dtype))
-        return found if self.temperature == 1 else found / self.temperature
+        coordinates = Coordinates(shared["mean"], shared["factor"])
+        points = coordinates.model(shared["white"]).to(problem.dtype)
+        found = clients_likelihood_scores(problem, points, data)
+        return (coordinates.pull(found.double()) / self.temperature).to(scores_dtype(problem))
 
     def known(self, shared: State, local: State) -> State:
         """The clients' sites in whitened coordinates."""
