@@ -156,7 +156,7 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
     def broken(evidence):
         raise ArithmeticError("of a check")
 
-    monkeypatch.setattr(finish, "audited", broken)
+    monkeypatch.setattr(finish, "of_density", broken)
     with pytest.warns(UserWarning, match=r"one ended in ArithmeticError \(of a check; test_run_ends.py, line \d+\)"):
         found = pf.run(pf.FedEP(), unequal_lines(), seed=0, progress=False)
     assert np.array_equal(values(found), values(expected))
