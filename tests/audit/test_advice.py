@@ -16,7 +16,8 @@ def advice(dim):
     record = SimpleNamespace(latest={}, failed=list, converged=None)
     shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
     layout = SimpleNamespace(observed=[], factors=[])
-    problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout)
+    compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
+    problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout, compiler=compiler)
     return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()))
 
 
