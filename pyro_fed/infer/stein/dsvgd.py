@@ -519,9 +519,10 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         if not latest or latest["apart"]:
             return []
         if latest["spread"] < COLLAPSED:
+            end = "" if record.converged else f"not converged after {len(record.figures)} rounds: "
             return [
-                f"the particles have drawn together: their spread is {latest['spread']:.2g} times that of the Gaussian "
-                "they started from. Take more particles, or a smaller step_size"
+                f"{end}the particles have drawn together: their spread is {latest['spread']:.2g} times that of the "
+                "Gaussian they started from. Take more particles, or a smaller step_size"
             ]
         span = ((self.num_particles - 1) / problem.dim) ** 0.5
         if span * SD_MATTERS < 1.0:

@@ -100,6 +100,8 @@ def run(clients):
 
 @pytest.mark.parametrize("clients", [1, 4])
 def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(clients, monkeypatch):
+    """Particle by particle to well within `STRAIGHT` of an SD, by which a site may be wrong over one."""
+
     def refused(*_):
         raise AssertionError("rows were taken in every step")
 
@@ -112,6 +114,6 @@ def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(cl
         patch.setattr(pf.DSVGD, "target_scores", refused)
         run(clients)
     towards_rows = run(clients)
-    assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.02
+    assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.03
     assert float(((towards_sites.mean(0) - mean) / sd).abs().max()) < 0.05
     assert float((towards_sites.std(0) / sd - 1).abs().max()) < 0.05
