@@ -1,7 +1,6 @@
 # The audit: one function a check, each from `Evidence` to sentences.
 from .asked import asked as asked
 from .audit import CHECKS as CHECKS
-from .audit import audit as audit
 from .audit import found_right as found_right
 from .audit import of_density as of_density
 from .audit import of_draws as of_draws

@@ -60,18 +60,6 @@ def of_draws(evidence: Evidence) -> list[str]:
     return [sentence for check in CHECKS for sentence in check(evidence)]
 
 
-def audit(evidence: Evidence) -> list[str]:
-    """Why the result of a run should not be trusted.
-
-    Args:
-        evidence: the result.
-
-    Returns:
-        One sentence a reason; none where nothing speaks against the result.
-    """
-    return of_density(evidence) or of_draws(evidence)
-
-
 def found_right(evidence: Evidence) -> bool:
     """Whether chains from the draws find all means and SDs within the limits, by more than chance, and all modes.
 

@@ -88,12 +88,11 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
         return []
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
-    part = CLEAR if strict else 1.0
-    if _matters(target, modes, lost / ROUGH, part):
+    if _matters(target, modes, lost / ROUGH, _part(strict)):
         return [_sentence(evidence, target, modes, seen, shares)]
     if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
-    return _wrong_shares(evidence, target, modes, seen, white, generator, part)
+    return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
 
 def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
@@ -154,10 +153,10 @@ def _wrong_shares(
     seen: list[bool],
     white: Tensor,
     generator: torch.Generator,
-    part: float,
+    strict: bool,
 ) -> list[str]:
     """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
-    held = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white)
+    held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
     for points in (WEIGHED, MANY_WEIGHED):
         if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
             break
@@ -171,7 +170,7 @@ def _wrong_shares(
         error = torch.where(told, error, math.log(ROUGH) / ERRORS)
         shares = torch.softmax(mass, 0)
         more, others = shares - held, (shares @ error) - shares * error
-        chance = ERRORS * shares * ((1 - shares) * error + others) if part == 1 else 0.0
+        chance = ERRORS * shares * ((1 - shares) * error + others) if not strict else 0.0
         plain = more.sign() * (more.abs() - chance).clamp_min(0)
         if not _matters(target, modes, more, part) or (bool(told.all()) and _matters(target, modes, plain, part)):
             break
@@ -201,6 +200,11 @@ def _far(
         return [around]
     drawn = evidence.problem.init(CANDIDATES * from_prior, generator, checked=False)
     return [around, target.white(drawn[far_apart(drawn, from_prior)])]
+
+
+def _part(strict: bool) -> float:
+    """Of what matters, that which counts."""
+    return CLEAR if strict else 1.0
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:

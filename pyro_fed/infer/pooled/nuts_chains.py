@@ -51,9 +51,8 @@ class Potential:
             else:
                 log_prior, pointwise = problem.log_parts(one, batch.rows)
                 found = self.prior_power * log_prior + (pointwise * batch.weight).sum() / self.temperature
-            return -found.to(
-                one.dtype
-            )  # a float64 constant of the model makes it another, and Pyro's kernel mixes none
+            # A float64 constant of the model makes it another dtype, and Pyro's kernel mixes none.
+            return -found.to(one.dtype)
 
         return grad_and_value(potential)(z)
 

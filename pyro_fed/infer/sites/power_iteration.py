@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_likelihood_curves
 
 #: Power iterations; the estimate is a lower bound, within a few percent after twenty.
 ITERATIONS = 20
@@ -38,25 +38,19 @@ def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor
     return value
 
 
-def largest_likelihood_curvature(problem: Problem, position: Tensor, batch: Batch) -> Tensor:
+def largest_likelihood_curvature(problem: Problem, position: Tensor, data: ClientData) -> Tensor:
     """Curvature of largest absolute value of each client's log-likelihood.
 
     Args:
         problem: the model's densities.
         position: where, (C, D).
-        batch: all rows of the clients.
+        data: the clients' rows.
 
     Returns:
         (C,), positive where the log-likelihood is concave in that direction.
     """
-    product = problem.mapped(_curve, (0, 0, BATCHES), calls=0)
-    return power_iteration(lambda v: product(position, v, batch), position)
 
+    def product(directions: Tensor) -> Tensor:
+        return -clients_likelihood_curves(problem, position[:, None], directions[:, None], data)[:, 0]
 
-def _curve(problem: Problem, z: Tensor, direction: Tensor, batch: Batch) -> Tensor:
-    def log_lik(z: Tensor) -> Tensor:
-        return problem.log_lik(z, batch)
-
-    pull_back = vjp(grad(log_lik), z)[1]
-    slope: Tensor = pull_back(direction)[0]
-    return -slope
+    return power_iteration(product, position)

@@ -167,7 +167,7 @@ class LocalSGLD(Algorithm, Tempered):
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:
             return position.new_full((len(position),), self.step_size)
-        curvature = largest_likelihood_curvature(problem, position, data.full_batch()).abs()
+        curvature = largest_likelihood_curvature(problem, position, data).abs()
         return self.share_of_stable * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
     def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
