@@ -32,8 +32,8 @@ MOST_ROUNDS = 100
 MOST_NUMBERS = 10_000_000
 
 
-#: What an algorithm does in a round, and what stands for it in several: where a class overrides one, it has to have the
-#: other, or its rounds are done one at a time.
+#: What an algorithm does in a round, and what stands for it in several: a class that overrides the first without the
+#: second has its rounds done one at a time.
 SAME = {"combine": "combine_rounds", "download": "onward"}
 
 
@@ -56,7 +56,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     algorithm = phase.algorithm
     if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
         return 1
-    if any(_of(algorithm, one) is not _of(algorithm, several) for one, several in SAME.items()):
+    if not all(issubclass(_of(algorithm, several), _of(algorithm, one)) for one, several in SAME.items()):
         return 1
     between = (phase.given, context.checkpoint, context.combination, context.evaluation)
     budget = context.budget

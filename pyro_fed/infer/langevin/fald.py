@@ -164,16 +164,35 @@ class FALD(ReplayedVisits):
             "" if self.alpha else "without conducive gradients visits differ as lies do: alpha=1"
         )
 
-    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Average the clients of each chain."""
-        weight = messages["weight"].reshape(self.num_chains, -1)
-
-        def average(value: Tensor) -> Tensor:
-            grouped = value.reshape(*weight.shape, *value.shape[1:])
-            return (grouped * widened(weight, grouped)).sum(1)
-
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Average the clients of each chain, and store the chains of R rounds, (R, K M, ...)."""
+        weight = self._by_chain(messages["weight"])
         names = ("position", "draws", "gradient_norm", "step_size")
-        averaged = {name: average(messages[name]) for name in names}
+        averaged = {name: average(self._by_chain(messages[name]), weight) for name in names}
         # Every client was visited: the column says so by -1.
-        client = torch.full((self.num_chains,), -1, device=weight.device)
-        return super().combine(shared, {**averaged, "client": client}, weights)
+        client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
+        return super().combine_rounds(shared, {**averaged, "client": client})
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The clients of a chain, which are the same ones, begin where those before them have ended on average."""
+        position, weight = (self._by_chain(messages[name].unsqueeze(0)) for name in ("position", "weight"))
+        start = average(position, weight)[0].repeat_interleave(position.shape[2], 0)
+        return super().onward(received, {**messages, "position": start}, clients)
+
+    def visits_a_round(self, shared: State) -> int:
+        """All clients, for each chain."""
+        return self.num_chains * len(shared["share"])
+
+    def _by_chain(self, value: Tensor) -> Tensor:
+        """(R, K M, ...) by chain, (R, M, K, ...)."""
+        return value.reshape(len(value), self.num_chains, -1, *value.shape[2:])
+
+
+def average(value: Tensor, weight: Tensor) -> Tensor:
+    """The weighted sum over the clients of each chain, (R, M, K, ...) to (R, M, ...).
+
+    Args:
+        value: one a client.
+        weight: with sum one, (R, M, K).
+    """
+    return (value * widened(weight, value)).sum(2)

@@ -458,7 +458,12 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         steps = int(shared["steps"])
         first = max(steps, int(shared["burn_in"])) // self.thin
         ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
-        return max(1, min(ahead, NOISE_AHEAD // (self.local_steps * shared["position"].numel())))
+        numbers = self.local_steps * self.visits_a_round(shared) * shared["position"].shape[-1]
+        return max(1, min(ahead, NOISE_AHEAD // numbers))
+
+    def visits_a_round(self, shared: State) -> int:
+        """How many visits a round has: one a chain."""
+        return self.num_chains
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The chains go on from where they are."""

@@ -5,10 +5,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import xarray as xr
 from gaussian_case import analytic_surrogates, exact, federation, shards
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
+from pyro_fed.runtime import fused
+from pyro_fed.runtime import rounds as loop
 from pyro_fed.runtime.messages import encoded_size
 from pyro_fed.runtime.messages.header import Entry
 
@@ -48,6 +51,24 @@ def test_executors_agree(algorithm, fed, x):
     assert draws[0].shape == (3, 5, 2)
     np.testing.assert_allclose(draws[0], draws[1], rtol=1e-8, atol=1e-10)
     assert len(np.unique(draws[0][:, -1, 0])) == 3
+
+
+@pytest.mark.parametrize("algorithm", [pf.FSGLD, pf.DSGLD, pf.FALD])
+def test_several_rounds_at_once_are_the_rounds_one_by_one(algorithm, fed, x, monkeypatch):
+    """To the last bit, the record too."""
+    sampler, several = short(algorithm, x, thin=4), []
+
+    def noted(*args):
+        several.append(fused.fused(*args))
+        return several[-1]
+
+    monkeypatch.setattr(loop, "fused", noted)
+    at_once = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
+    assert sum(len(part.rounds) for part in several) > 6
+    monkeypatch.setattr(fused, "MOST_ROUNDS", 1)
+    one_by_one = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
+    for group in ("posterior", "sample_stats", "federation"):
+        xr.testing.assert_equal(*(run[group].drop_vars("seconds", errors="ignore") for run in (at_once, one_by_one)))
 
 
 @pytest.mark.parametrize(
