@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.quadrature import Centre
+from pyro_fed.density.latents.ascent import Centre
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.points import balanced_normal
 from pyro_fed.ops.tiny import solve_lower_transposed

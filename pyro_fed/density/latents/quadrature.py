@@ -32,7 +32,6 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,12 +41,10 @@ from torch.func import grad, vjp
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.latents.ascent import Centre, Climber, Rows
 from pyro_fed.density.latents.tails import Profile, line
-from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
-from pyro_fed.ops.tiny import absolute_cholesky, log_det_lower, solve_lower, solve_lower_transposed
-
-Rows = tuple[Tensor, ...]
+from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 
 #: Points θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and rows, at which it is seen what a model needs.
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
@@ -62,33 +59,6 @@ FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 ASIDE = 0.05
 #: Relative error of a log density that is rounding, in units of the dtype's.
 ROUNDING = 64
-
-
-class Centre(NamedTuple):
-    """Where the nodes of m rows are: mode (m, d), factor C of the curvature (m, d, d), and how near the mode is.
-
-    `decrement` (m,) is the length of the next Newton step, in posterior SDs of x.
-    """
-
-    mode: Tensor
-    factor: Tensor
-    decrement: Tensor
-
-
-class Look(NamedTuple):
-    """The rows' log joint densities f (m,), their scores (m, d) and curvatures -∇²f (m, d, d), in x."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-
-
-class Ascent(NamedTuple):
-    """On the way to the modes: where each row is (m, d), what is seen there, and the share of the next step (m,)."""
-
-    place: Tensor
-    here: Look
-    share: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,10 +204,11 @@ class Quadrature(metaclass=Checked):
 
     def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """Newton steps to the modes at several θ (S, D), and one more."""
-        climb = problem.vmap(lambda one, state: self._climb(problem, one, rows, state))
-        state = problem.vmap(lambda one: self._foot(problem, one, rows))(theta)
+        climber = self.climber(0)
+        climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
+        state = problem.vmap(lambda one: climber.foot(problem, one, rows, self._start(problem, one, rows)))(theta)
         steps = 0
-        while steps < self.max_mode_steps - 1 and bool((self._summit(state).decrement > self.mode_tolerance).any()):
+        while steps < self.max_mode_steps - 1 and bool((climber.summit(state).decrement > self.mode_tolerance).any()):
             state, steps = climb(theta, state), steps + 1
         return steps + 1
 
@@ -355,47 +326,20 @@ class Quadrature(metaclass=Checked):
             rows: row tensors, each (m, ...).
         """
         theta = theta.detach()
-        state = self._foot(problem, theta, rows)
-        for _ in range(self.mode_steps or self.max_mode_steps):
-            state = self._climb(problem, theta, rows, state)
-        return self._summit(state)
+        climber = self.climber(self.mode_steps or self.max_mode_steps)
+        return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
-    def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
-        place = theta.new_full((len(rows[0]), problem.local_dim), ASIDE if self.by_tails(problem.local_dim) else 0.0)
-        return Ascent(place, self._look(problem, theta, rows, place), theta.new_ones(len(place)))
+    def climber(self, steps: int) -> Climber:
+        """How modes are climbed to.
 
-    def _climb(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:
-        place, here, share = state
-        trial = place + share.unsqueeze(-1) * self._newton(here)[0]
-        there = self._look(problem, theta, rows, trial)
-        better = there.value >= here.value
-        chosen = Look(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))
-        return Ascent(choose(better, trial, place), chosen, torch.where(better, 1.0, share * self.shorten))
+        Args:
+            steps: of Newton's method.
+        """
+        return Climber(steps, self.shorten, self.floor)
 
-    def _summit(self, state: Ascent) -> Centre:
-        step, factor = self._newton(state.here)
-        decrement = (step * state.here.score).sum(-1).abs().sqrt()
-        return Centre(state.place.detach(), factor.detach(), decrement.detach())
-
-    def _newton(self, here: Look) -> tuple[Tensor, Tensor]:
-        """The step |H|⁻¹ ∇f and the factor of |H|."""
-        factor = absolute_cholesky(here.curvature, self.floor)
-        return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
-
-    def _look(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Look:
-        def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
-            def total(y: Tensor) -> tuple[Tensor, Tensor]:
-                value = problem.conditional_parts(theta, rows, y)[1]
-                return value.sum(), value
-
-            score, value = grad(total, has_aux=True)(x)
-            return score, value
-
-        (score, value), pull = vjp(score_and_value, place)[:2]
-        units = torch.eye(place.shape[-1], dtype=place.dtype, device=place.device)
-        # Rows are independent given θ: one product with a unit vector at every row gives a column of every row's block.
-        columns = problem.vmap(lambda unit: pull((unit.expand_as(place), torch.zeros_like(value)))[0])(units)
-        return Look(value.detach(), score.detach(), -columns.movedim(0, -1).detach())
+    def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
+        """Where the rows' ascents begin, (m, d)."""
+        return theta.new_full((len(rows[0]), problem.local_dim), ASIDE if self.by_tails(problem.local_dim) else 0.0)
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
