@@ -166,6 +166,20 @@ def test_no_rule_is_advised_where_none_is_accurate():
 
     problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
     (note,) = integration_notes(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
+    assert "miss modes: given the rest 9 of 9 rows" in note
+    assert "and so they do from other places. Integrate these latents out by hand" in note
+
+
+def test_no_rule_is_advised_for_a_spike_on_top_of_a_slab():
+    def model(y):
+        tau = pyro.sample("tau", dist.HalfNormal(2.0))
+        sds = torch.tensor([0.01, 2.0]).to(tau)
+        with pyro.plate("group", len(y)):
+            x = pyro.sample("x", dist.MixtureSameFamily(dist.Categorical(torch.ones(2).to(tau)), dist.Normal(0.0, sds)))
+            pyro.sample("y", dist.Normal(x, tau + 0.1), obs=y)
+
+    problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
+    (note,) = integration_notes(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
     assert "tails, jumps or modes that no such rule covers. Integrate these latents out by hand" in note
 
 

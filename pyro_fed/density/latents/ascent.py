@@ -28,6 +28,10 @@ class Centre(NamedTuple):
     decrement: Tensor
     value: Tensor
 
+    def at(self, which: int | slice) -> Centre:
+        """Those of one mode, or of some, where each has an axis."""
+        return Centre(*(part[which] for part in self))
+
     def away(self, units: Tensor) -> Tensor:
         """Places so many SDs from the modes, m + C⁻ᵀ u.
 

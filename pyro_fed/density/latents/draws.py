@@ -13,6 +13,9 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
 Where the nodes of one latent a row are placed by its `tails`, proposals are places of the density that is linear
 between these nodes: by uniform numbers in step 1, by Φ of the normal ones in step 2. Nearly all are taken.
 
+Of rows with `several` modes a proposal is a mode by its mass, and a place around that; x and the mode together are
+accepted by the part of the density that is the mode's.
+
 The normal proposals of the S draws are `balanced_normal`: stratified over the draws, and over those with similar modes.
 Each has its exact distribution and those of different rows are independent, but their sum over the draws hardly varies.
 So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With independent
@@ -21,15 +24,16 @@ draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.density.latents.ascent import Centre
+from pyro_fed.density.latents.several import log_shares
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.points import balanced_normal
-from pyro_fed.ops.tiny import solve_lower_transposed
+from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
@@ -49,6 +53,13 @@ class Proposals(NamedTuple):
     uniform: Tensor
 
 
+class Among(NamedTuple):
+    """The same of rows with several modes, and uniform numbers (T + 1, m) by which the modes are chosen."""
+
+    proposals: Proposals
+    mode: Tensor
+
+
 def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
     """Draws of the rows' latents, unconstrained.
 
@@ -65,20 +76,39 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     size = min(len(theta), max(1, CHUNK // (problem.widest * (rule.draw_steps + 2))))
     starts = range(0, len(theta), size)
     chunks = [torch.arange(first, first + size).clamp_max(len(theta) - 1) for first in starts]  # compiled once
-    find = problem.mapped(rule.centre, (0, None), calls=0)
+    by_tails, several = rule.by_tails(problem.local_dim), bool(rule.starts)
+    find = problem.mapped(rule.centres if several else rule.centre, (0, None), calls=0)
     found = [find(theta[chunk], rows) for chunk in chunks]
     centre = Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
-    normal = _spread(centre.mode, generator)
-    by_tails = rule.by_tails(problem.local_dim)
-    draw = problem.mapped(draw_by_tails if by_tails else draw_given, (0, 0, 0, None), calls=0)
+    first = centre.mode[:, 0] if several else centre.mode
+    normal = _spread(first, generator)
+    one = draw_by_tails if by_tails else draw_given
+    draw = problem.mapped(draw_among if several else one, (0, 0, 0, None), calls=0)
+    last = evenly_mixed(first, generator) if several else None
     out = []
     for chunk in chunks:
         here = Centre(*(part[chunk] for part in centre))
-        student, uniform = _proposals(here.mode, rule.draw_steps, rule.degrees, generator)
+        student, uniform = _proposals(first[chunk], rule.draw_steps, rule.degrees, generator)
         if by_tails:
             student = torch.rand(student.shape, generator=generator, dtype=torch.float64)
-        out.append(draw(theta[chunk], here, Proposals(student, normal[chunk], uniform), rows))
+        noise: Any = Proposals(student, normal[chunk], uniform)
+        if last is not None:
+            mode = torch.rand(uniform.shape, generator=generator, dtype=torch.float64)
+            noise = Among(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
+        out.append(draw(theta[chunk], here, noise, rows))
     return torch.cat(out)[: len(theta)]
+
+
+def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers (S, m), float64, stratified over the S draws of each row: as many modes are chosen as masses say.
+
+    Args:
+        like: (S, m, d).
+        generator: source of randomness.
+    """
+    count, rows = like.shape[:2]
+    order = torch.rand(count, rows, generator=generator, dtype=torch.float64).argsort(0)
+    return (order + torch.rand(count, rows, generator=generator, dtype=torch.float64)) / count
 
 
 def _spread(modes: Tensor, generator: torch.Generator) -> Tensor:
@@ -134,6 +164,70 @@ def draw_by_tails(
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
     at = _ended([values + log_slope - log_proposed] * (len(places) - 1), noise.uniform)
     return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
+
+
+def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, rows: tuple[Tensor, ...]) -> Tensor:
+    """The same of rows with several modes.
+
+    Args:
+        problem: the model's densities.
+        theta: (D,).
+        centre: J modes and curvatures of the rows at this θ, (J, m, ...).
+        noise: the randomness of the draw.
+        rows: row tensors, each (m, ...).
+    """
+    rule, student, normal = problem.quadrature, noise.proposals.student, noise.proposals.normal.unsqueeze(0)
+    log_mass = rule.log_masses(problem, theta, rows, centre)[1].nan_to_num(nan=-torch.inf)
+    log_mass = log_mass - torch.logsumexp(log_mass, 0)
+    below = log_mass.exp().cumsum(0)[:-1]
+    chosen = (noise.mode.unsqueeze(1) > below.to(noise.mode)).sum(1)  # (T + 2, m)
+    if rule.by_tails(problem.local_dim):
+        uniform = torch.cat([student, torch.special.ndtr(normal)]).squeeze(-1).to(centre.mode)
+        places, offered = (
+            torch.stack(parts)
+            for parts in zip(
+                *(_by_tails(problem, theta, rows, centre, j, uniform) for j in range(len(centre.mode))), strict=True
+            )
+        )
+        over_student = over_normal = -_of_chosen(offered, chosen)
+        place = _of_chosen(places, chosen).unsqueeze(-1)
+    else:
+        units = torch.cat([student, normal]).to(centre.mode)
+        squares, degrees = units.square().sum(-1), rule.degrees
+        place = _of_chosen(centre.away(units.unsqueeze(1)).movedim(1, 0), chosen)
+        wide = -_of_chosen(log_det_lower(centre.factor).unsqueeze(1).expand(-1, len(units), -1), chosen)
+        over_student = wide + 0.5 * (degrees + units.shape[-1]) * torch.log1p(squares / degrees)
+        over_normal = wide + 0.5 * squares
+
+    def part(place: Tensor, mode: Tensor) -> Tensor:
+        value = problem.conditional_parts(theta, rows, place)[1]
+        own: Tensor = value + log_shares(centre, place).gather(0, mode.unsqueeze(0)).squeeze(0)
+        return own
+
+    values = problem.vmap(part)(place, chosen) - _of_chosen(log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen)
+    last = len(place) - 1
+    at = _ended([values + over_student] * (last - 1) + [values + over_normal], noise.proposals.uniform)
+    return place.gather(0, at[None, :, None].expand(1, *place.shape[1:])).squeeze(0)
+
+
+def _by_tails(
+    problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre, mode: int, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Proposals around one mode by uniform numbers (K, m), and their log densities: (K, m) each."""
+    _, profile = problem.quadrature.profile(problem, theta, rows, centre.at(mode), (centre, mode))
+    place, log_slope, log_density = profile.inverse(uniform)
+    total = (
+        torch.logsumexp(profile.log_weight, 0)
+        - profile.log_weight.amax(0)
+        + profile.line.log_step(len(profile.log_weight))
+    )
+    return place, log_density - log_slope - total
+
+
+def _of_chosen(values: Tensor, chosen: Tensor) -> Tensor:
+    """The values (J, K, m, ...) of the mode that each proposal has chosen, (K, m): (K, m, ...)."""
+    index = chosen.reshape(1, *chosen.shape, *[1] * (values.dim() - 3)).expand(1, *values.shape[1:])
+    return values.gather(0, index).squeeze(0)
 
 
 def _ended(weights: list[Tensor], uniform: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ large. It is exact where x | θ, y_i is Gaussian, and with one node it is Laplac
 One latent a row whose density has other tails than a Gaussian's, such as Beta and Gamma latents of small shape, takes
 another rule, see `tails`: it is seen when the model is read whether Gauss-Hermite nodes err.
 
+Rows whose latents have several modes given θ, such as the two signs of x in y = x², are integrated mode by mode, see
+`several`; that there are several is seen when the model is read.
+
 The modes are found by Newton's method, in a number of steps that is fixed when the model is read (so that it can be
 compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
@@ -42,7 +45,9 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Centre, Climber, Rows
+from pyro_fed.density.latents.several import MOST_STARTS, alive, log_shares, needed_starts
 from pyro_fed.density.latents.tails import Profile, line
+from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 
@@ -53,6 +58,8 @@ GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
 #: Rules for several latents that are tried where it is not, nodes a dimension; and at how many θ and rows, of models of
 #: how many parameters.
 ORDERS, PROBED, PROBE_GROUPS, MOST_PROBED = (5, 7, 9, 11, 13), 2, 16, 32
+#: At how many θ and rows modes are looked for.
+MODES_PROBED, MODES_ROWS = 4, 32
 #: The fewest nodes that are placed by the tails of a latent, and how many those have that others are compared with.
 FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 #: Where the ascent to modes starts, of such latents: log densities with kinks at zero have no curvature there.
@@ -72,6 +79,9 @@ class Quadrature(metaclass=Checked):
         max_order: see `order`.
         tails: place the nodes of one latent a row, of 7 and more, by its tails, in place of Gauss-Hermite nodes by its
             curvature; None does where the latter err by more than `node_tolerance` at random θ and the former do not.
+        starts: places of a row's latents, unconstrained, from which modes are looked for besides zero, a tuple of d
+            numbers each: each mode that is found is integrated by nodes of its own. Of
+            none, (), there is one mode; None finds whether there are more, and where, at random θ.
         node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
             its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
@@ -96,6 +106,7 @@ class Quadrature(metaclass=Checked):
     order: int | None = None
     max_order: int = 21
     tails: bool | None = None
+    starts: tuple[tuple[float, ...], ...] | None = None
     node_tolerance: float = 1e-3
     gaussian_tolerance: float = 1e-3
     max_nodes: int = 256
@@ -112,6 +123,13 @@ class Quadrature(metaclass=Checked):
         check_at_least(self, 1, "order", "mode_steps", allow_none=True)
         check_at_least(self, 2, "max_nodes")
         check_positive(self, "node_tolerance", "gaussian_tolerance", "mode_tolerance", "shorten", "floor")
+        starts = self.starts or ()
+        places = all(isinstance(one, tuple) and len(one) == len(starts[0]) for one in starts)
+        if len(starts) > MOST_STARTS or not (places and all(math.isfinite(x) for one in starts for x in one)):
+            raise SettingError(
+                f"Quadrature: starts must be at most {MOST_STARTS} places, tuples of as many finite numbers each as a "
+                f"row has latents, such as ((-2.0,), (2.0,)); received {self.starts}"
+            )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
         """The same with the number of nodes and of Newton steps that the model needs.
@@ -127,9 +145,9 @@ class Quadrature(metaclass=Checked):
         theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, PROBE_ROWS).long().unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
         steps = self.mode_steps or self._steps(problem, theta, rows)
-        found = replace(self, mode_steps=steps)
+        found = replace(self, mode_steps=steps)._for_modes(problem, theta, rows)
         if self.order is None:
-            gaussian = found._bend(problem, theta, rows) <= self.gaussian_tolerance
+            gaussian = not found.starts and found._bend(problem, theta, rows) <= self.gaussian_tolerance
             order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._enough(problem, theta, rows)
             found = replace(found, order=order)
         if self.tails is not None:
@@ -138,6 +156,23 @@ class Quadrature(metaclass=Checked):
             return replace(found, tails=False)
         found = replace(found, tails=True)  # its ascent starts elsewhere
         return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
+
+    def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Quadrature:
+        """With the places from which all modes at θ (S, D) are found, where rows have several.
+
+        Raises:
+            SettingError: places of another number of latents.
+        """
+        dim = problem.local_dim
+        if self.starts and len(self.starts[0]) != dim:
+            raise SettingError(
+                f"Quadrature: starts are places of {len(self.starts[0])} numbers, and a row has {dim} latents: "
+                f"{sorted(problem.layout.local)}, unconstrained"
+            )
+        if self.starts is not None:
+            return self
+        probed, at = theta[:MODES_PROBED], torch.linspace(0, len(rows[0]) - 1, MODES_ROWS).long().unique()
+        return replace(self, starts=needed_starts(problem, self, probed, tuple(leaf[at] for leaf in rows)))
 
     def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows) -> bool:
         """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
@@ -265,7 +300,8 @@ class Quadrature(metaclass=Checked):
         Args:
             dim: d, latents of a row.
         """
-        return self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
+        one = self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
+        return one * (1 + len(self.starts or ()))
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -276,6 +312,9 @@ class Quadrature(metaclass=Checked):
             theta: (D,).
             rows: row tensors, each (m, ...).
         """
+        if self.starts:
+            prior, parts = self.log_masses(problem, theta, rows, self.centres(problem, theta, rows))
+            return prior, torch.logsumexp(parts, 0)
         centre = self.centre(problem, theta, rows)
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
@@ -291,7 +330,42 @@ class Quadrature(metaclass=Checked):
         terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
         return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
 
-    def profile(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Profile]:
+    def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
+        """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m).
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+            centre: J modes and curvatures, (J, m, ...).
+        """
+        count, dim = len(centre.mode), centre.mode.shape[-1]
+        if self.by_tails(dim):
+            found = [self.profile(problem, theta, rows, centre.at(j), (centre, j)) for j in range(count)]
+            masses = [torch.logsumexp(one.log_weight, 0) + one.line.log_step(self.places(1)) for _, one in found]
+            return found[0][0], torch.stack(masses)
+        nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
+        places = centre.away(nodes[:, None, None, :])
+
+        def at(place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            prior, values = problem.conditional_parts(theta, rows, place)
+            return prior, values, log_shares(centre, place)
+
+        prior, values, shares = (part.unflatten(0, (-1, count)) for part in problem.vmap(at)(places.flatten(0, 1)))
+        own = shares.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+        terms = values + own + (log_weights + 0.5 * nodes.square().sum(-1))[:, None, None]
+        return prior[0, 0], (
+            torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
+        )
+
+    def profile(
+        self,
+        problem: RowDensities,
+        theta: Tensor,
+        rows: Rows,
+        centre: Centre,
+        part: tuple[Centre, int] | None = None,
+    ) -> tuple[Tensor, Profile]:
         """Log prior (), and the rows' densities along nodes that are placed by tails: constants for derivatives.
 
         Args:
@@ -299,20 +373,28 @@ class Quadrature(metaclass=Checked):
             theta: (D,).
             rows: row tensors, each (m, ...).
             centre: modes and curvatures.
+            part: all modes and the number of this one, where only its share of the density is meant.
         """
         here = theta.detach()
 
+        def share(place: Tensor) -> Tensor | float:
+            return log_shares(part[0], place)[part[1]] if part else 0.0
+
+        def seen(x: Tensor) -> Tensor:
+            found: Tensor = problem.conditional_parts(here, rows, x.unsqueeze(-1))[1] + share(x.unsqueeze(-1))
+            return found
+
         def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(lambda x: problem.conditional_parts(here, rows, x.unsqueeze(-1))[1])(places)
+            values: Tensor = problem.vmap(seen)(places)
             return values.detach()
 
         order = self.places(1)
         placed = line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], order)
 
-        def at(share: Tensor) -> tuple[Tensor, Tensor]:
-            place, log_slope = placed.at(share)
+        def at(along: Tensor) -> tuple[Tensor, Tensor]:
+            place, log_slope = placed.at(along)
             prior, values = problem.conditional_parts(theta, rows, place.unsqueeze(-1))
-            return prior, values + log_slope
+            return prior, values + share(place.unsqueeze(-1)) + log_slope
 
         prior, log_weight = problem.vmap(at)(torch.linspace(0, 1, order, dtype=here.dtype, device=here.device))
         return prior[0], Profile(placed, log_weight)
@@ -328,6 +410,29 @@ class Quadrature(metaclass=Checked):
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
+
+    def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
+        """The same of all modes that are looked for, (J, m, ...): by the ascent from zero first, then from `starts`.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+        """
+        first = self.centre(problem, theta, rows)
+        if not self.starts:
+            return Centre(*(part.unsqueeze(0) for part in first))
+        here, climber = theta.detach(), self.climber(self.max_mode_steps)
+
+        def climb(start: Tensor) -> Centre:
+            return climber.summit(climber.climbed(problem, here, rows, start.expand_as(first.mode)))
+
+        others = problem.vmap(climb)(torch.tensor(self.starts, dtype=here.dtype, device=here.device))
+        return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
+
+    def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
+        """The same with other `starts`."""
+        return replace(self, starts=starts)
 
     def climber(self, steps: int) -> Climber:
         """How modes are climbed to.

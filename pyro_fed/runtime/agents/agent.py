@@ -24,12 +24,14 @@ from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.fingerprint import LABELS_CURE, label_digests, shared_arguments, traced
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.several import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
+from pyro_fed.ops.entries import evenly
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.agents.certificates import Identity
 from pyro_fed.runtime.agents.farewell import DifferError, Farewell
@@ -247,13 +249,17 @@ def _together(own: Federation, links: Links) -> Together:
     """The federation of all, once every agent has said how many rows it has, and which quadrature they need.
 
     A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, placed by
-    tails where one needs that, which is what a simulation, that has all rows, finds as well.
+    tails where one needs that, which is what a simulation, that has all rows, finds as well, and look for modes from
+    all places that one of them needs.
     """
-    rule = own.problem.quadrature
+    rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
+    for i, place in enumerate(rule.starts or ()):
+        places[i] = torch.tensor(place)
     needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
     said = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
-    found, _ = links.spread(At(-1, -1, 0), {k: torch.tensor([v]) for k, v in said.items()}, wait, whole=True)
+    told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None]}
+    found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
     if own.problem.local_dim:
         for what, most in (("order", rule.max_order), ("steps", rule.max_mode_steps)):
             odd = ((found[what] < 1) | (found[what] > most)).nonzero().flatten().tolist()
@@ -263,7 +269,10 @@ def _together(own: Federation, links: Links) -> Together:
                     f"quadrature, expected 1 to {most}"
                 )
         needs = {what: int(found[what].max()) for what in needs}
-        rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0)
+        starts = found["starts"].flatten(0, 1)
+        starts = starts[starts.isfinite().all(1) & (starts != 0).any(1)].unique(dim=0)
+        each = tuple(map(tuple, starts[evenly(len(starts), MOST_STARTS)].tolist()))
+        rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0, starts=each)
         own = copy(own)
         own.problem = replace(own.problem, quadrature=rule)
     return Together(own, links.names, links.me, found["rows"])

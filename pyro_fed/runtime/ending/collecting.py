@@ -17,6 +17,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.several import needed_starts, unseen
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
@@ -35,6 +36,13 @@ MORE_NODES, MORE_TIMES = 20, 4
 INACCURATE = (
     "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
 )
+#: And their cure where no rule is one.
+BY_HAND = (
+    "Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial counts, and GammaPoisson or "
+    "NegativeBinomial for a Gamma and Poisson counts"
+)
+#: Draws of θ and rows at which further modes are looked for, and the share of a row's mass from which on one is missed.
+MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
 #: Finer rules that are tried before one is advised.
 TRIED = 2
 
@@ -73,6 +81,8 @@ def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
 
     A finer rule is advised where a still finer one says the same.
     """
+    if missed := _missed_modes(problem, theta):
+        return [missed]
     error = integration_error(problem, theta)
     if error <= LARGEST_ERROR:
         return []
@@ -89,9 +99,34 @@ def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
             return [f"{what}. Give the federation a finer rule, such as quadrature={setting}"]
     return [
         f"{what}, and by {left:.2g} with quadrature={setting}: their density given the rest has tails, jumps or modes "
-        "that no such rule covers. Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial "
-        "counts, and GammaPoisson or NegativeBinomial for a Gamma and Poisson counts"
+        f"that no such rule covers. {BY_HAND}"
     ]
+
+
+def _missed_modes(problem: Problem, theta: Tensor) -> str:
+    """What to say of rows whose latents have modes, at draws of θ (S, D), that the rule does not find; "" of none."""
+    rule, draws = problem.quadrature, theta[evenly(len(theta), MODES_DRAWS)]
+    at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # an agent has rows of its own alone
+    rows = tuple(leaf[at] for leaf in problem.all_rows)
+
+    def lacking(rule: Quadrature) -> Tensor:
+        return -torch.expm1(-unseen(problem, rule, draws, rows)).mean(0)
+
+    share = lacking(rule)
+    if not bool((share > MISSED_SHARE).any()):
+        return ""
+    row, many = int(at[share.argmax()]), int((share > MISSED_SHARE).sum())
+    what = (
+        f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', miss modes: given the "
+        f"rest {many} of {len(at)} rows that were looked at have one elsewhere with more than {MISSED_SHARE:.0%} of "
+        f"their mass (row {row}: {float(share.max()):.0%})"
+    )
+    starts = needed_starts(problem, rule, draws, rows)
+    finer = replace(rule, starts=starts, order=max(rule.order or 0, rule.max_order))
+    if bool((lacking(finer) > MISSED_SHARE).any()):
+        return f"{what}, and so they do from other places. {BY_HAND}"
+    rounded = tuple(tuple(float(f"{x:.4g}") for x in place) for place in starts)
+    return f"{what}. Give the federation places from which they are found: quadrature=pf.Quadrature(starts={rounded})"
 
 
 def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
@@ -116,5 +151,6 @@ def _finer(problem: Problem, rule: Quadrature) -> Quadrature:
 def _settings(problem: Problem, rule: Quadrature) -> str:
     """How a rule of `_finer` is written."""
     tails = ", tails=True" if problem.local_dim == 1 else ""
+    tails += f", starts={rule.starts}" if rule.starts else ""
     most = f", max_nodes={rule.max_nodes}" if problem.local_dim > 1 or (rule.order or 0) > Quadrature.max_nodes else ""
     return f"order={rule.order}{tails}{most}"
