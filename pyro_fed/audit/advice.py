@@ -27,13 +27,19 @@ CURES = {
     "particles": "Run more rounds, with more particles or longer steps; FSGLD and NUTS sample without",
     "chains": "Run more rounds, with shorter steps; FedAIS and NUTS do without a step size",
 }
+#: Cure where what weighted points have found is beyond the draws.
+BEYOND = (
+    "There is mass beyond them, in a long tail, or in a slab beside its spike: DSVGD looks for it as far as the prior "
+    "goes, and FedAIS(surrogates=DSVGD()) weighs what it finds"
+)
 
 
-def cure(evidence: Evidence) -> str:
+def cure(evidence: Evidence, beyond: bool = False) -> str:
     """The cure that fits, as a sentence without its full stop.
 
     Args:
         evidence: the result.
+        beyond: whether the posterior has more spread than the draws, which chains from these do not see.
     """
     if "epsilon" in evidence.record.latest:
         return "Privacy's noise is part of that: a larger epsilon, more rows a client or more clients lessen it"
@@ -43,6 +49,8 @@ def cure(evidence: Evidence) -> str:
         return with_hint("It has not converged: run more rounds", evidence.problem)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem)
+    if beyond:
+        return with_hint(BEYOND, evidence.problem)
     other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
     return with_hint(other, evidence.problem)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyro_fed.audit.chains.motion import judged
+from pyro_fed.audit.chains.motion import judged, wrong
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.modes.point import off_mode
@@ -27,6 +27,9 @@ def draws(evidence: Evidence) -> list[str]:
     Returns:
         One sentence, or none.
     """
+    found = evidence.moments
+    if found is not None and found.by == "weights":  # chains do not leave where the draws are: it may be modes
+        return missed(evidence) or stillness(evidence)
     return stillness(evidence) or missed(evidence)
 
 
@@ -61,11 +64,13 @@ def of_draws(evidence: Evidence) -> list[str]:
 
 
 def found_right(evidence: Evidence) -> bool:
-    """Whether chains from the draws find all means and SDs within the limits, by more than chance, and all modes.
+    """Whether chains or weights find all means and SDs within the limits, by more than chance, and all modes.
 
     Args:
         evidence: the result.
     """
-    found = evidence.moments
-    right = found is not None and not found.stuck and judged(found) is False
+    found, weighed = evidence.moments, evidence.by_weights
+    if found is None or found.stuck or bool(wrong(found).any()):
+        return False
+    right = judged(found) is False or (weighed is not None and judged(weighed) is False)
     return right and not missed(evidence, strict=True)

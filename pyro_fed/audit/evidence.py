@@ -12,8 +12,9 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.audit.census import Weighed, weighed_points
 from pyro_fed.audit.chains.groups import Looked, by_groups, groups
-from pyro_fed.audit.chains.motion import Moments, moved, wrong
+from pyro_fed.audit.chains.motion import Moments, judged, moved, wrong
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
@@ -30,6 +31,9 @@ MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 #: off, the worst of sixty 3.5 %, and less by Sobol points) is not taken for its error; fewer, of many parameters, than
 #: these make so many numbers (16 MB in double precision, of which a handful of copies are made).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
+
+#: Draws of the prior from which modes and other mass are looked for.
+FROM_PRIOR = 64
 
 
 @dataclass(frozen=True)
@@ -100,15 +104,39 @@ class Evidence:
         return on_few_rows(self.target, self.target.white(self.points), generator)
 
     @cached_property
+    def from_prior(self) -> Tensor | None:
+        """Draws of the prior, (M, D); None where it is improper."""
+        if self.problem.layout.improper:
+            return None
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
+        return self.problem.init(FROM_PRIOR, generator, checked=False)
+
+    @cached_property
+    def census(self) -> Weighed | None:
+        """Weighted points from wherever the posterior may be; None where they cannot be trusted."""
+        if self.near is None:
+            return None
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
+        white = self.near.white(self.points)
+        return weighed_points(self.near, white, lambda: self.from_prior, generator)
+
+    @cached_property
     def quantities(self) -> Quantities:
         """The numbers that the result is judged by."""
         return Quantities.of(self.problem, self.flat)
 
     @cached_property
+    def by_weights(self) -> Moments | None:
+        """Where the weighted points have the posterior's means and SDs; None where there are none."""
+        if self.near is None or self.census is None:
+            return None
+        return beyond(self.near, self.quantities, self.flat, self.census)
+
+    @cached_property
     def looked(self) -> Looked | None:
         """Where the posterior's means and SDs are, None where there is no target.
 
-        By chains that begin at the draws; where these find nothing wrong, by points in tails that they may not reach;
+        By chains that begin at the draws, and by weighted points where these find wrong what chains do not, or right;
         where they cannot move, and the draws are groups far apart, group by group.
         """
         if self.near is None:
@@ -123,8 +151,11 @@ class Evidence:
                 return moved(near, self.quantities, draws, generator, self.aim)
 
             return by_groups(parts, self.quantities.labels, of_one)
-        if not found.stuck and not bool(wrong(found).any()):
-            found = beyond(self.near, self.quantities, self.flat, generator) or found
+        weighed = None if found.stuck else self.by_weights
+        if weighed is not None and (
+            bool(wrong(weighed).any()) or (judged(weighed) is False and bool(wrong(found).any()))
+        ):
+            found = weighed
         return Looked(found, self.quantities.labels)
 
     @property

@@ -17,7 +17,9 @@ from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 
 #: What tells where the posterior's moments are.
-BY = {"chains": "short exact chains that begin at them", "weights": "importance weights of points wider than they are"}
+BY = {"chains": "short exact chains that begin at them", "weights": "importance weights of points beyond them"}
+#: What said so, of figures, and where they are.
+MEASURED = "by short exact chains or weights. The group 'audit' has all of them"
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
@@ -44,7 +46,8 @@ def stillness(evidence: Evidence) -> list[str]:
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
     name = quoted(evidence.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
-    return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence)}"]
+    beyond = found.by == "weights" and float(found.log_sd[number]) > 0
+    return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence, beyond)}"]
 
 
 def _mean(found: Moments, number: int, name: str) -> str:
@@ -85,7 +88,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
         return []
     return [
         f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but near them: "
-        f"{_worst(measured, plain)}, by short exact chains. The group 'audit' has all of them"
+        f"{_worst(measured, plain)}, {MEASURED}"
     ]
 
 
@@ -114,7 +117,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         return []
     return [
         f"nothing that was tried is sure to be within {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
-        f"{_worst(measured, _likely(measured, aim))}, by short exact chains. The group 'audit' has all of them"
+        f"{_worst(measured, _likely(measured, aim))}, {MEASURED}"
     ]
 
 
@@ -137,7 +140,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         return []
     return [
         f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and nothing that was "
-        f"tried is nearer: {_worst(measured, missed)}, by short exact chains. The group 'audit' has all of them"
+        f"tried is nearer: {_worst(measured, missed)}, {MEASURED}"
     ]
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.audit.census import weighed_points
+from pyro_fed.audit.chains.motion import wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond, weighted
 from pyro_fed.audit.target import Target
@@ -31,9 +33,17 @@ def problem_of(model, y):
     return pf.Federation(model, (y,), plate="data", num_clients=1).problem
 
 
-def found(problem, draws, seed=1):
+def moments(problem, draws, seed=1):
     target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
-    return beyond(target, quantities, draws, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    points = weighed_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
+    return beyond(target, quantities, draws, points)
+
+
+def found(problem, draws, seed=1):
+    """What points find wrong, or None."""
+    result = moments(problem, draws, seed)
+    return result if bool(wrong(result).any()) else None
 
 
 def exact(count, seed):

@@ -8,8 +8,10 @@ with q = Σ_j n_j t_j, the density of all points drawn so far,
     w_s ∝ p(z_s) / q(z_s)
 
 Where the posterior and the modes' Laplace approximations l share most of their mass, ∫ min(p, l), which is about
-Σ_s min(w_s, l_s / q_s) with both normalised, the latter are what particles start from (`fits`). Else a mixture of
-Student-t's is fitted to the weighted points, the next points are drawn from it, and all are weighed anew, until they
+Σ_s min(w_s, l_s / q_s) with both normalised, the latter are what particles start from (`fits`); unless a part of the
+mass is so far from all modes, as a slab's beside its spike, or a mode's that no climb has found, that particles would
+not come there (`beyond`). Else a mixture of Student-t's is fitted to the weighted points, the next points are drawn
+from it, and all are weighed anew, until they
 are worth `worth` equal ones with a tail that can be trusted (Cornuet et al. 2012, *Adaptive multiple importance
 sampling*; Cappé et al. 2008). While few points carry all the weight the fit takes w_s^β, with the largest β that leaves
 them worth `fewest` a dimension.
@@ -51,6 +53,8 @@ LEAST = 0.25
 STARTS_A_COMPONENT = 12
 #: Where there are `MANY` rows a parameter the modes' approximation most often stands, which so much fewer points tell.
 FEWER = 4
+#: SDs beyond √D, where most of a mode's draws are, at which particles that begin there are too far to come.
+FAR = 4.0
 #: Log-likelihood of points that have none; a sum over clients is finite.
 IMPOSSIBLE = -1e300
 #: Halvings of the interval of β.
@@ -66,7 +70,8 @@ class Census(Algorithm, ServerWork):
         num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
         max_rounds: rounds at most.
         worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
-        fits: the modes' approximation stands where it shares at least so much of its mass with the posterior.
+        fits: the modes' approximation stands where it shares at least so much of its mass with the posterior,
+        beyond: and at most so much of the posterior's is far from all modes.
         components: J of a fit.
         fit_steps: of expectation-maximisation.
         freedom: ν, a whole number.
@@ -85,6 +90,7 @@ class Census(Algorithm, ServerWork):
     max_rounds: int = 10
     worth: float = 200.0
     fits: float = 0.75
+    beyond: float = 0.01
     components: int = 8
     fit_steps: int = 10
     freedom: int = 5
@@ -96,7 +102,7 @@ class Census(Algorithm, ServerWork):
         check_at_least(self, 2, "num_points")
         check_at_least(self, STARTS_A_COMPONENT, "num_starts")
         check_at_least(self, 1, "max_rounds", "components", "fit_steps", "freedom")
-        check_positive(self, "worth", "fits", "fewest", "temperature", "min_curvature")
+        check_positive(self, "worth", "fits", "beyond", "fewest", "temperature", "min_curvature")
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_rounds`; it stops when the points are worth enough."""
@@ -127,7 +133,7 @@ class Census(Algorithm, ServerWork):
         shared = start.shared | self._drawn(mixture.wider(self._inflation(problem.dim)).used(), seed)
         none = draws.new_zeros(0)
         shared |= {"census_points": draws[:0], "census_value": none, "census_weights": none, "census_seed": seed}
-        figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0}
+        figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0, "census_beyond": 1.0}
         return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
 
     def _inflation(self, dim: int) -> float:
@@ -174,10 +180,12 @@ class Census(Algorithm, ServerWork):
             "census_worth": log_q.new_tensor(found.effective),
             "census_k": log_q.new_tensor(found.pareto_k),
             "census_fits": log_q.new_tensor(0.0),
+            "census_beyond": log_q.new_tensor(1.0),
         }
         expected = modes.log_density(points, torch.inf) - log_q if len(modes.counts) else log_q.new_zeros(0)
         if bool(expected.isfinite().any()):  # a climb into a funnel's neck ends so narrow that no point is near
             figures["census_fits"] = torch.minimum(found.weights, torch.softmax(expected, 0)).sum()
+            figures["census_beyond"] = found.weights[far_from(modes, points)].sum()
         shared = {**shared, **weighed, **figures}
         if self._enough(self._figures(shared)):
             return shared
@@ -189,13 +197,13 @@ class Census(Algorithm, ServerWork):
 
     def _enough(self, figures: dict[str, float]) -> bool:
         good = figures["worth"] >= self.worth and figures["k"] <= LARGEST_PARETO_K
-        return good or figures["fits"] >= self.fits
+        return good or (figures["fits"] >= self.fits and figures["beyond"] <= self.beyond)
 
     def _figures(self, shared: State) -> dict[str, float]:
-        return {name: float(shared[f"census_{name}"]) for name in ("worth", "k", "fits")}
+        return {name: float(shared[f"census_{name}"]) for name in ("worth", "k", "fits", "beyond")}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit."""
+        """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit, by two."""
         return self._figures(after)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -213,9 +221,20 @@ def modes_as_mixture(found: State) -> Mixture:
     return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
 
 
+def far_from(modes: Mixture, points: Tensor) -> Tensor:
+    """Which points (S, D) are more than √D + `FAR` SDs from each mode: (S,)."""
+    near = torch.zeros(len(points), dtype=torch.bool)
+    for centre, factor in zip(modes.centres, modes.factors, strict=True):
+        away = torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False)
+        near |= away.norm(dim=0) <= points.shape[1] ** 0.5 + FAR
+    return ~near
+
+
 def census_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), where they say more than the modes; None where they do not."""
-    if "census_points" not in found or bool(found["census_fits"] >= Census.fits):
+    if "census_points" not in found:
+        return None
+    if bool(found["census_fits"] >= Census.fits) and bool(found["census_beyond"] <= Census.beyond):
         return None
     if bool(found["census_worth"] < LEAST * Census.worth):
         return None

@@ -252,8 +252,7 @@ class Finish:
         )
         if evidence.near is None:
             return []
-        generator = seeding.torch_generator(context.seed, seeding.AUDIT, 3)
-        return few_draws_tell(evidence.near, evidence.quantities, draws.flatten(0, 1), generator)
+        return few_draws_tell(evidence.near, evidence.quantities, draws.flatten(0, 1), evidence.census)
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""
