@@ -2,6 +2,7 @@
 
     python -m benchmarks.networks.threshold [--data cancer digits wine] [--seeds 3] [--algorithms FedEP P2PVI]
     python -m benchmarks.networks.threshold --sides large --seeds 5 --algorithms FedEP
+    python -m benchmarks.networks.threshold --data digits --hidden 5 --sides large --seeds 5
 
 Below it `FedEP` and `P2PVI` take full covariances and exact curvatures, above it diagonal sites from stochastic
 gradients; `FSGLD` and `DSVGD` take more chains and particles below it, and minibatches above. Each network is run by
@@ -78,12 +79,12 @@ def takes_large(name: str, problem: Any) -> bool:
     return bool(run_as(algorithm, problem) != algorithm)
 
 
-def table(names: list[str], data: list[str], seeds: int, sides: list[str]) -> None:
+def table(names: list[str], data: list[str], hidden_units: list[int] | None, seeds: int, sides: list[str]) -> None:
     """A row a network, algorithm and set of defaults."""
     print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds | seeds |")
     print("| --- " * 9 + "|")
     for kind in data:
-        for hidden in SIZES[kind]:
+        for hidden in hidden_units or SIZES[kind]:
             problem = federation(hidden, 0, kind)[0].problem
             for name in names:
                 *both, options = ALGORITHMS[name]
@@ -103,12 +104,13 @@ def table(names: list[str], data: list[str], seeds: int, sides: list[str]) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=DATA, default=sorted(SIZES))
+    parser.add_argument("--hidden", nargs="+", type=int, help="units, in place of those below and above by their data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="whose defaults")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    table(given.algorithms, given.data, given.seeds, given.sides)
+    table(given.algorithms, given.data, given.hidden, given.seeds, given.sides)
 
 
 if __name__ == "__main__":

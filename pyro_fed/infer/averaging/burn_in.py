@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -22,12 +23,15 @@ class BurnIn(FedAvg):
     """`FedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it.
 
     Adam's steps are as long whatever the scale of the gradients, which in a wide network is that of its width: no step
-    size of SGD is right for all.
+    size of SGD is right for all. They are as long where gradients are all noise, too, as beside a random start: at the
+    full rate a first round moves each parameter by half a unit, which takes ReLU units out of the reach of all rows,
+    and no gradient brings them back. So the rate rises over the first rounds, linearly.
 
     Args:
         rounds: of averaging.
         chain_steps: L, Adam's steps a round.
-        step_size: Adam's rate.
+        step_size: Adam's rate, from round `rising` on.
+        rising: rounds over which the rate rises to it; 1 has it from the start.
         momentum: Adam's β_1.
         second_moment: Adam's β_2.
         eps: what is added to the root of the mean square.
@@ -43,16 +47,28 @@ class BurnIn(FedAvg):
 
     rounds: int = 40
     step_size: float = 0.03
+    rising: int = 10
     second_moment: float = 0.99
     eps: float = 1e-8
     batch_size: int | None = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "rounds")
+        check_at_least(self, 1, "rounds", "rising")
         check_between(self, "second_moment", 0, 1, "[)")
         check_positive(self, "eps")
         refuse_unused(self, "its steps are counted", "unit")
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As `FedAvg`, and the number of rounds so far."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        return {**shared, "rounds_before": torch.tensor(0)}, local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The server's point, and the number of rounds so far."""
+        return {**super().download(shared, clients), "rounds_before": shared["rounds_before"].expand(len(clients))}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -61,18 +77,24 @@ class BurnIn(FedAvg):
         batch, dims = with_batches(data, self.batch_size)
         zero = torch.zeros_like(shared["point"])
         carry = (shared["point"], zero, zero, zero[:, 0])
-        const = ((data.num_rows, shared["num_rows"]), batch)
-        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, ((0, 0), dims))
+        rate = self.step_size * ((shared["rounds_before"] + 1).to(zero) / self.rising).clamp_max(1)
+        const = ((data.num_rows, shared["num_rows"], rate), batch)
+        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, ((0, 0, 0), dims))
         return {"delta": point - shared["point"]}, {}, {}
 
     def _adam(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, first, second, count = carry
-        (rows, total), data = const
+        (rows, total, rate), data = const
         score, count = self.score(problem, point, batch_of(data, picks), rows, total), count + 1
         first = self.momentum * first + (1 - self.momentum) * score
         second = self.second_moment * second + (1 - self.second_moment) * score.square()
         mean, square = first / (1 - self.momentum**count), second / (1 - self.second_moment**count)
-        return (point + self.step_size * mean / (square.sqrt() + self.eps), first, second, count), ()
+        return (point + rate * mean / (square.sqrt() + self.eps), first, second, count), ()
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """As `FedAvg`, one round on."""
+        after = super().combine(shared, messages, weights)
+        return {**after, "rounds_before": shared["rounds_before"] + 1}
 
     def default_rounds(self, num_clients: int) -> int:
         """As set."""
