@@ -1,11 +1,11 @@
 """Modes that a result misses: maxima of the posterior, found from far away, that hold mass where no draw is.
 
 Chains that begin at the draws see no mode that is beyond a valley. So points that lie apart from them (draws of the
-prior where it is proper, and of a Student's t around the result, `SPREAD` times as wide) climb the log density, and
-some of the draws climb with them, to the modes that the result has. A mode is missed if it is none of the modes that
-draws climb to and no draw is within `NEAR` of its own SDs. With c its share of the mass, M / Σ M over all modes, and u
-how far it is in the result's SDs, the result's mean is off by c u, and its variance by c (1 - c) u²: the same limits
-hold as for all that is `moved`.
+prior where it is proper, of a Student's t around the result, `SPREAD` times as wide, and `images` of a draw) climb the
+log density, and some of the draws climb with them, to the modes that the result has. A mode is missed if it is none of
+the modes that draws climb to and no draw is within `NEAR` of its own SDs. With c its share of the mass, M / Σ M over
+all modes, and u how far it is in the result's SDs, the result's mean is off by c u, and its variance by c (1 - c) u²:
+the same limits hold as for all that is `moved`.
 
 Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much less. Where it does not, but there are
 several modes, their masses are found by importance weights (`masses`), of more points where a difference that would
@@ -36,6 +36,7 @@ from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest,
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 
 #: Climbs from the prior, from around the result, and from its draws.
@@ -74,8 +75,10 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
         return []
     white = target.white(evidence.points)
     from_prior, from_around, from_draws = climbs
-    own = white[torch.linspace(0, len(white) - 1, from_draws).long()]
+    at = torch.linspace(0, len(white) - 1, from_draws).long()
+    own = white[at]
     far = _far(evidence, target, from_prior, from_around, generator)
+    far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
     modes, ends = _searched(evidence, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, few, modes, white)
     climbers = [ends[number] for number in range(from_draws) if number in ends]

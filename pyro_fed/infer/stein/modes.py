@@ -1,9 +1,10 @@
 """Modes of a federated posterior: Newton's method from many places at once.
 
-One mode is not the posterior: particles that start around it never see another one. Here M draws of the prior, half of
-them those of many that lie farthest apart (`ops.entries.far_apart`), and the mode that `FedLaplace` found, climb
-f = log p_0 + Σ_k log p_k together. A round: the server sends M points; every client answers with value, score and
-curvature of its log-likelihood at each; the server keeps the points that rose and proposes the next ones,
+One mode is not the posterior: particles that start around it never see another one. Here the mode that `FedLaplace`
+found, its `images`, and draws of the prior, half of them those of many that lie farthest apart
+(`ops.entries.far_apart`), climb f = log p_0 + Σ_k log p_k together. A round: the server sends M points; every client
+answers with value, score and curvature of its log-likelihood at each; the server keeps the points that rose and
+proposes the next ones,
 
     θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
 
@@ -16,7 +17,7 @@ modes that these have and the known one: most of a climb is far from a mode, whe
 Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is its
 Laplace evidence, f(θ) - log |H| / 2, normalised over the modes.
 
-Letters: θ `points`, λ `damping`, H `precision`, M `num_starts` + 1.
+Letters: θ `points`, λ `damping`, H `precision`, M the number of points.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import are_many, by_pieces
@@ -100,7 +102,7 @@ class Modes(Algorithm, ServerWork):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The known mode, and draws of the prior or the modes that few rows have."""
+        """The known mode, with draws of the prior and its images, or the modes that few rows have."""
         start = started(start, self)
         found = start.shared
         if "points" in found:
@@ -108,6 +110,7 @@ class Modes(Algorithm, ServerWork):
         else:
             drawn = problem.init(CANDIDATES * self.num_starts, generator)
             others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
+            others = torch.cat([others, images(problem, found["point"].to(problem.dtype)).to(others)])
         points = torch.cat([found["point"][None], others])
         count, dim = points.shape
         shared = {

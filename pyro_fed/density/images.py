@@ -1,0 +1,78 @@
+"""Images of a point: its values in another order, and with other signs.
+
+A likelihood that does not change where components are relabelled, as a mixture's, or where latents change their signs,
+as of (x'w)², has a mode at each image of a mode. Where the prior tells these apart, one holds less mass than the other
+and may have a small part of the prior in its basin: climbs that begin at draws of the prior miss it by chance, and
+climbs that begin at the images do not.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+
+#: So many values or fewer are put in every order, so many or fewer in reverse and one place on, more are left alone:
+#: they are no components but covariates or groups.
+EVERY_ORDER, SOME_ORDERS = 3, 8
+#: Signs are changed of all latents of the real line together, and of each of so many sites or fewer.
+EVERY_SIGN = 3
+
+
+def images(problem: Problem, point: Tensor) -> Tensor:
+    """Other points that may have the likelihood of one, unconstrained: (R, D), R of any size, zero too.
+
+    All sites that have as many values along one of their axes are put in order together: the places, scales and shares
+    of a mixture's components, or the rows and the columns of a matrix of transitions.
+
+    Args:
+        problem: the model's densities.
+        point: (D,).
+    """
+    values = problem.constrain(point, problem.fewest_rows)
+    found = [_ordered(problem, values, order) for order in _orders(problem)]
+    found += [torch.where(changed, -point, point) for changed in _signs(problem)]
+    if not found:
+        return point.new_zeros(0, len(point))
+    every = torch.stack(found)
+    usable = every.isfinite().all(1) & (every != point).any(1)
+    return every[usable]
+
+
+def _orders(problem: Problem) -> list[tuple[int, ...]]:
+    """The orders in which values are put, each of as many as some site has along an axis."""
+    orders: list[tuple[int, ...]] = []
+    for size in sorted({n for site in problem.sites.values() for n in site.shape if 1 < n <= SOME_ORDERS}):
+        whole = tuple(range(size))
+        if size <= EVERY_ORDER:
+            orders += list(permutations(whole))[1:]
+        else:
+            orders += [whole[::-1], (*whole[1:], 0)]
+    return orders
+
+
+def _ordered(problem: Problem, values: dict[str, Tensor], order: tuple[int, ...]) -> Tensor:
+    """The point (D,) whose values are in another order along each axis that has as many."""
+    moved = {}
+    for name in problem.sites:
+        value = values[name]
+        for axis, size in enumerate(value.shape):
+            if size == len(order):
+                value = value.index_select(axis, torch.tensor(order, device=value.device))
+        moved[name] = value
+    return problem.unconstrain(moved)
+
+
+def _signs(problem: Problem) -> list[Tensor]:
+    """Which entries (D,) change their signs together: of sites on the real line alone."""
+    parts = []
+    for site in problem.sites.values():
+        own = torch.zeros_like(problem.transformed)
+        own[site.start : site.start + site.size] = True
+        if not bool(problem.transformed[own].any()):
+            parts.append(own)
+    together = [torch.stack(parts).any(0)] if parts else []
+    return together + (parts if 1 < len(parts) <= EVERY_SIGN else [])
