@@ -14,6 +14,9 @@ e the share of the draws that are nearest to a mode, the result's mean is off by
 Σ (c - e) u². Differences count less what three standard errors may explain; of a mode whose mass the weights do not
 tell Laplace's counts, brought to the level of the others' weights, less what `ROUGH` may explain.
 
+A mode of more than `EMPTY` of the mass that has no draw is told, even where no mean and no SD would change by what
+matters.
+
 Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
 
 A plateau or a long tail has no maximum and is none: what it holds beyond the draws is found by chains. Modes that are
@@ -38,6 +41,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
+from pyro_fed.ops.importance import systematic
 
 #: Climbs from the prior, from around the result, and from its draws.
 CLIMBS = 16, 8, 4
@@ -49,6 +53,9 @@ SPREAD = 5.0
 ROUGH = 3.0
 #: Modes that are searched among draws, at most, and how many times as far as draws of a mode are from it others are.
 MOST_MODES, APART = 16, 3.0
+#: Draws of the census from which modes are climbed to. A mode with more than this of the mass has a part in every 95 %
+#: interval: it needs draws, whatever its absence does to means and SDs.
+FROM_CENSUS, EMPTY = 128, 0.025
 #: The largest standard error of a mass's logarithm that tells it, and standard errors that may explain a difference.
 TOLD, ERRORS = 0.3, 3
 #: Modes of equal mass, to within so much of log M, may be each other's relabelling; and how equal their values are.
@@ -81,6 +88,9 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
     modes, ends = _searched(evidence, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, few, modes, white)
+    if evidence.census is not None:
+        weights, points = evidence.census.weights, evidence.census.white
+        _add_those_of_draws(evidence, few, modes, points[systematic(weights, FROM_CENSUS, generator)])
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())
@@ -160,6 +170,10 @@ def _wrong_shares(
 ) -> list[str]:
     """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
     held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
+
+    def counts(more: Tensor) -> bool:
+        return bool(((held == 0) & (more > EMPTY)).any()) or _matters(target, modes, more, part)
+
     for points in (WEIGHED, MANY_WEIGHED):
         if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
             break
@@ -175,14 +189,14 @@ def _wrong_shares(
         more, others = shares - held, (shares @ error) - shares * error
         chance = ERRORS * shares * ((1 - shares) * error + others) if not strict else 0.0
         plain = more.sign() * (more.abs() - chance).clamp_min(0)
-        if not _matters(target, modes, more, part) or (bool(told.all()) and _matters(target, modes, plain, part)):
+        if not counts(more) or (bool(told.all()) and counts(plain)):
             break
     by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
-    if not _matters(target, modes, plain, part):
+    if not counts(plain):
         return []
     if not all(seen):
         return [_sentence(evidence, target, modes, seen, shares, by)]
-    at = int(more.argmax())
+    at = int((more if _matters(target, modes, plain, part) else torch.where(held == 0, more, 0.0)).argmax())
     name, shown = _place(evidence, target, modes, at, 0 if at else 1)
     return [
         f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
@@ -199,9 +213,9 @@ def _far(
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     chi = torch.randn(from_around, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
     around = SPREAD * normal / chi.sqrt()
-    if evidence.problem.layout.improper:
+    if evidence.from_prior is None:
         return [around]
-    drawn = evidence.problem.init(CANDIDATES * from_prior, generator, checked=False)
+    drawn = evidence.from_prior[: CANDIDATES * from_prior]
     return [around, target.white(drawn[far_apart(drawn, from_prior)])]
 
 

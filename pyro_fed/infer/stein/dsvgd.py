@@ -104,6 +104,8 @@ FEWEST = 8
 #: Particles that start from a census are draws of the posterior: they take this share of a step, and half of it again
 #: after each pass that leaves their discrepancy no lower.
 SETTLING = 0.25
+#: Median size of a standard normal number.
+NORMAL_MEDIAN = 0.6745
 #: Draws of the target have a discrepancy above this many times its mean in at most 5 % of cases: it is a weighted sum
 #: of squared normal numbers, of which a single one has the longest tail (Székely & Bakirov 2003), χ² with one degree.
 BY_CHANCE = 3.84
@@ -273,7 +275,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             "apart": float(found["apart"]),
             "pass": 0.0,
             "pass_length": 1.0 / num_clients,
-            "pace": SETTLING if bool(found["census"]) else 1.0,
+            "pace": SETTLING / self._narrower(problem, found) if bool(found["census"]) else 1.0,
             "census": float(found["census"]),
             "pass_ksd": 0.0,
             "lowest_ksd": torch.inf,
@@ -281,6 +283,17 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
         local = {"residual": residual, **as_state(sites)}
         return shared, {name: value.to(problem.dtype) for name, value in local.items()}
+
+    def _narrower(self, problem: Problem, found: State) -> float:
+        """How many times as narrow as all particles together the density is around them, at least one.
+
+        The score of N(0, 1) has the median `NORMAL_MEDIAN` in size, that of modes a tenth as wide ten times that. Steps
+        of a part of the whole's SD would carry particles from one to the next.
+        """
+        coordinates = Coordinates(found["mean"], found["factor"])
+        prior = prior_scores(problem, coordinates.model(found["white"]).to(problem.dtype)).double()
+        size = (found["scores"] + coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
+        return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Everything but the server's figures."""

@@ -198,8 +198,8 @@ class Finish:
         own = self.algorithm.warnings(record, context.problem)
         record.doubts += own
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
-        if not said or record.stopped:
-            record.doubts += self.unsettled()
+        unsettled = self.unsettled() if not said or record.stopped else []
+        record.doubts += unsettled
         inaccurate = integration_notes(context.problem, draws.flatten(0, 1)) if context.problem.local_dim else []
         record.doubts += inaccurate
         record.of_density = bool(inaccurate)
@@ -223,9 +223,10 @@ class Finish:
             computed = of_density(evidence)
             record.doubts += computed or of_draws(evidence)
             record.of_density = record.of_density or bool(computed)
-            against = self.algorithm.provisional(record) if isinstance(self.algorithm, Provisional) else ""
-            if against and record.doubts == own and found_right(evidence):
-                record.doubts = [other for other in own if other != against]
+            if isinstance(self.algorithm, Provisional):
+                against = {self.algorithm.provisional(record), *([] if record.stopped else unsettled)} - {""}
+                if against and record.doubts == [*own, *unsettled] and found_right(evidence):
+                    record.doubts = [other for other in record.doubts if other not in against]
             record.measured = evidence.measured
         elif self.audit and not context.federation.holds_data and context.combination is None:
             record.notes += judge_by_sums(
