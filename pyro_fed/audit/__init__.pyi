@@ -7,6 +7,7 @@ from .audit import of_draws as of_draws
 from .chains.motion import Moments as Moments
 from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
+from .modes.angles import as_numbers as as_numbers
 from .size import not_audited as not_audited
 from .stillness import close_call as close_call
 from .stillness import missed_aim as missed_aim

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pyro_fed.audit.chains.motion import judged, wrong
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.audit.modes.angles import explained
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.audit.precision import precision
@@ -29,8 +30,8 @@ def draws(evidence: Evidence) -> list[str]:
     """
     found = evidence.moments
     if found is not None and found.by == "weights":  # chains do not leave where the draws are: it may be modes
-        return missed(evidence) or stillness(evidence)
-    return stillness(evidence) or missed(evidence)
+        return explained(evidence, missed(evidence) or stillness(evidence))
+    return explained(evidence, stillness(evidence) or missed(evidence))
 
 
 #: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,12 +32,29 @@ def unconstraining(msg: Message) -> Any:
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
         )
     try:
-        return biject_to(_of_parts(fn.support))
+        return biject_to(_of_parts(fn.support) if not _is_angle(fn) else _around(fn.support))
     except NotImplementedError as error:
         raise ModelError(
             f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
             "space: write it as a function of a latent that has one"
         ) from error
+
+
+def _is_angle(fn: Any) -> bool:
+    """Whether the distribution is one of angles, which integrates to one over a turn and not over the real line."""
+    fn = innermost(fn)
+    if isinstance(fn, dist.MixtureSameFamily):
+        return _is_angle(fn.component_distribution)
+    return isinstance(fn, (dist.VonMises, dist.SineBivariateVonMises, dist.SineSkewed))
+
+
+def _around(support: Any) -> Any:
+    """One turn, (-π, π), in the shape of a support that is the real line."""
+    if isinstance(support, constraints.MixtureSameFamilyConstraint):
+        return _around(support.base_constraint)
+    if isinstance(support, constraints.independent):
+        return constraints.independent(_around(support.base_constraint), support.reinterpreted_batch_ndims)
+    return constraints.interval(-math.pi, math.pi)
 
 
 def _of_parts(support: Any) -> Any:

@@ -19,6 +19,7 @@ from pyro_fed.algorithm.record import Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import (
     Evidence,
+    as_numbers,
     asked,
     close_call,
     few_draws_tell,
@@ -242,18 +243,23 @@ class Finish:
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
         if record.audited and not record.doubts:
             record.notes += self._untold(draws)
+            record.notes += as_numbers(self._evidence_of(draws))
         if not record.doubts:
             record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
 
     def _untold(self, draws: Tensor) -> list[str]:
         """A note on SDs that so many draws do not tell."""
-        context, record = self.context, self.context.record
-        evidence = self.evidence or Evidence(
-            self.algorithm, context.federation, context.problem, {}, draws, record, context.seed
-        )
+        evidence = self._evidence_of(draws)
         if evidence.near is None:
             return []
         return few_draws_tell(evidence.near, evidence.quantities, draws.flatten(0, 1), evidence.census)
+
+    def _evidence_of(self, draws: Tensor) -> Evidence:
+        """What the audit has looked at, or of a plan's answer can."""
+        context, record = self.context, self.context.record
+        return self.evidence or Evidence(
+            self.algorithm, context.federation, context.problem, {}, draws, record, context.seed
+        )
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
         """A note on clients that move the answer more than others do; what it means is for the user to say."""

@@ -1,0 +1,122 @@
+"""Angles on an interval: right away from its ends, and across them the cause is told, and a cure that works."""
+
+import math
+import re
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.audit.modes.angles import across_ends
+from tests.helpers.evidence import evidence_of
+
+#: Concentration of the rows around the angle.
+CONCENTRATION = 2.0
+QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
+
+
+def uniform(lower):
+    return lambda y: dist.Uniform(y.new_tensor(lower), lower + 2 * math.pi)
+
+
+def von_mises(y):
+    return dist.VonMises(y.new_tensor(0.0), 0.1)
+
+
+def mixed(y):
+    even = dist.Categorical(y.new_tensor([0.5, 0.5]))
+    return dist.MixtureSameFamily(even, dist.VonMises(y.new_tensor([0.0, 1.0]), y.new_tensor([0.1, 0.2])))
+
+
+def angle(prior, origin=0.0):
+    def model(y):
+        mu = pyro.sample("mu", prior(y))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.VonMises((origin + mu).expand(len(y)), CONCENTRATION), obs=y)
+
+    return model
+
+
+def rows(centre, count=30):
+    return torch.from_numpy(np.random.default_rng(22).vonmises(centre, CONCENTRATION, count))
+
+
+def federation(model, y):
+    return pf.Federation(model, (y,), plate="data", num_clients=3)
+
+
+def run(model, y, algorithm):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        idata = pf.run(algorithm, federation(model, y), **QUIET)
+    return idata, [str(one.message) for one in caught]
+
+
+def on_a_grid(prior, y):
+    """Mean and SD of the angle on (-π, π), by the formula."""
+    grid = torch.linspace(-math.pi, math.pi, 40_001, dtype=torch.float64)[1:-1]
+    log_p = prior(y).log_prob(grid) + dist.VonMises(grid[:, None], CONCENTRATION).log_prob(y).sum(1)
+    p = log_p.softmax(0)
+    return float(p @ grid), float((p @ grid.square() - (p @ grid).square()).sqrt())
+
+
+@pytest.mark.parametrize("prior", [von_mises, mixed, uniform(-math.pi)], ids=["vonmises", "mixed", "uniform"])
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.DSVGD()], ids=["fedep", "dsvgd"])
+def test_an_angle_away_from_the_ends_is_right(prior, algorithm):
+    """On the real line it has a mode at every turn: half of the mass was said to be at -5, and particles were at 39."""
+    y = rows(1.0)
+    idata, said = run(angle(prior), y, algorithm)
+    mean, sd = on_a_grid(prior, y)
+    mu = idata["posterior"]["mu"].values
+    assert abs(float(mu.mean()) - mean) < 0.1 * sd and float(mu.std()) == pytest.approx(sd, rel=0.1)
+    assert said == [] and idata.attrs["doubts"] == ""
+
+
+@pytest.mark.parametrize(
+    ("prior", "centre"),
+    [(von_mises, 3.1), (mixed, -3.0), (uniform(-math.pi), 2.9), (uniform(0.0), 0.1)],
+    ids=["vonmises", "mixed", "uniform", "from zero"],
+)
+def test_across_the_ends_the_cause_is_told_and_the_cure_works(prior, centre):
+    y = rows(centre)
+    idata, _ = run(angle(prior), y, pf.FedEP())
+    (said,) = idata.attrs["doubts"].splitlines()
+    assert "'mu' is an angle" in said and "another mode" not in said
+    origin = float(re.search(r"the difference to (-?[\d.]+) in its place", said)[1])
+    mended, said = run(angle(uniform(-math.pi), origin), y, pf.FedEP())
+    assert said == []
+    turned = (y - origin + math.pi) % (2 * math.pi) - math.pi
+    mean, sd = on_a_grid(uniform(-math.pi), turned)
+    mu = mended["posterior"]["mu"].values
+    assert abs(float(mu.mean()) - mean) < 0.1 * sd and float(mu.std()) == pytest.approx(sd, rel=0.1)
+
+
+def test_right_draws_of_both_parts_are_no_doubt_but_noted():
+    idata, said = run(angle(uniform(-math.pi)), rows(3.1), pf.DSVGD())
+    assert idata.attrs["doubts"] == ""
+    (note,) = said
+    assert "its mean and SD as a number say nothing" in note
+
+
+def probability(y):
+    p = pyro.sample("p", dist.Beta(y.new_tensor(0.5), 0.5))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * p, 1.0), obs=y)
+
+
+def bent(y):
+    """Equal at both ends of the interval, where its slopes are not."""
+    r = pyro.sample("r", dist.Uniform(y.new_tensor(-1.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(r.square(), 0.5), obs=y)
+
+
+@pytest.mark.parametrize("model", [probability, bent])
+def test_other_intervals_have_two_ends(model):
+    y = torch.tensor([1.0, 0.8, 1.1], dtype=torch.float64)
+    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    assert across_ends(evidence_of(model, (y,), u.logit()[:, None])) == []
