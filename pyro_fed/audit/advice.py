@@ -18,6 +18,10 @@ OWN = {
     "FedAIS": "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS",
     "FedLaplace": _LAPLACE,
     "ConsensusLaplace": _LAPLACE,
+    "StreamingVB": (
+        "One pass sees each client once, by what those before it have left: PVI goes on to mend that, FedAIS weighs "
+        "its draws"
+    ),
     "NUTS": "Take more warm-up steps and samples, or a higher target_accept_prob",
 }
 #: Cures by what the draws are.

@@ -46,7 +46,7 @@ def stillness(evidence: Evidence) -> list[str]:
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
     name = quoted(evidence.labels[number])
     said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
-    beyond = found.by == "weights" and float(found.log_sd[number]) > 0
+    beyond = found.by == "weights" and float(found.log_sd[number].exp()) > SD_MATTERS
     return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence, beyond)}"]
 
 

@@ -184,6 +184,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
     corrected: ClassVar[bool] = True
     steered: ClassVar[bool] = True  # `step_control` may be set
+    settles: ClassVar[bool] = True  # how far q moved in its last round says how far it has to go
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
@@ -720,7 +721,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
-        notes = site_warnings(record, newton) + unsettled_warnings(record, newton=newton, diagonal=diagonal)
+        notes = site_warnings(record, newton)
+        if self.settles:
+            notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):
             notes += network_warnings(record, problem)
         if self._optimised:

@@ -69,6 +69,7 @@ class StreamingVB(PVI):
 
     guided: ClassVar[type[GuidedFedEP] | None] = None
     steered: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
 
     start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
     step_control: StepControl = WHOLE
