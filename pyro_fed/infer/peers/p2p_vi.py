@@ -24,6 +24,10 @@ Acceleration. After the consensus an agent sees what the step from the last poin
 next site not at q_i but where Anderson's rule points to from there (`peers.acceleration`). The sum of the sites, and so
 the posterior at which all come to rest, does not depend on where sites were taken on the way.
 
+Scores that jump, as those of a median regression's rows, have no curvature at a point, of which a Laplace approximation
+could be made, and expected ones change over the SDs of the belief: agents begin at the prior then, where that is
+proper, and make half of a change in a round. (Whole changes overshoot, each by more than the last.)
+
 Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
 updates of a round (it does here), how a minibatch's likelihood is scaled there against the KL of Eq. (3)
 (each row counts once a round), and whether an agent outside the current star trains (it sleeps).
@@ -43,7 +47,7 @@ from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
@@ -57,8 +61,11 @@ from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Share of a change that is made in a round where rows' scores jump and none is set.
+DAMPING_OF_JUMPS = 0.5
 #: Beliefs that move by less than this, in SDs, have no more data to come.
 STILL = 1e-9
 
@@ -78,7 +85,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
             random, nor as published where data count again in every round.
-        damping: share of a site's change that is made in a round, in (0, 1].
+        damping: share of a site's change that is made in a round, in (0, 1]; a half where it is not set and rows'
+            scores jump, as those of a median regression.
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
             round).
@@ -88,8 +96,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
             it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`. "auto" is
-            "prior" as published and with "svi", which take nothing else but "draw"; otherwise "consensus", or "local"
-            where groups of agents are awake in turn.
+            "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
+            otherwise "consensus", or "local" where groups of agents are awake in turn.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
@@ -197,8 +205,16 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         return "prior" if self.start == "auto" and at_prior else super().begin
 
     def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: agents that take stochastic gradients, from the point that averaging finds."""
-        return cast(Algorithm, networks.fitted(self, problem))
+        """For a large model: agents that take stochastic gradients, from the point that averaging finds.
+
+        Where rows' scores jump: from the prior, by half of a change, see the module's header.
+        """
+        peers: P2PVI = networks.fitted(self, problem)
+        newton = isinstance(peers.update, Newton) and peers.weighting == "exact"
+        if not newton or problem.layout.improper or not jumps(problem):
+            return peers
+        halved = with_defaults(peers, {"damping": DAMPING_OF_JUMPS})
+        return replace(halved, start="prior") if halved.start == "auto" else halved
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""

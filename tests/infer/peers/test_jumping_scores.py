@@ -1,0 +1,61 @@
+"""Rows whose scores jump, a median's and a quantile's regression, among agents: the posterior by quadrature."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+
+AGENTS, ROWS = 6, 300
+GRID = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
+
+
+def quantile(asymmetry):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.AsymmetricLaplace(x @ w, 0.5, asymmetry), obs=y)
+
+    return model
+
+
+def hinge(x, y):
+    """A support vector machine's loss."""
+    w = pyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    sign = torch.where(y > 0, 1.0, -1.0)
+    with pyro.plate("data", len(y)):
+        pyro.factor("loss", -torch.relu(1 - sign * (x @ w)))
+
+
+def rows():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.stack([torch.ones(ROWS), torch.randn(ROWS, generator=generator)], 1).double()
+    y = x @ torch.tensor([0.3, 0.8]).double() + 0.7 * torch.randn(ROWS, generator=generator).double()
+    return x, y
+
+
+def by_quadrature(model, x, y, centre):
+    """Means and SDs on a grid around a centre."""
+    problem = pf.Federation(model, (x, y), plate="data", num_clients=1).problem
+    first, second = torch.meshgrid(centre[0] + GRID, centre[1] + GRID, indexing="ij")
+    at = torch.stack([first.flatten(), second.flatten()], 1)
+    density = torch.cat([problem.vmap(lambda z: problem.log_prior(z) + problem.log_lik(z))(p) for p in at.split(5000)])
+    weight = torch.softmax(density, 0)
+    mean = weight @ at
+    return mean, (weight @ (at - mean).square()).sqrt()
+
+
+@pytest.mark.parametrize("model", [quantile(1.0), quantile(2.0), hinge], ids=["median", "quantile", "hinge"])
+@pytest.mark.parametrize("graph", [pf.graph.ring(AGENTS), pf.graph.complete(AGENTS)], ids=["ring", "complete"])
+@pytest.mark.parametrize("options", [{}, {"start": "auto"}], ids=["default", "auto"])
+def test_agents_end_at_the_posterior(model, graph, options):
+    x, y = rows()
+    clients = list(zip(x.tensor_split(AGENTS), y.tensor_split(AGENTS), strict=True))
+    fed = pf.Federation.from_clients(model, clients, plate="data")
+    idata = pf.run(pf.P2PVI(**options), fed, graph=graph, progress=False, log_likelihood=False)
+    draws = torch.from_numpy(idata["posterior"]["w"].values).flatten(0, 1)
+    mean, sd = by_quadrature(model, x, y, draws.mean(0))
+    assert idata["posterior"].attrs["converged"]
+    assert ((draws.mean(0) - mean).abs() / sd).max() < 0.1
+    torch.testing.assert_close(draws.std(0), sd, rtol=0.1, atol=0)
