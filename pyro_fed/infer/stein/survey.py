@@ -21,6 +21,9 @@ the standard points Z = U S V', so that with s = -H z the curvature H on the spa
 
 and m is no maximum if its smallest eigenvalue is below -`saddle`.
 
+Where points are so steep that particles would be thrown out of the finite numbers, as in the neck of a horseshoe's
+funnel, whose mode is infinitely narrow, these are put half as far from the centre, round by round, until none is.
+
 Letters: z `white`, m and A as in `coordinates`.
 """
 
@@ -47,7 +50,7 @@ from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.census import MOST_DIM, Census, census_of
+from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
 from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.starting_points import (
@@ -59,7 +62,13 @@ from pyro_fed.infer.stein.starting_points import (
     unit_coordinates,
 )
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.importance import flattened
 
+#: A Gaussian so many times as wide as the prior is none.
+WIDEST = 10.0
+#: A score of more than so many times that of the Gaussian at its edge, √D, is too steep to begin at; rounds in which
+#: such points are put nearer, at most.
+STEEP, NEARER = 100.0, 10
 #: Numbers of all clients' scores above which they are worked out client by client: 40 MB in double precision.
 AT_ONCE = 5_000_000
 
@@ -97,8 +106,16 @@ class Survey(Algorithm, Bounding, ServerWork):
         check_positive(self, "temperature", "min_curvature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One, and one before it that checks."""
-        return 2 if self.begin == "checked" else 1
+        """One, one before it that checks, and those in which points are put nearer; it stops when none is steep."""
+        return (2 if self.begin == "checked" else 1) + NEARER
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """How many points are put nearer for the next round, or all where the check asks for one."""
+        return {"steep": float(after["steep"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether all points have scores to begin with, or as near as they get."""
+        return figures[-1]["steep"] == 0 or len(figures) > NEARER
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
@@ -145,7 +162,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
         if self.begin == "apart":
             coordinates = unit_coordinates(coordinates, draws)
-        census = census_of(start.shared) if self.begin == "modes" else None
+        census = self._census(problem, coordinates, start.shared, generator) if self.begin == "modes" else None
         if census is None:
             points, shares = self._points(coordinates, draws, start.shared, seed)
         else:
@@ -158,6 +175,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
             "census": torch.tensor(census is not None),
             "checking": torch.tensor(self.begin == "checked"),
+            "steep": torch.zeros((), dtype=torch.int64),
             "scores": torch.zeros_like(points),
             "shares": shares,
             **as_state(white.product_over(0)),
@@ -167,6 +185,26 @@ class Survey(Algorithm, Bounding, ServerWork):
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=scores_dtype(problem))
         return shared, as_state(white) | {"scores": unknown}
+
+    def _census(
+        self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | None:
+        """Weighted points to begin at in place of the modes' Gaussians; None where these stand.
+
+        A Gaussian far wider than the prior is none: a climb into a funnel ends where all is flat. Points between prior
+        and posterior are then better, be they worth few.
+        """
+        better = census_of(found)
+        if better is not None:
+            return better
+        draws = problem.init(self.num_particles, generator, checked=False).double()
+        factor = coordinates.factor
+        sd = factor.norm(dim=1) if factor.dim() == 2 else factor
+        if bool((sd <= WIDEST * draws.std(0)).all()):
+            return None
+        if "census_points" in found:
+            return found["census_points"], flattened(found["census_weights"].log(), LEAST * Census.worth)
+        return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
         """Whitened starting points (N, D), and the modes' shares of them, one where there is one mode."""
@@ -234,18 +272,28 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {**shared, "scores": messages["scores"].sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """After the round that checks: the points of the next one."""
-        if not bool(shared["checking"]):
-            return shared
+        """The points of the next round: after the one that checks, or where some are too steep."""
         coordinates = Coordinates(shared["mean"], shared["factor"])
         prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
-        lowest = lowest_curvature(shared["white"], shared["scores"] + coordinates.pull(prior))
+        scores = shared["scores"] + coordinates.pull(prior)
+        if not bool(shared["checking"]):
+            return self._less_steep(shared, scores)
+        lowest = lowest_curvature(shared["white"], scores)
         chosen = {**shared, "white": shared["white"] / self.probe, "checking": torch.zeros_like(shared["checking"])}
+        chosen["steep"] = torch.full_like(shared["steep"], len(scores))
         if lowest >= -self.saddle:
             return chosen
         units = unit_coordinates(coordinates, shared["draws"])
         apart = {"white": units.white(shared["draws"]), "apart": torch.ones_like(shared["apart"])}
         return {**chosen, **apart, **units._asdict()}
+
+    def _less_steep(self, shared: State, scores: Tensor) -> State:
+        """Steep points half as far from the centre; all where they are of surrogates' Gaussian, no draws."""
+        steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # no number is steep too
+        if bool(shared["apart"]) or self.begin == "prior":
+            steep = torch.zeros_like(steep)
+        white = torch.where(steep[:, None], shared["white"] / 2, shared["white"])
+        return {**shared, "white": white, "steep": steep.sum()}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, N, D)."""
