@@ -162,8 +162,11 @@ class Record:
         return next((figures for figures in reversed(self.figures) if figures), {})
 
     def said(self) -> list[str]:
-        """All that a run warns of: what happened, and why its result should not be trusted."""
-        return [*self.notes, *self.doubts]
+        """All that a run warns of, each once: what happened, and why its result should not be trusted.
+
+        Stages of a plan note the same of the model or of the network, each for itself.
+        """
+        return list(dict.fromkeys([*self.notes, *self.doubts]))
 
     def last(self, name: str) -> np.ndarray:
         """Figures `name` of the clients in the last round that has them; empty where none has."""

@@ -120,6 +120,17 @@ def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
     assert said in idata.attrs["doubts"]
 
 
+def test_what_every_stage_notes_is_said_once(monkeypatch):
+    """As that integrals over rows' latents are not exact enough, or that a model is too large for the audit."""
+    monkeypatch.setattr("pyro_fed.runtime.ending.finish.not_audited", lambda problem: "not audited: too large")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = Listed(tried=(Doubtful(wrong_by=9.0), Doubtful(wrong_by=3.0), pf.FedLaplace()))
+        pf.run(plan, unequal_lines(), **QUIET | {"audit": True})
+    said = [str(one.message) for one in caught]
+    assert said.count("not audited: too large") == 1
+
+
 def test_two_answers_without_doubts_that_disagree_are_told():
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Doubtful):
