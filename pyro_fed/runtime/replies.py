@@ -44,6 +44,7 @@ class Gathered:
         failures: clients and reasons.
         unfit: places of the clients whose reply is not finite, (B,).
         stood_for: places of the clients in whose place the server has put a message, (B,).
+        refused: whether all that were asked have replied, and no reply could be used.
     """
 
     slots: Tensor
@@ -52,6 +53,7 @@ class Gathered:
     failures: list[Failure] = field(default_factory=list)
     unfit: Tensor = field(default_factory=lambda: torch.arange(0))
     stood_for: Tensor = field(default_factory=lambda: torch.arange(0))
+    refused: bool = False
 
     @property
     def own(self) -> Tensor:
@@ -78,7 +80,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
         part = _usable(algorithm, context, work.part(asked), before, again=bool(parts))
         failures += part.failures
-        parts.append(Gathered(asked[part.slots], part.messages, part.info))
+        parts.append(Gathered(asked[part.slots], part.messages, part.info, refused=part.refused))
         unfit = torch.cat([unfit, asked[part.unfit]])
         left = ~torch.isin(torch.arange(len(asked)), part.slots)
         if isinstance(context.combination, Bounded):  # others' word stands there: the same randomness, the same numbers
@@ -87,7 +89,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
         if not len(asked):
             break
     whole = _joined(parts)
-    whole.failures = failures
+    whole.failures, whole.refused = failures, all(part.refused for part in parts)
     need = _needed(algorithm, context, len(work.clients))
     missing = unfit  # others are gone
     if algorithm.needs_all:
@@ -147,7 +149,7 @@ def _joined(parts: list[Gathered]) -> Gathered:
 def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
     """The usable replies of one attempt; where it is not the first, only of those that had none."""
     reply = context.executor.execute(work)
-    reasons = dict(reply.failures)
+    reasons, absent = dict(reply.failures), bool(reply.failures)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
     replied[list(reasons)] = False
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
@@ -166,7 +168,8 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
             honest &= ~holds
         slots, reply = slots[honest], _rows(reply, honest)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
-    return Gathered(slots, reply.messages, reply.info, failures, unfit)
+    refused = not absent and not len(slots)
+    return Gathered(slots, reply.messages, reply.info, failures, unfit, refused=refused)
 
 
 def hidden(context: Context) -> bool:
@@ -225,6 +228,20 @@ def _diverged(
     return error
 
 
+def _refused(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> DivergenceError:
+    """The error of a round whose clients have all replied what no honest one can, as in a run that diverges."""
+    client, reason = found.failures[-1]
+    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
+    error = DivergenceError(
+        f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
+        f"client {context.record.client_names[client]} since {reason}; {cure}. {_said(context.record.unlike())}{KEPT}",
+        client=client,
+        round=work.round,
+    )
+    error.algorithm, error.state = algorithm, before
+    return error
+
+
 def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int, record: Record) -> None:
     """Refuse a server's state with an entry that was finite and is so no more.
 
@@ -269,6 +286,8 @@ def _check_quorum(
         need = max(need, 1)
     if replied >= need:
         return
+    if found.refused and context.min_clients != 0:  # 0 expects that, of clients that come and go
+        raise _refused(algorithm, context, work, found, before)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"

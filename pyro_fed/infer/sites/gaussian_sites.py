@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity, Tempered
+from pyro_fed.algorithm.capabilities import Advice, KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
@@ -51,7 +51,7 @@ FEWEST_POINTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
+class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -69,6 +69,16 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered):
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
     num_points: int = 128
     tolerance: float = 1e-3
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
+        damping = getattr(self, "damping", None)
+        less = f"set damping below {damping:g}, " if isinstance(damping, float) else ""
+        return (
+            "the curvature where it is taken is no number, or beyond all bounds: in the neck of a funnel, which has no "
+            f"Gaussian near it, or where a density overflows; {less}give parameters of very different scales a common "
+            "one, or take draws in place of a Gaussian, by DSVGD or NUTS"
+        )
 
     def __post_init__(self) -> None:
         check_choice(self, "covariance", ("auto", "full", "diag"))

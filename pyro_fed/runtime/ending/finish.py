@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats, NoiseWithin, Pooled, Provisional
+from pyro_fed.algorithm.capabilities import Advice, DrawStats, NoiseWithin, Pooled, Provisional
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
@@ -49,6 +49,8 @@ from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
 
+#: What else may help a state without draws, of an algorithm without a cure of its own.
+OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
 #: What may be behind a client that moves the answer more than others do, honest as it may be.
 WHY_APART = (
     "Its rows may be of another kind than the others' (the one event, the largest value, a split by the outcome, many "
@@ -130,11 +132,13 @@ class Finish:
             return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         failed = "".join(f"{sentence}. " for sentence in self.context.record.failed())
+        own = OTHERWISE
+        if isinstance(self.algorithm, Advice):
+            own = f"It may be that {self.algorithm.advice(self.context.problem, shared)}. "
         said = (
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
-            f"{unlike + '; or take' if unlike else 'Take'} more rounds, or smaller steps (damping, step size), "
-            "give parameters of very different scales a common one, give the model a proper prior, or use "
-            f"dtype=torch.float64. {failed}The state is kept in this error's `state`"
+            f"{unlike + '; or take' if unlike else 'Take'} more rounds, give the model a proper prior, or use "
+            f"dtype=torch.float64. {own}{failed}The state is kept in this error's `state`"
         )
         error = DivergenceError(with_hint(said, self.context.problem), round=rounds - 1 if rounds else None)
         error.algorithm, error.state = self.algorithm, shared

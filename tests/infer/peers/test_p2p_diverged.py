@@ -1,0 +1,45 @@
+"""What a P2PVI that diverges says: the cause, which is the model's, and cures that its settings have."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.errors import DivergenceError
+
+QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
+
+
+def shrunk(y):
+    tau = pyro.sample("tau", dist.HalfCauchy(y.new_tensor(0.05)))
+    m = pyro.sample("m", dist.Normal(y.new_zeros(4), tau).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(m, 1.0).to_event(1), obs=y)
+
+
+def horseshoe(x, y):
+    tau = pyro.sample("tau", dist.HalfCauchy(x.new_tensor(1.0)))
+    lam = pyro.sample("lam", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))
+    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), tau * lam).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def rows(model):
+    generator = torch.Generator().manual_seed(0)
+    if model is shrunk:
+        return (torch.randn(20, 4, generator=generator, dtype=torch.float64),)
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    return x, x[:, :2].sum(1) * 2 + torch.randn(30, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("model", [shrunk, horseshoe])
+def test_a_funnel_is_named_and_no_step_size_advised(model):
+    """The agents reply numbers that are none, or that no honest agent's are; no agent is missing."""
+    fed = pf.Federation(model, rows(model), plate="data", num_clients=3, seed=0)
+    with pytest.raises(DivergenceError) as caught:
+        pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(3), **QUIET)
+    said = str(caught.value)
+    assert "the neck of a funnel" in said and "damping" in said and "NUTS" in said
+    assert "step size" not in said
