@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_fed.ops.cholesky import Factor, equilibrated_cholesky, factor_of, symmetrised
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.points import even_normals
 
 
 def _positive_or_nan(x: Tensor) -> Tensor:
@@ -117,6 +118,15 @@ class DiagGaussian(Gaussian):
 
     def root(self) -> Tensor:
         return _positive_or_nan(self.precision).rsqrt()
+
+    def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """As of every Gaussian, those of the batch one after the other: of many parameters draws are many numbers."""
+        batch = self.precision.reshape(-1, self.dim), self.eta.reshape(-1, self.dim)
+        draws = self.eta.new_empty(num_samples, *batch[1].shape)
+        for at, (precision, eta) in enumerate(zip(*batch, strict=True)):
+            noise = even_normals(num_samples, self.dim, generator).to(self.eta.device)
+            draws[:, at] = type(self)(precision, eta).transform(noise)
+        return draws.reshape(num_samples, *self.eta.shape)
 
     def _mean(self) -> Tensor:
         return self.eta / _positive_or_nan(self.precision)

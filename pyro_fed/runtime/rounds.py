@@ -102,8 +102,7 @@ def run_phases(
             phase = _begin(part, number, context, length, given if last else None, start, told)
             phase.settled = settled
             start = told = None  # what is no longer needed is let go: of a large model it is much
-            if context.problem.dim > LARGE_DIM:
-                memory.give_back()
+            _let_go(context)
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
         kept = saved.network if saved is not None and number == saved.phase else {}
@@ -121,7 +120,14 @@ def run_phases(
             break
         if finished is not None and start is not None and not context.budget.ended:
             finished.append((part, start))
+    _let_go(context)
     return phase.shared
+
+
+def _let_go(context: Context) -> None:
+    """What a large model's tensors have left free goes back: the next ones differ in size."""
+    if context.problem.dim > LARGE_DIM:
+        memory.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
@@ -132,17 +133,19 @@ def large_objections(q: Gaussian, deltas: Gaussian) -> message_limits.Objections
         q: what the clients received, (C,).
         deltas: changes of their diagonal sites, (C,).
     """
-    own, mean = q.precision[0], q.mean()[0]
-    size = deltas.precision.abs()
-    scale = own + (size.sum(0) - size) / max(1, len(size) - 1)
-    change = deltas.precision / scale
-    step = (deltas.eta - deltas.precision * mean) / scale.sqrt()
+    own, mean, total = q.precision[0], q.mean()[0], deltas.precision.abs().sum(0)
+    changes, steps, wrong = [], [], []
+    for precision, eta in zip(deltas.precision, deltas.eta, strict=True):  # all at once would be many numbers
+        scale = own + (total - precision.abs()) / max(1, len(deltas.eta) - 1)
+        changes.append(_largest(precision / scale))
+        steps.append(_largest((eta - precision * mean) / scale.sqrt()))
+        wrong.append((precision < -message_limits.LARGEST_FALL * scale).any())
     return {
-        **message_limits.outlying(_largest(change), "change of the precision"),
-        **message_limits.outlying(_largest(step), "step"),
-        "its precision has the wrong sign": (deltas.precision < -message_limits.LARGEST_FALL * scale).any(-1),
+        **message_limits.outlying(torch.stack(changes), "change of the precision"),
+        **message_limits.outlying(torch.stack(steps), "step"),
+        "its precision has the wrong sign": torch.stack(wrong),
     }
 
 
 def _largest(value: Tensor) -> Tensor:
-    return value.double().abs().amax(-1)
+    return value.double().abs().amax()

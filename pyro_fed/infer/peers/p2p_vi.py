@@ -267,12 +267,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         step = self._svi_step if isinstance(self.update, SVI) else self._newton_step
         step = self._ivon_step if isinstance(self.update, IVON) else step
         belief, news, fraction = step(problem, q, shared, local, data, noise)
-        new_local = {**local, **news}
-        next_row = new_local["next_row"]
+        next_row = news.get("next_row", local["next_row"])
         left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
         return (
             as_state(belief),
-            new_local,
+            news,
             {"fraction": fraction, "rows_left": left.double(), **self.traces(q)},
         )
 

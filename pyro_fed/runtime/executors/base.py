@@ -52,8 +52,13 @@ class Work:
             object.__setattr__(self, "slots", tuple(range(len(self.clients))))
 
     def part(self, at: Tensor) -> Work:
-        """The work of the clients at these positions; what all receive alike is not copied for each."""
+        """The work of the clients at these positions; itself where these are all.
+
+        What all receive alike is not copied for each.
+        """
         places = at.tolist()
+        if places == list(range(len(self.clients))):
+            return self
         shared = {
             name: value[at] if value.stride(0) else value[:1].expand(len(at), *value.shape[1:])
             for name, value in self.shared.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,10 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
-from pyro_fed.algorithm.states import State, concatenate, contiguous, select, write
+from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.time_limit import tick
+from pyro_fed.density.size import clients_at_once
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 
 
@@ -84,7 +85,10 @@ class Local(Executor):
 class Vectorised(Local):
     """All clients of a round in one call.
 
-    Rounds with fewer clients than the largest so far are filled up with copies, which are dropped again,
+    Of a large model as many clients in one call as their numbers have room for (`density.size.clients_at_once`), one
+    call after the other.
+
+    Calls with fewer clients than the largest so far are filled up with copies, which are dropped again,
     so that compiled steps keep their shapes.
     """
 
@@ -92,6 +96,7 @@ class Vectorised(Local):
         """No round so far."""
         super().prepare()
         self.width = 0
+        self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
     def rounds(
         self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]
@@ -132,15 +137,27 @@ class Vectorised(Local):
         self.local |= self.before
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """All in one call."""
+        """All in one call, or as many in each as have room."""
+        size = min(len(at), self.room)
+        self.width = max(self.width, size)
+        if size == len(at):
+            return self._filled(work.shared, at, noise)
+        parts = (slice(first, first + size) for first in range(0, len(at), size))
+        return joined((self._some(work, at, noise, part) for part in parts), self.local, at)
+
+    def _some(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
+        tick()
+        return self._filled(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
+
+    def _filled(self, shared: State, at: Tensor, noise: Noise) -> Step:
+        """One call for some clients, with copies of them up to the width of all calls so far."""
         count = len(at)
-        self.width = max(self.width, count)
         if count == self.width:
-            return self.step(contiguous(work.shared), select(self.local, at), self.rows_of(at), noise)
+            return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
         fill = torch.arange(self.width) % count
         noise = pytree.tree_map(lambda x: x[:, fill], noise)
         local = select(self.local, at[fill])
-        out = self.step(select(work.shared, fill), local, self.rows_of(at[fill]), noise)
+        out = self.step(select(shared, fill), local, self.rows_of(at[fill]), noise)
         messages, new, info = (select(part, slice(count)) for part in out)
         return messages, new, info
 
@@ -150,14 +167,40 @@ class Sequential(Local):
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""
-        replies = []
-        for i in range(len(at)):
-            tick()
-            one = slice(i, i + 1)
-            of_one = pytree.tree_map(lambda x, one=one: x[:, one], noise)
-            local, rows = select(self.local, at[one]), self.rows_of(at[one])
-            shared = contiguous(select(work.shared, one))
-            out = self.step(shared, local, rows, of_one)
-            replies.append((out[0], {**local, **out[1]}, out[2]))  # not every client need renew the same parts
-        messages, new, info = (concatenate(parts) for parts in zip(*replies, strict=True))
-        return messages, new, info
+        return joined((self._one(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
+
+    def _one(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
+        tick()
+        of_one = pytree.tree_map(lambda x: x[:, which], noise)
+        local, rows = select(self.local, at[which]), self.rows_of(at[which])
+        return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
+
+
+def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
+    """Those of some clients after those of others, as one.
+
+    Each is written to its place as it comes, and let go: so nothing is there twice. A state that not all clients have
+    renewed is for the others what it was.
+
+    Args:
+        steps: of the clients, in order.
+        kept: what all clients have kept so far, (K, ...).
+        at: the clients' places there, (C,).
+    """
+    whole: Step = {}, {}, {}
+    done = 0
+    for step in steps:
+        for states, part in zip(whole, step, strict=True):
+            for name, value in part.items():
+                if name not in states:
+                    states[name] = _room(value, kept.get(name) if states is whole[1] else None, at)
+                states[name][done : done + len(value)] = value
+        done += len(next(iter(step[0].values())))
+    return whole
+
+
+def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
+    """For what all clients have, like what some have, with what they had before where that is known."""
+    if before is None or before.shape[1:] != value.shape[1:]:
+        return value.new_empty(len(at), *value.shape[1:])
+    return before[at].to(value)
