@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from algorithms import graph_of
 from torch import nn
 
 import pyro_fed as pf
@@ -399,7 +400,8 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_three_clients_of_one_label_each_train_by_default():
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.P2PVI()], ids=["FedEP", "P2PVI"])
+def test_three_clients_of_one_label_each_train_by_default(algorithm):
     """With rounds of ten steps the accuracy was 0.5; dealt evenly the same rows give 0.7, and 0.33 is chance."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 4, generator=generator)
@@ -407,8 +409,10 @@ def test_three_clients_of_one_label_each_train_by_default():
     y = torch.bucketize(score, score.quantile(torch.tensor([1 / 3, 2 / 3])))
     shards = [(x[:480][y[:480] == label], y[:480][y[:480] == label]) for label in range(3)]
     fed = pf.Federation.from_clients(small_network(17), shards, plate="data")
-    assert fed.problem.dim == 119 and run_as(pf.FedEP(), fed.problem).client == pf.tilted.IVON(steps=3, rounds=200)
-    idata = pf.run(pf.FedEP(), fed, num_draws=100, progress=False, log_likelihood=False, audit=False)
+    fitted, options = run_as(algorithm, fed.problem), graph_of(algorithm, fed)
+    steps = fitted.update if isinstance(algorithm, pf.P2PVI) else fitted.client
+    assert (fed.problem.dim, steps.steps, steps.rounds) == (119, 3, SMALL_ROUNDS)
+    idata = pf.run(algorithm, fed, num_draws=100, progress=False, log_likelihood=False, audit=False, **options)
     assert pf.metrics.test_metrics(idata, fed, (x[480:], y[480:]))["accuracy"] > 0.6
 
 

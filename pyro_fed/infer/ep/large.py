@@ -1,7 +1,7 @@
 """What FedEP and its kin take by default on a large model, such as a network (see `density.size`).
 
     client   `tilted.IVON`: minibatches, an antithetic pair of draws a step, diagonal sites from scores alone
-             (three steps a round for few clients, see `FEW_CLIENTS`)
+             (three steps a round for few clients, see `online_newton.FEW_CLIENTS`)
     start    "fedavg": sites at the point that averaging finds
     order    of PVI: all clients at once
 
@@ -24,19 +24,15 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, has_labels, is_large
+from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, with_full
-from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
+from pyro_fed.infer.sites.online_newton import of_small_networks
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
-#: At fewer clients than this, which may have one label each, a classifying network of at most `LARGE_DIM` parameters
-#: has so many steps a round: in ten each client forgets the others' rows. Where they are alike three steps do as well,
-#: but not where a noise scale is learned, which rises over many.
-FEW_CLIENTS, FEW_STEPS = 5, 3
 #: Change of the prior's site, relative to it, that is single precision's rounding.
 ROUNDING = 1e-4
 #: Mean change of a log SD in a round from which on they have not settled.
@@ -59,11 +55,7 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     newton = isinstance(algorithm.client, Newton)
     if not large or not newton or own & EXACT or algorithm.structure(problem) == "full":
         return algorithm
-    client = IVON()
-    if problem.dim <= LARGE_DIM:
-        few = problem.num_clients < FEW_CLIENTS and has_labels(problem)
-        client = IVON(rounds=SMALL_ROUNDS, steps=FEW_STEPS if few else IVON.steps)
-    settings: dict[str, Any] = {"client": client}
+    settings: dict[str, Any] = {"client": IVON(**of_small_networks(problem))}
     if not own & {"start", "warm_tolerance"}:
         settings["start"] = "fedavg"
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):

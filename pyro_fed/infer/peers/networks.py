@@ -25,7 +25,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import LARGE_DIM, is_large
+from pyro_fed.density.size import is_large
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
@@ -42,7 +42,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     where,
     with_full,
 )
-from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
+from pyro_fed.infer.sites.online_newton import of_small_networks
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -114,8 +114,7 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     if not large or own & EXACT or algorithm.structure(problem) == "full":
         return algorithm
     start = {} if own & {"start", "start_steps"} else {"start": "fedavg"}
-    update = IVON() if problem.dim > LARGE_DIM else IVON(rounds=SMALL_ROUNDS)
-    return replace(algorithm, update=update, **start)
+    return replace(algorithm, update=IVON(**of_small_networks(problem)), **start)
 
 
 def first_states(
