@@ -73,5 +73,5 @@ def found_right(evidence: Evidence) -> bool:
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong(found).any()):
         return False
-    right = judged(found) is False or (weighed is not None and judged(weighed) is False)
+    right = judged(found) is False or (weighed is not None and judged(weighed.where_told(found)) is False)
     return right and not missed(evidence, strict=True)

@@ -152,10 +152,11 @@ class Evidence:
 
             return by_groups(parts, self.quantities.labels, of_one)
         weighed = None if found.stuck else self.by_weights
-        if weighed is not None and (
-            bool(wrong(weighed).any()) or (judged(weighed) is False and bool(wrong(found).any()))
-        ):
+        if weighed is not None and bool(wrong(weighed).any()):
             found = weighed
+        elif weighed is not None and bool(wrong(found).any()):
+            both = weighed.where_told(found)
+            found = both if judged(both) is False else found
         return Looked(found, self.quantities.labels)
 
     @property

@@ -10,7 +10,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.census import weighed_points
-from pyro_fed.audit.chains.motion import wrong
+from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond, weighted
 from pyro_fed.audit.target import Target
@@ -131,3 +131,14 @@ def test_a_tail_that_no_draws_tell_is_noted(model, said):
         idata = pf.run(pf.FedEP(), fed, progress=False, log_likelihood=False, compile="off", seed=0)
     noted = [str(one.message) for one in caught if "a few draws far out make the SD of 'scale'" in str(one.message)]
     assert len(noted) == said and idata.attrs["doubts"] == ""
+
+
+def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
+    """A variance of few points has no error, which is not to be taken for a right one's."""
+    x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numbers = torch.cat([x, (6 * x).exp()], 1)
+    points = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
+    off = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    both = points.where_told(Moments(off, 0.01 * off, off, 0.01 * off))
+    assert both.mean.tolist() == [float(points.mean[0]), 1.0]
+    assert bool(wrong(both)[:, 1].all()) and not bool(wrong(both)[:, 0].any())

@@ -133,6 +133,21 @@ class Moments:
         off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
         return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
 
+    def where_told(self, other: Moments) -> Moments:
+        """These, of other ones those numbers that these do not tell: their errors are zero.
+
+        Args:
+            other: of the same numbers.
+        """
+        told = self.mean_error > 0
+        return replace(
+            self,
+            mean=torch.where(told, self.mean, other.mean),
+            mean_error=torch.where(told, self.mean_error, other.mean_error),
+            log_sd=torch.where(told, self.log_sd, other.log_sd),
+            log_sd_error=torch.where(told, self.log_sd_error, other.log_sd_error),
+        )
+
     @property
     def stuck(self) -> bool:
         """Whether chains could hardly move."""

@@ -23,6 +23,7 @@ and m is no maximum if its smallest eigenvalue is below -`saddle`.
 
 Where points are so steep that particles would be thrown out of the finite numbers, as in the neck of a horseshoe's
 funnel, whose mode is infinitely narrow, these are put half as far from the centre, round by round, until none is.
+Draws of a census are not: they are where the posterior is, in modes as narrow as they may be.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -176,6 +177,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             "census": torch.tensor(census is not None),
             "checking": torch.tensor(self.begin == "checked"),
             "steep": torch.zeros((), dtype=torch.int64),
+            "settled": torch.tensor(self.begin == "modes" and census_of(start.shared) is not None),
             "scores": torch.zeros_like(points),
             "shares": shares,
             **as_state(white.product_over(0)),
@@ -288,9 +290,9 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {**chosen, **apart, **units._asdict()}
 
     def _less_steep(self, shared: State, scores: Tensor) -> State:
-        """Steep points half as far from the centre; all where they are of surrogates' Gaussian, no draws."""
+        """Steep points half as far from the centre; draws of the prior or of a census as they are."""
         steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # no number is steep too
-        if bool(shared["apart"]) or self.begin == "prior":
+        if bool(shared["apart"]) or self.begin == "prior" or bool(shared["settled"]):
             steep = torch.zeros_like(steep)
         white = torch.where(steep[:, None], shared["white"] / 2, shared["white"])
         return {**shared, "white": white, "steep": steep.sum()}
