@@ -121,8 +121,9 @@ table = pd.DataFrame(table).T.astype(float)
 table.round(3)
 
 # %% [markdown]
-# Averaging that is cut short after 30 rounds is unsure of all images, which costs log density; after 150 its log density
-# is `FedEP`'s, give or take 0.01, and it is surer than 95 % of more of the 8s and 9s. That is what a posterior has besides.
+# Averaging that is cut short after 30 rounds is unsure of all images, which costs log density. After 150 it has the log
+# density of `FedEP`, give or take 0.01, and is surer than 95 % of more of the 8s and 9s: that is what a posterior has
+# besides.
 
 # %% [markdown]
 # What travelled are weights for `FedAvg`, and for `FedEP` a mean and a precision each besides the averaging that it
