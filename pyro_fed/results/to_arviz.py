@@ -331,6 +331,10 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
     return _dataset(values, {name: [] for name in values}, {})
 
 
+#: Figures of the answer's last round that are told beside it: rounds of other stages may come after.
+EVIDENCE = ("log_evidence", "log_evidence_se")
+
+
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
     """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
     problem = federation.problem
@@ -355,6 +359,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "doubts": "\n".join(record.doubts),
         "audited": int(record.audited),
         **record.by_sums.attributes(),
+        **{name: record.latest[name] for name in EVIDENCE if name in record.latest},
         "stands_apart": record.stands_apart,
         **_spent(record),
         "versions": f"pyro {pyro.__version__}, torch {torch.__version__}, arviz {version('arviz')}",

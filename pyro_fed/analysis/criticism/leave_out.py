@@ -230,11 +230,7 @@ class _Study:
             who = "all clients" if without is None else f"the others of client {self.federation.client_names[without]}"
             warnings.warn(f"leave_one_client_out: {who} could not be run afresh: {stopped}", UserWarning, stacklevel=5)
             return math.nan, math.nan, self.proposals.points[:0]
-        record = found["federation"]
-        value, error = (
-            float(record[name].values[-1]) if name in record else math.nan
-            for name in ("log_evidence", "log_evidence_se")
-        )
+        value, error = (float(found.attrs.get(name, math.nan)) for name in ("log_evidence", "log_evidence_se"))
         return value, error, checked_draws(found, self.federation)
 
 

@@ -351,10 +351,9 @@ def _convergence(about: Compared) -> Picture | None:
         _without_legend(axes)
 
     evidence = [
-        f" Log evidence by {name}: {float(one['federation']['log_evidence'].values[-1]):.2f} ± "
-        f"{float(one['federation']['log_evidence_se'].values[-1]):.2f}."
+        f" Log evidence by {name}: {one.attrs['log_evidence']:.2f} ± {one.attrs['log_evidence_se']:.2f}."
         for name, one in recorded.items()
-        if "log_evidence" in one["federation"] and np.isfinite(one["federation"]["log_evidence"].values[-1])
+        if np.isfinite(one.attrs.get("log_evidence_se", np.nan))
     ]
     alt = f"Lines that fall over rounds and over bytes: {ends}"
     return Picture("", [Panel(draw, (4.4, 5.0), alt, axes=2)], CONVERGENCE + "".join(evidence), palette)

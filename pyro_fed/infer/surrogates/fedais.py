@@ -116,7 +116,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too where they are a name.
 
     The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
-    `log_evidence` log p(y) with its standard error `log_evidence_se`.
+    `log_evidence` log p(y) with its standard error `log_evidence_se`; so have the result's `attrs`.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -126,7 +126,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
 
     Example:
         >>> idata = pf.run(pf.FedAIS(), fed)
-        >>> evidence = idata["federation"]["log_evidence"].values[-1]
+        >>> evidence, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
     """
 
     needs_all: ClassVar[bool] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pyro_fed.algorithm.capabilities import Advice, DrawStats, NoiseWithin, Pool
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.algorithm.record import Released
+from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import (
     Evidence,
@@ -49,6 +50,8 @@ from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
 
+#: Standard error of the evidence's logarithm, in nats, from which on it says nothing: a factor of e.
+UNTOLD = 1.0
 #: What else may help a state without draws, of an algorithm without a cure of its own.
 OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
 #: What may be behind a client that moves the answer more than others do, honest as it may be.
@@ -242,6 +245,7 @@ class Finish:
     def weigh(self, draws: Tensor) -> None:
         """Add to the record of a judged result what it is not as it was asked for, and errors near their limits."""
         record = self.context.record
+        record.notes += [] if record.doubts else _untold_evidence(record)
         if not self.audit:
             return
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
@@ -311,6 +315,18 @@ class Finish:
             self.log_likelihood,
             self.collect_local,
         )
+
+
+def _untold_evidence(record: Record) -> list[str]:
+    """A note on an evidence that is not known, right as the draws may be."""
+    error = record.latest.get("log_evidence_se", 0.0)
+    if error <= UNTOLD:
+        return []
+    many = f"its standard error is {error:.2g} nats" if math.isfinite(error) else "its weights have no mean"
+    return [
+        f"log_evidence is not known ({many}, by their tail, whose Pareto k is {record.latest['pareto_k']:.2f}): compare"
+        " no models by it. More num_proposals or other surrogates may tell it; means and SDs do not depend on that tail"
+    ]
 
 
 def say(sentences: list[str]) -> None:

@@ -67,6 +67,7 @@ def bent(y):
         pyro.sample("y", dist.Normal(b + 0.5 * a.square(), 0.5), obs=y)
 
 
+@pytest.mark.filterwarnings("ignore:log_evidence is not known")  # of one seed: a Pareto k of 1.05, an infinite error
 @pytest.mark.parametrize("seed", range(3))
 def test_draws_around_weighted_draws_follow_a_ridge(seed):
     """Evidence and SDs by a grid; draws by the sites alone are worth 1,100 of 8,000."""
