@@ -31,6 +31,9 @@ CURES = {
     "particles": "Run more rounds, with more particles or longer steps; FSGLD and NUTS sample without",
     "chains": "Run more rounds, with shorter steps; FedAIS and NUTS do without a step size",
 }
+#: Rows a parameter up to which flat priors may leave no posterior, or no moments: the mean and the scale of a Gaussian
+#: have a posterior from three rows on, and the scale a variance from five on.
+FEW_ROWS = 2.5
 #: Cure where what weighted points have found is beyond the draws.
 BEYOND = (
     "There is mass beyond them, in a long tail, or in a slab beside its spike: DSVGD looks for it as far as the prior "
@@ -49,6 +52,8 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
         return "Privacy's noise is part of that: a larger epsilon, more rows a client or more clients lessen it"
     if evidence.record.failed():
         return "Clients failed, and rounds went on without them: run it again, with all of them at work"
+    if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
+        return _of_improper(evidence.problem)
     if evidence.record.converged is False:
         return with_hint("It has not converged: run more rounds", evidence.problem)
     if _diagonal(evidence):
@@ -57,6 +62,15 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
         return with_hint(BEYOND, evidence.problem)
     other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
     return with_hint(other, evidence.problem)
+
+
+def _of_improper(problem: Problem) -> str:
+    """The cure where little but flat priors holds the tails: more rounds and draws do not help."""
+    sites = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
+    return (
+        f"The prior of {sites} is improper, and with {problem.num_rows} rows the posterior may be so too, or have "
+        "tails so long that no means and SDs are told: give proper priors there"
+    )
 
 
 def _of_diagonal(problem: Problem) -> str:

@@ -15,7 +15,7 @@ def advice(dim):
     """Of a diagonal Gaussian of so many parameters."""
     record = SimpleNamespace(latest={}, failed=list, converged=None)
     shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
-    layout = SimpleNamespace(observed=[], factors=[])
+    layout = SimpleNamespace(observed=[], factors=[], improper=[])
     compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
     problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout, compiler=compiler)
     return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()))
