@@ -54,6 +54,7 @@ NAMES = sorted(n for n, v in PUBLIC.items() if issubclass(v, Algorithm) and not 
 EXAMPLES = {
     "particles": "SVGD",
     "independent draws": "FedEP",
+    "draws with an evidence": "FedAIS",
     "chains": "FSGLD",
     "chains with energies": "NUTS",
     "draws of agents": "P2PVI",
