@@ -103,7 +103,7 @@ def mixture(y):
 
 def horseshoe(x, y):
     tau = pyro.sample("tau", dist.HalfCauchy(1.0))
-    lam = pyro.sample("lam", dist.HalfCauchy(torch.ones(3)).to_event(1))
+    lam = pyro.sample("lam", dist.HalfCauchy(torch.ones(x.shape[1])).to_event(1))
     w = pyro.sample("w", dist.Normal(0.0, tau * lam).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from zoo_sites import horseshoe
 
 import pyro_fed as pf
 from pyro_fed.errors import DivergenceError
@@ -16,14 +17,6 @@ def shrunk(y):
     m = pyro.sample("m", dist.Normal(y.new_zeros(4), tau).to_event(1))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(m, 1.0).to_event(1), obs=y)
-
-
-def horseshoe(x, y):
-    tau = pyro.sample("tau", dist.HalfCauchy(x.new_tensor(1.0)))
-    lam = pyro.sample("lam", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))
-    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), tau * lam).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
 
 def rows(model):

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from zoo_sites import horseshoe
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Start
@@ -12,14 +13,6 @@ from pyro_fed.infer.stein.survey import NEARER, STEEP, Survey
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "audit": False}
-
-
-def horseshoe(x, y):
-    tau = pyro.sample("tau", dist.HalfCauchy(x.new_tensor(1.0)))
-    lam = pyro.sample("lam", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))
-    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), tau * lam).to_event(1))
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
 
 def regression(count, dim):
