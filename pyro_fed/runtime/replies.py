@@ -216,28 +216,30 @@ def _diverged(
     client = work.clients[slot]
     floating = [part for part in work.shared.values() if part.is_floating_point()]
     largest = max((float(part.abs().max()) for part in floating), default=0.0)
-    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
-    error = DivergenceError(
+    what = (
         f"client {context.record.client_names[client]}, round {work.round}: '{name}' left the finite numbers "
-        f"(largest magnitude before: {largest:.3g}); {cure}. "
-        f"{_said(context.record.unlike())}{KEPT}",
-        client=client,
-        round=work.round,
+        f"(largest magnitude before: {largest:.3g})"
     )
-    error.algorithm, error.state = algorithm, before
-    return error
+    return _error(algorithm, context, work, client, what, before)
 
 
 def _refused(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> DivergenceError:
     """The error of a round whose clients have all replied what no honest one can, as in a run that diverges."""
     client, reason = found.failures[-1]
-    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
-    error = DivergenceError(
+    what = (
         f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
-        f"client {context.record.client_names[client]} since {reason}; {cure}. {_said(context.record.unlike())}{KEPT}",
-        client=client,
-        round=work.round,
+        f"client {context.record.client_names[client]} since {reason}"
     )
+    return _error(algorithm, context, work, client, what, before)
+
+
+def _error(
+    algorithm: Algorithm, context: Context, work: Work, client: int, what: str, before: State
+) -> DivergenceError:
+    """The error of a run that diverges at a client, with the cure, and the state before."""
+    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
+    said = f"{what}; {cure}. {_said(context.record.unlike())}{KEPT}"
+    error = DivergenceError(said, client=client, round=work.round)
     error.algorithm, error.state = algorithm, before
     return error
 
