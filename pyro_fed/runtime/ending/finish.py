@@ -250,17 +250,10 @@ class Finish:
             return
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
         if record.audited and not record.doubts:
-            record.notes += self._untold(draws)
-            record.notes += as_numbers(self._evidence_of(draws))
+            evidence = self._evidence_of(draws)
+            record.notes += _untold(evidence) + as_numbers(evidence)
         if not record.doubts:
             record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
-
-    def _untold(self, draws: Tensor) -> list[str]:
-        """A note on SDs that so many draws do not tell."""
-        evidence = self._evidence_of(draws)
-        if evidence.near is None:
-            return []
-        return few_draws_tell(evidence.near, evidence.quantities, draws.flatten(0, 1), evidence.census)
 
     def _evidence_of(self, draws: Tensor) -> Evidence:
         """What the audit has looked at, or of a plan's answer can."""
@@ -315,6 +308,13 @@ class Finish:
             self.log_likelihood,
             self.collect_local,
         )
+
+
+def _untold(evidence: Evidence) -> list[str]:
+    """A note on SDs that so many draws do not tell."""
+    if evidence.near is None:
+        return []
+    return few_draws_tell(evidence.near, evidence.quantities, evidence.draws.flatten(0, 1), evidence.census)
 
 
 def _untold_evidence(record: Record) -> list[str]:
