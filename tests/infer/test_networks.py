@@ -21,7 +21,8 @@ from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
 from pyro_fed.infer.ep.large import network_warnings
-from pyro_fed.infer.sites import derivatives
+from pyro_fed.infer.ep.point_sites import PointSites
+from pyro_fed.infer.sites import derivatives, online_newton
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
@@ -234,9 +235,7 @@ def test_scores_alone_find_a_diagonal_posterior(start):
 
 
 @pytest.mark.filterwarnings("ignore:the SDs still changed", "ignore:q moved by")  # of four rounds
-def test_a_network_by_default_predicts_and_executors_agree(fed, digits):
-    """Better than FedAvg's log density: the least that a posterior is for."""
-    point = pf.run(pf.FedAvg(), fed, num_rounds=40, progress=False, audit=False)
+def test_executors_agree_on_a_network(fed):
     results = [
         pf.run(pf.FedEP(), fed, num_rounds=4, num_draws=100, progress=False, audit=False, executor=executor)
         for executor in ("vectorised", "sequential")
@@ -244,9 +243,19 @@ def test_a_network_by_default_predicts_and_executors_agree(fed, digits):
     assert "'ivon'" in results[0].attrs["settings"]
     both = [result["posterior"]["w1"].values for result in results]
     np.testing.assert_allclose(both[0], both[1], rtol=1e-3, atol=1e-3)
-    averaged, found = (pf.metrics.test_metrics(one, fed, digits[1]) for one in (point, results[0]))
-    assert found["accuracy"] >= averaged["accuracy"]
-    assert found["log_predictive_density"] > averaged["log_predictive_density"]
+
+
+@pytest.mark.filterwarnings("ignore:the SDs still changed", "ignore:q moved by")  # single weights, every round
+def test_a_network_by_default_predicts(fed, digits):
+    """Better than FedAvg's log density: the least that a posterior is for. Its accuracy, on 300 rows, within 3 SEs.
+
+    One row in 15 is right by one of the two alone.
+    """
+    point = pf.run(pf.FedAvg(), fed, num_rounds=40, progress=False, audit=False)
+    found = pf.run(pf.FedEP(), fed, num_draws=100, progress=False, audit=False)
+    averaged, found = (pf.metrics.test_metrics(one, fed, digits[1]) for one in (point, found))
+    assert found["accuracy"] >= averaged["accuracy"] - 0.045
+    assert found["log_predictive_density"] > averaged["log_predictive_density"] + 0.05
 
 
 @pytest.mark.filterwarnings("ignore:agents disagree")
@@ -499,12 +508,13 @@ def test_sds_that_still_change_are_said_to(fed, growth, said):
 
 
 @pytest.mark.filterwarnings("ignore:the SDs still changed")  # by 1 % a round, where that is said
-def test_a_noise_scale_leaves_the_mode_at_which_the_network_knows_all_rows():
+@pytest.mark.parametrize("seed", range(3))
+def test_a_noise_scale_leaves_the_mode_at_which_the_network_knows_all_rows(seed):
     """Pooled variational inference has a scale of 0.72 and a log density of -1.05; the mode 0.30 and -3.8."""
     columns, target = (torch.tensor(a, dtype=torch.float32) for a in late_diabetes())
     rows, held = (columns[:352], target[:352]), (columns[352:], target[352:])
-    fed = pf.Federation(with_noise, rows, plate="data", num_clients=10, seed=0)
-    idata = pf.run(pf.FedEP(), fed, seed=0, audit=False, log_likelihood=False, progress=False)
+    fed = pf.Federation(with_noise, rows, plate="data", num_clients=10, seed=seed)
+    idata = pf.run(pf.FedEP(), fed, seed=seed, audit=False, log_likelihood=False, progress=False)
     assert float(idata["posterior"]["scale"].mean()) == pytest.approx(0.72, rel=0.15)
     assert pf.metrics.test_metrics(idata, fed, held)["log_predictive_density"] > -1.25
 
@@ -524,6 +534,31 @@ def test_a_step_of_the_precision_leaves_it_positive_and_no_longer_than_twice_its
     assert abs(moved) <= 2 * abs(away)
     if abs(away) < 2 * 3.5:
         assert moved == pytest.approx(away + away**2 / (2 * 3.5))
+
+
+@pytest.mark.parametrize("curvature", [-1e9, -30.0, -1.0, 0.0, 2.0])
+def test_a_measured_step_that_counts_for_ten_clients_leaves_their_total_positive(curvature, monkeypatch):
+    """Else a draw of a noise scale is as wide as its prior, and curvatures divided by it are anything."""
+    steps, prior, clients = pf.tilted.IVON(), 0.5, 10.0
+    site, one = torch.tensor([3.0], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    monkeypatch.setattr(online_newton, "score_and_curvature", lambda *_: (one, curvature * one))
+    monkeypatch.setattr(online_newton, "batch_of", lambda rows, picks: rows)
+    const = ((site, prior * one, torch.tensor(clients), torch.ones(4096)), ())
+    moved, _ = steps._measure(None, site, const, (torch.zeros(1, dtype=torch.int64), ()))
+    assert float(prior + clients * moved) > 0
+
+
+def test_first_sites_beside_a_small_noise_scale_have_curvatures_of_its_size():
+    """A smooth curve of 20 columns of units and a noise of 0.05, of which averaging leaves 0.02.
+
+    A row's curvature in a weight is at most (∂f/∂w / scale)² = 2,500 (∂f/∂w)², so that no SD is below 1e-3.
+    """
+    noise = torch.Generator().manual_seed(0)
+    x = torch.randn(240, 10, generator=noise)
+    y = torch.sin(x[:, 0]) + 0.5 * x[:, 1] + 0.05 * torch.randn(240, generator=noise)
+    fed = pf.Federation(with_noise, (x, y), plate="data", num_clients=10, seed=0)
+    found = pf.run(PointSites(), fed, audit=False, log_likelihood=False, progress=False, compile="off")["posterior"]
+    assert min(float(found[name].std(("chain", "draw")).min()) for name in ("w1", "b1", "w2")) > 1e-3
 
 
 # -- outputs that are exponentiated -------------------------------------------------------------------------------

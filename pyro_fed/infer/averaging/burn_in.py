@@ -47,7 +47,7 @@ class BurnIn(FedAvg):
 
     rounds: int = 40
     step_size: float = 0.03
-    rising: int = 10
+    rising: int = 3
     second_moment: float = 0.99
     eps: float = 1e-8
     batch_size: int | None = 32

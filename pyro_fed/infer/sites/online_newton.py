@@ -145,17 +145,18 @@ class OnlineNewton:
         return found
 
     def _measure(self, problem: Problem, site: Tensor, const: Any, x: Any) -> tuple[Tensor, tuple[()]]:
-        """The curvature after one step of one client."""
+        """The curvature after one step of one client, which counts for all of them in the total."""
         (point, prior, clients, pool), rows = const
         turns, picks = x
         total = prior + clients * site.clamp_min(0)
         eps, batch = turned(pool, turns, len(point)), batch_of(rows, picks)
         curvature = score_and_curvature(problem, point, total.rsqrt(), eps, batch)[1]
-        return self._moved(site, curvature, total), ()
+        return self._moved(site, curvature, total / clients), ()
 
     def _moved(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
         """S after a step towards a curvature of any sign, by which the total P stays positive: (D,).
 
+        Where K clients are taken to have this S, `total` is P / K: what they change of P is K times this step.
         The term of second order is at most the step itself: P stays positive with it too, where a curvature's noise is
         many times P, as beside a parameter that is far narrower than others, the square would multiply it by that.
         """
