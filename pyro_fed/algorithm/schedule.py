@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,6 +66,21 @@ class Schedule(ABC, metaclass=Checked):
             cure = "; np.flatnonzero(mask) turns a mask into numbers" if wrong and isinstance(wrong[0], bool) else ""
             raise SettingError(f"{name} returned {what} in {str(found)[:SHOWN]}; {expected}{cure}")
         return [int(k) for k in found]
+
+    def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
+        """What `chosen` answers in the rounds of one period, round by round.
+
+        Args:
+            num_clients: K.
+            rng: randomness of the period, which is the beginning of each of its rounds.
+        """
+        beginning = rng.bit_generator.state
+
+        def answer(round: int) -> list[int]:
+            rng.bit_generator.state = beginning
+            return self.chosen(round, num_clients, rng)
+
+        return answer
 
     def _called(self, round: int, num_clients: int) -> str:
         return f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
@@ -164,6 +179,13 @@ class Shuffled(Schedule):
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """The sweep's next client."""
         return [int(rng.permutation(num_clients)[round % num_clients])]
+
+    def of_period(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], list[int]]:
+        """A sweep's clients, whose order is drawn once."""
+        if type(self).select is not Shuffled.select:
+            return super().of_period(num_clients, rng)
+        order = rng.permutation(num_clients).tolist()
+        return lambda round: [order[round % num_clients]]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
-
-import numpy as np
+from typing import cast
 
 from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.combination import Combination
@@ -61,7 +60,7 @@ class Phase:
         settled: whether it starts from one that had converged, so that its first state is a posterior already.
         ledger: the clients' sites as the server can follow them; empty where it cannot.
         name: as its progress is shown.
-        drawn: the schedule's period of which there are `slots`: generators, and their states when it begins.
+        drawn: the schedule's period of which there are `slots`: what it answers each of an algorithm's, by round.
         growth: how large its state has been, to tell when it grows without end.
     """
 
@@ -77,7 +76,7 @@ class Phase:
     ledger: State = field(default_factory=dict)
     name: str = ""
     drawn: int = -1
-    slots: list[tuple[np.random.Generator, Any]] = field(default_factory=list)
+    slots: list[Callable[[int], list[int]]] = field(default_factory=list)
     growth: Growth = field(default_factory=Growth)
 
     @cached_property

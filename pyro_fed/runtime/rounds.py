@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -366,19 +366,18 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
             return _ask(phase, context, schedule, rng)
         return schedule.chosen(index, num_clients, rng), None
     chosen = []
-    for rng in _slots(phase, context, drawn, algorithm.num_slots):
-        chosen += schedule.chosen(index, num_clients, rng)
+    for answer in _slots(phase, context, drawn, algorithm.num_slots):
+        chosen += answer(index)
     return chosen, None
 
 
-def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Iterator[np.random.Generator]:
-    """Each slot's generator of a period, as it is when the period begins: made once, and set back."""
+def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> list[Callable[[int], list[int]]]:
+    """What the schedule answers each slot in the rounds of a period, made when it begins."""
     if phase.drawn != drawn:
-        made = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(slots)]
-        phase.drawn, phase.slots = drawn, [(one, one.bit_generator.state) for one in made]
-    for one, state in phase.slots:
-        one.bit_generator.state = state
-        yield one
+        num_clients = _num_clients(phase.algorithm, context)
+        each = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(slots)]
+        phase.drawn, phase.slots = drawn, [phase.schedule.of_period(num_clients, rng) for rng in each]
+    return phase.slots
 
 
 def _ask(

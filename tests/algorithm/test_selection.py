@@ -203,3 +203,32 @@ def test_federated_ksd_errors():
     other.posterior = other.posterior.rename({"w": "v"})
     with pytest.raises(pf.DataError, match=r"no sites \['w'\]"):
         pf.ksd(other, fed)
+
+
+class Reversed(pf.schedule.Shuffled):
+    """Sweeps from the last client of an order to its first."""
+
+    def select(self, round, num_clients, rng):
+        return [int(rng.permutation(num_clients)[::-1][round % num_clients])]
+
+
+@pytest.mark.parametrize("schedule", [pf.schedule.Shuffled(), Reversed(), pf.schedule.Categorical()])
+def test_what_a_schedule_answers_in_a_period_is_what_it_answers_round_by_round(schedule):
+    for first in range(0, 21, schedule.period(7)):
+        answer = schedule.of_period(7, np.random.default_rng(first))
+        rounds = range(first, first + schedule.period(7))
+        expected = [schedule.chosen(round, 7, np.random.default_rng(first)) for round in rounds]
+        assert [answer(round) for round in reversed(rounds)] == expected[::-1]
+
+
+def test_a_sweep_draws_its_order_once():
+    """Of many clients a permutation a round is what a run would take its time for."""
+    drawn = []
+
+    class Counting(np.random.Generator):
+        def permutation(self, *args, **options):
+            drawn.append(args)
+            return super().permutation(*args, **options)
+
+    answer = pf.schedule.Shuffled().of_period(50, Counting(np.random.PCG64(0)))
+    assert sorted(client for round in range(50) for client in answer(round)) == list(range(50)) and len(drawn) == 1

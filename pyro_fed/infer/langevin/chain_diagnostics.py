@@ -35,26 +35,29 @@ def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
 
 
 def _normal_scores(halves: Array) -> Array:
-    """Normal scores of the ranks of each coordinate's draws, (D, m, n)."""
-    from scipy import special
-
-    ranks = _ranks(halves.reshape(len(halves), -1))
-    scores: Array = special.ndtri((ranks - 0.375) / (ranks.shape[1] + 0.25))
-    return scores.reshape(halves.shape)
-
-
-def _ranks(values: Array) -> Array:
-    """Ranks from 1 within each row, (D, S); ties share their mean rank."""
+    """Normal scores of the ranks of each coordinate's draws, (D, m, n); ties share the score of their mean rank."""
+    values = halves.reshape(len(halves), -1)
     order = values.argsort(1)
     ascending = np.take_along_axis(values, order, 1)
-    ranks = np.broadcast_to(np.arange(1.0, values.shape[1] + 1), values.shape).copy()
+    ranks = np.arange(1.0, values.shape[1] + 1)
     new = np.ones(values.shape, bool)
     new[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    if not new.all():
+    if new.all():
+        scores = np.broadcast_to(_score(ranks, len(ranks)), values.shape)  # the same of all coordinates
+    else:
         group = (new.cumsum() - 1).reshape(values.shape)  # rows begin new groups
-        ranks = (np.bincount(group.ravel(), ranks.ravel()) / np.bincount(group.ravel()))[group]
-    found = np.empty_like(ranks)
-    np.put_along_axis(found, order, ranks, 1)
+        each = np.bincount(group.ravel(), np.broadcast_to(ranks, values.shape).ravel()) / np.bincount(group.ravel())
+        scores = _score(each[group], len(ranks))
+    found = np.empty_like(values)
+    np.put_along_axis(found, order, scores, 1)
+    return found.reshape(halves.shape)
+
+
+def _score(ranks: Array, number: int) -> Array:
+    """Normal scores of ranks among so many."""
+    from scipy import special
+
+    found: Array = special.ndtri((ranks - 0.375) / (number + 0.25))
     return found
 
 

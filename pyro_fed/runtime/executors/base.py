@@ -208,21 +208,29 @@ class Executor(ABC, metaclass=Checked):
         messages, new, info = (self.here(state) for state in out)
         return messages, new, info
 
-    def noise(self, work: Work, generators: Iterator[torch.Generator] | None = None) -> Any:
+    def noise(self, work: Work) -> Any:
         """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros.
 
         Args:
             work: of a round.
-            generators: its clients' own come next of these, where they have been made for several rounds.
         """
-        if generators is None:
-            generators = seeding.torch_generators(work.seed, seeding.client_keys(work.round, work.clients))
-        drawn = []
-        for client, generator in zip(work.clients, generators, strict=False):
-            drawn.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
-            if len(drawn) == 1 and not pytree.tree_leaves(drawn[0]):
-                return drawn[0]  # the work has no randomness, at no client
-        return _stacked_trees(drawn)
+        return self.drawn(
+            work.clients, seeding.torch_generators(work.seed, seeding.client_keys(work.round, work.clients))
+        )
+
+    def drawn(self, clients: Sequence[int], generators: Iterator[torch.Generator]) -> Any:
+        """The same, of clients that draw by these generators.
+
+        Args:
+            clients: by number; of several rounds where these have been made for them.
+            generators: one each.
+        """
+        found = []
+        for client, generator in zip(clients, generators, strict=True):
+            found.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
+            if len(found) == 1 and not pytree.tree_leaves(found[0]):
+                return found[0]  # the work has no randomness, at no client
+        return _stacked_trees(found)
 
 
 def owned(value: Tensor) -> Tensor:

@@ -118,11 +118,12 @@ class Vectorised(Local):
         work, found, received, drawn = first, list[Step](), list[State](), list[State]()
         keys = [seeding.client_keys(first.round + i, chosen) for i, chosen in enumerate(clients)]
         generators = seeding.torch_generators(first.seed, [key for part in keys for key in part])
-        for number, chosen in enumerate(clients):
+        noises = _apart(self.drawn([client for chosen in clients for client in chosen], generators), clients)
+        for number, (chosen, noise) in enumerate(zip(clients, noises, strict=True)):
             if number:
                 shared = onward(work.shared, found[-1][0], torch.tensor(chosen))
                 work = Work(first.round + number, first.seed, chosen, shared)
-            at, noise = self.at(chosen), self.noise(work, generators)
+            at = self.at(chosen)
             found.append(self.steps(work, at, noise))
             received.append(work.shared)
             drawn.append({name: noise[name] for name in replays})
@@ -174,6 +175,13 @@ class Sequential(Local):
         of_one = pytree.tree_map(lambda x: x[:, which], noise)
         local, rows = select(self.local, at[which]), self.rows_of(at[which])
         return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
+
+
+def _apart(noise: Noise, clients: list[list[int]]) -> list[Noise]:
+    """The randomness of several rounds' clients, stacked on axis 1, round by round."""
+    leaves, spec = pytree.tree_flatten(noise)
+    parts = [leaf.split([len(chosen) for chosen in clients], 1) for leaf in leaves]
+    return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(len(clients))]
 
 
 def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
+from pyro_fed.infer.langevin.chain_diagnostics import _normal_scores, rhat_and_ess
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 
@@ -22,3 +22,15 @@ def test_the_numbers_are_arviz_s(chains, draws, memory):
     found = rhat_and_ess(values)
     np.testing.assert_allclose(found[0], rhat(values), rtol=1e-12)
     np.testing.assert_allclose(found[1], ess(values), rtol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_normal_scores_are_those_of_mean_ranks(tied):
+    """Blom's, of SciPy's ranks; without ties one table serves all coordinates."""
+    from scipy import special, stats
+
+    values = np.random.default_rng(0).normal(size=(3, 2, 30))
+    values = values.round(1) if tied else values
+    ranks = stats.rankdata(values.reshape(3, -1), axis=1)
+    expected = special.ndtri((ranks - 0.375) / (60 + 0.25)).reshape(values.shape)
+    np.testing.assert_array_equal(_normal_scores(values), expected)
