@@ -38,8 +38,25 @@ FIRST_SHARE, WORTH = 0.2, 0.75
 #: Levels where the differences are no numbers.
 MOST_LEVELS = 1_000_000
 
-#: z (S, D) → d (S,) and ∇d (S, D).
-Difference = Callable[[Tensor], tuple[Tensor, Tensor]]
+#: A value (S,) and its gradient (S, D).
+Slope = tuple[Tensor, Tensor]
+#: z (S, D) → d and ∇d.
+Difference = Callable[[Tensor], Slope]
+#: z (S, D) → d and ∇d, b and ∇b.
+Ends = Callable[[Tensor], tuple[Slope, Slope]]
+
+
+def from_normal(difference: Difference) -> Ends:
+    """d and b = 0: from N(0, I) itself.
+
+    Args:
+        difference: d and its gradient.
+    """
+
+    def ends(white: Tensor) -> tuple[Slope, Slope]:
+        return difference(white), (torch.zeros_like(white[:, 0]), torch.zeros_like(white))
+
+    return ends
 
 
 class Annealed(NamedTuple):
@@ -58,66 +75,56 @@ class _State(NamedTuple):
     base_slope: Tensor
 
 
-class _Path(NamedTuple):
-    """From N(0, I) exp b to N(0, I) exp d."""
-
-    difference: Difference
-    base: Difference | None
-
-    def at(self, white: Tensor) -> _State:
-        value, slope = self.difference(white)
-        none = torch.zeros_like(value), torch.zeros_like(slope)
-        return _State(white, value, slope, *(none if self.base is None else self.base(white)))
+def _at(ends: Ends, white: Tensor) -> _State:
+    difference, base = ends(white)
+    return _State(white, *difference, *base)
 
 
 def anneal(
-    difference: Difference,
+    ends: Ends,
     white: Tensor,
     generator: torch.Generator,
     *,
     levels: int,
     leapfrog_steps: int,
     step_size: float,
-    base: Difference | None = None,
+    axes: Tensor | None = None,
 ) -> Annealed:
     """From draws of a density to weighted draws of exp(-|z|²/2 + d(z)).
 
     Args:
-        difference: d and its gradient.
+        ends: d and b, with their gradients.
         white: independent draws of π_0, (S, D).
         generator: of momenta, steps and acceptances.
         levels: J, at least 1.
         leapfrog_steps: of a transition, at least 1.
         step_size: of the leapfrog, in SDs of the Gaussian.
-        base: b and its gradient, of π_0 = N(0, I) exp b; None is zero.
+        axes: (D, D), orthonormal: what z's coordinates are along those in which momenta are drawn; None are the same.
     """
-    path = _Path(difference, base)
-    state = path.at(white)
+    state = _at(ends, white)
     log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
     accepted = log_weights.new_zeros(())
     for level in range(1, levels + 1):
         log_weights = log_weights + (state.value - state.base).double() / levels
-        proposed, gain = _trajectory(path, state, level / levels, generator, leapfrog_steps, step_size)
+        proposed, gain = _trajectory(ends, state, level / levels, generator, leapfrog_steps, step_size, axes)
         taken = torch.rand(len(white), generator=generator).to(white.device).log() < gain  # NaN is refused
         state = _State(*(choose(taken, new, old) for new, old in zip(proposed, state, strict=True)))
         accepted = accepted + taken.double().mean() / levels
     return Annealed(state.white, log_weights, accepted)
 
 
-def anneal_sparingly(
-    difference: Difference, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any
-) -> Annealed:
+def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
     """The same by `FIRST_SHARE` of the levels, where that leaves draws worth `WORTH` of their number; else by all.
 
     Args:
-        difference: d and its gradient.
+        ends: d and b, with their gradients.
         white: independent draws of π_0, (S, D).
         generator: of momenta, steps and acceptances.
         levels: J at most, at least 1.
         how: the other arguments of `anneal`.
     """
     for number in sorted({math.ceil(FIRST_SHARE * levels), levels}):
-        found = anneal(difference, white, generator, levels=number, **how)
+        found = anneal(ends, white, generator, levels=number, **how)
         weights = found.log_weights.softmax(0)
         if float(1 / weights.square().sum()) >= WORTH * len(weights):
             break
@@ -138,18 +145,25 @@ def levels_for(value: Tensor, spread: float) -> int:
 
 
 def _trajectory(
-    path: _Path, start: _State, beta: float, generator: torch.Generator, length: int, step_size: float
+    ends: Ends,
+    start: _State,
+    beta: float,
+    generator: torch.Generator,
+    length: int,
+    step_size: float,
+    axes: Tensor | None,
 ) -> tuple[_State, Tensor]:
     """The end of a Hamiltonian trajectory, and the fall of its energy, (S,)."""
     shape, like = start.white.shape, start.white
     momentum = torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+    momentum = momentum if axes is None else momentum @ axes
     spread = 2 * torch.rand(len(like), 1, generator=generator, dtype=torch.float64).to(like) - 1
     step = step_size * (1 + JITTER * spread)
     before = _energy(start, momentum, beta)
     state = start
     momentum = momentum + step / 2 * _force(state, beta)
     for i in range(length):
-        state = path.at(state.white + step * momentum)
+        state = _at(ends, state.white + step * momentum)
         momentum = momentum + (step if i + 1 < length else step / 2) * _force(state, beta)
     return state, before - _energy(state, momentum, beta)
 

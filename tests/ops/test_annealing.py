@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_fed.infer.surrogates.defence import Defence
-from pyro_fed.ops.annealing import FIRST_SHARE, anneal, anneal_sparingly
+from pyro_fed.ops.annealing import FIRST_SHARE, anneal, anneal_sparingly, from_normal
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import log_mean, smoothed, systematic
 
@@ -44,7 +44,7 @@ def target():
 @pytest.mark.parametrize("settings", [SETTINGS, SETTINGS | {"levels": 40}, SETTINGS | {"step_size": 2.5}])
 def test_the_mean_weight_is_the_constant_and_weighted_moments_are_right_however_chains_mix(target, settings):
     """Two normalised densities: log of the mean weight 0. Five standard errors: one failure in 10^6."""
-    found = anneal(to_gaussian(target), standard(), generator(), **settings)
+    found = anneal(from_normal(to_gaussian(target)), standard(), generator(), **settings)
     value, error = log_mean(found.log_weights)
     assert abs(value) < 5 * error
     weights = smoothed(found.log_weights)
@@ -64,13 +64,13 @@ def test_another_start_gives_the_same_constant_and_moments(target):
 
     defence, generated = Defence(0.0), generator()
     cases = [
-        (1.5 * standard(), wide, to_gaussian(target), torch.zeros(DRAWS)),
-        (defence.draws(standard(), generated), defence.base, defence.over(to_gaussian(target)), None),
+        (1.5 * standard(), lambda z: (to_gaussian(target)(z), wide(z))),
+        (defence.draws(standard(), generated), defence.ends(to_gaussian(target))),
     ]
     mean, covariance = target.moments()
-    for white, base, difference, more in cases:
-        found = anneal(difference, white, generated, base=base, **SETTINGS)
-        narrow = to_gaussian(target)(found.white)[0] - difference(found.white)[0] if more is None else more
+    for white, ends in cases:
+        found = anneal(ends, white, generated, **SETTINGS)
+        narrow = to_gaussian(target)(found.white)[0] - ends(found.white)[0][0]
         weights = found.log_weights + narrow
         value, error = log_mean(weights)
         assert abs(value) < 5 * error
@@ -90,7 +90,7 @@ def test_a_share_of_the_levels_is_enough_where_its_weights_say_so(target, levels
         return to_gaussian(target)(z)
 
     how = {"leapfrog_steps": 5, "step_size": step_size}
-    found = anneal_sparingly(counted, standard(), generator(), levels=levels, **how)
+    found = anneal_sparingly(from_normal(counted), standard(), generator(), levels=levels, **how)
     assert len(calls) == sum(1 + 5 * number for number in tried)
     assert min(tried) == math.ceil(FIRST_SHARE * levels)
     value, error = log_mean(found.log_weights)
@@ -99,12 +99,14 @@ def test_a_share_of_the_levels_is_enough_where_its_weights_say_so(target, levels
 
 def test_the_wide_shares_log_ratio_has_its_own_gradient():
     z = standard()[:50].requires_grad_()
-    value, slope = Defence(0.0).base(z)
+    none = torch.zeros(50, dtype=torch.float64), torch.zeros_like(z)
+    value, slope = Defence(0.0).ends(lambda _: none)(z)[1]
     torch.testing.assert_close(torch.autograd.grad(value.sum(), z)[0], slope)
 
 
 def test_a_constant_difference_leaves_equal_weights():
-    found = anneal(lambda z: (torch.full_like(z[:, 0], 2.5), torch.zeros_like(z)), standard(), generator(), **SETTINGS)
+    same = from_normal(lambda z: (torch.full_like(z[:, 0], 2.5), torch.zeros_like(z)))
+    found = anneal(same, standard(), generator(), **SETTINGS)
     torch.testing.assert_close(found.log_weights, torch.full((DRAWS,), 2.5, dtype=torch.float64))
     assert smoothed(found.log_weights).pareto_k == -math.inf
     assert smoothed(found.log_weights).effective == pytest.approx(DRAWS)
@@ -118,7 +120,7 @@ def test_moves_into_what_is_not_a_number_are_refused():
         return torch.where(z[:, 0] < 2, 0.0, torch.nan), torch.zeros_like(z)
 
     inside = standard()[standard()[:, 0] < 2]
-    found = anneal(wall, inside, generator(), **SETTINGS)
+    found = anneal(from_normal(wall), inside, generator(), **SETTINGS)
     assert found.white[:, 0].max() < 2
     assert found.log_weights.isfinite().all()
 
@@ -137,3 +139,17 @@ def test_systematic_resampling_takes_each_draw_as_often_as_its_weight_says(count
     times = torch.bincount(systematic(weights, count, generator()), minlength=DRAWS)
     assert times.sum() == count
     assert ((times - count * weights).abs() < 1 + 1e-9).all()
+
+
+def test_momenta_along_other_axes_are_those_of_turned_coordinates(target):
+    """What is computed in coordinates z V is what is computed in z, draw by draw."""
+    turn = torch.linalg.qr(torch.randn(DIM, DIM, generator=generator(2), dtype=torch.float64))[0]
+
+    def difference(z):
+        value, slope = to_gaussian(target)(z @ turn.T)
+        return value, slope @ turn
+
+    plain = anneal(from_normal(to_gaussian(target)), standard(), generator(), **SETTINGS)
+    there = anneal(from_normal(difference), standard() @ turn, generator(), **SETTINGS, axes=turn)
+    torch.testing.assert_close(there.white @ turn.T, plain.white)
+    torch.testing.assert_close(there.log_weights, plain.log_weights)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from late import late
 
-from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.student import Tails
 
 stats = late("scipy.stats")
@@ -14,7 +14,7 @@ Z = 3 * torch.randn(200, DIM, generator=torch.Generator().manual_seed(0), dtype=
 
 
 def test_the_whole_standard_normal_becomes_the_multivariate_t():
-    whole = FullGaussian(torch.eye(DIM, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64))
+    whole = DiagGaussian(torch.ones(DIM, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64))
     found = whole.log_factor(Z) + Tails.of(whole, FREEDOM).log_ratio(Z)[0]
     exact = torch.as_tensor(
         stats.multivariate_t(torch.zeros(DIM).numpy(), torch.eye(DIM).numpy(), df=FREEDOM).logpdf(Z)
@@ -22,15 +22,12 @@ def test_the_whole_standard_normal_becomes_the_multivariate_t():
     torch.testing.assert_close(found - found[0], exact - exact[0])
 
 
-@pytest.fixture(params=["full", "diag"])
-def factor(request):
+@pytest.fixture
+def factor():
     """One with a negative and a negligible precision among its directions, and a distant centre along another."""
     values = torch.tensor([0.8, 0.02, 1e-4, -0.3], dtype=torch.float64)
     eta = torch.tensor([0.1, 0.5, 0.2, -0.1], dtype=torch.float64)
-    if request.param == "diag":
-        return DiagGaussian(values, eta)
-    vectors = torch.linalg.qr(torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
-    return FullGaussian((vectors * values) @ vectors.T, vectors @ eta)
+    return DiagGaussian(values, eta)
 
 
 def test_the_gradient_is_that_of_the_value(factor):
@@ -42,11 +39,11 @@ def test_the_gradient_is_that_of_the_value(factor):
 def test_where_draws_lie_the_factor_keeps_its_slope(factor):
     """At r² = R, its mean under N(0, I), h is flat: the far centre along the second direction does not matter."""
     tails = Tails.of(factor, FREEDOM)
-    assert len(tails.values) == 2
-    mean = (tails.values * (Z / 3 @ tails.vectors - tails.centre).square()).sum(-1).mean()
+    assert int((tails.values > 0).sum()) == 2
+    mean = (tails.values * (Z / 3 - tails.centre).square()).sum(-1).mean()
     assert float(tails.typical) == pytest.approx(float(mean), rel=0.1)
     scale = (tails.typical / (tails.values * tails.centre.square()).sum()).sqrt()
-    at = (tails.vectors @ (tails.centre * (1 - scale)))[None]
+    at = (tails.centre * (1 - scale))[None]
     torch.testing.assert_close(tails.log_ratio(at)[1], torch.zeros(1, DIM, dtype=torch.float64))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 
 class Coordinates(NamedTuple):
@@ -61,6 +62,19 @@ class Coordinates(NamedTuple):
         if self.diagonal:
             return type(site)(self.factor * site.precision * self.factor, self.factor * shifted)
         return type(site)(self.factor.mT @ site.precision @ self.factor, shifted @ self.factor)
+
+
+def turned(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
+    """Coordinates in which a factor is diagonal, the factor there, and the turn V: z becomes V'z, and N(0, I) stays.
+
+    Args:
+        coordinates: of one Gaussian.
+        site: the factor in them; where it is diagonal there is no turn.
+    """
+    if not site.dense:
+        return coordinates, DiagGaussian(site.precision, site.eta), None
+    values, turn = torch.linalg.eigh(site.precision)
+    return coordinates._replace(factor=coordinates.factor @ turn), DiagGaussian(values, site.eta @ turn), turn
 
 
 def site_scores(precision: Tensor, eta: Tensor, white: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.annealing import Difference
+from pyro_fed.ops.annealing import Difference, Ends, Slope
 
 #: Share of the proposals: as many as those of prior times sites, whose worth at most halves.
 SHARE = 0.5
@@ -48,31 +48,34 @@ class Defence(NamedTuple):
         wide = WIDTH * white[len(white) - count :] * (FREEDOM / chi).sqrt()
         return torch.cat([white[: len(white) - count], wide])
 
-    def base(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """b (S,) and its gradient (S, D)."""
-        none = torch.zeros_like(white[:, 0]), torch.zeros_like(white)
-        return _mixed(none, _wider(white), 0.0)
+    def ends(self, difference: Difference) -> Ends:
+        """d' and b with their gradients.
 
-    def over(self, difference: Difference) -> Difference:
-        """d' and its gradient, of d and its gradient."""
+        Args:
+            difference: d and its gradient.
+        """
 
-        def mixed(white: Tensor) -> tuple[Tensor, Tensor]:
-            return _mixed(difference(white), _wider(white), self.level)
+        def mixed(white: Tensor) -> tuple[Slope, Slope]:
+            (value, slope), (wide, along) = difference(white), _wider(white)
+            over, near, far = _mixed(value, wide, self.level)
+            under, _, at_base = _mixed(torch.zeros_like(value), wide, 0.0)
+            along = along.unsqueeze(-1)
+            return (over, near * slope + far * along * white), (under, at_base * along * white)
 
         return mixed
 
 
 def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
-    """s and its gradient."""
+    """s, and how many times z its gradient is, each (S,)."""
     dim, squared = white.shape[1], white.square().sum(-1)
     weight, reach = FREEDOM + dim, FREEDOM * WIDTH**2
     constant = math.lgamma(weight / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(reach / 2)
     value = constant - weight / 2 * torch.log1p(squared / reach) + squared / 2
-    return value, (1 - weight / (reach + squared)).unsqueeze(-1) * white
+    return value, 1 - weight / (reach + squared)
 
 
-def _mixed(narrow: tuple[Tensor, Tensor], wide: tuple[Tensor, Tensor], level: float) -> tuple[Tensor, Tensor]:
-    """Logarithm of (1 - ε) exp d + ε Z exp s, and its gradient."""
-    logs = torch.stack([narrow[0] + math.log(1 - SHARE), wide[0] + level + math.log(SHARE)])
-    shares = logs.softmax(0).unsqueeze(-1)
-    return logs.logsumexp(0), shares[0] * narrow[1] + shares[1] * wide[1]
+def _mixed(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and what d and s have of it, (S, 1)."""
+    logs = torch.stack([narrow + math.log(1 - SHARE), wide + level + math.log(SHARE)])
+    near, far = logs.softmax(0).unsqueeze(-1)
+    return logs.logsumexp(0), near, far

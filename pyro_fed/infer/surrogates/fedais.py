@@ -55,14 +55,15 @@ from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
-from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.sites.whitening import Coordinates, turned
 from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
-from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, levels_for
+from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, flattened, log_mean, smoothed, systematic, weighted_errors
 from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
@@ -184,9 +185,11 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
         product = one_each(sites, num_clients).product_over(0)
-        coordinates = Coordinates.of(q)
-        tails = Tails.of(coordinates.site(product), self.freedom)
-        found = self._proposals(_difference(problem, coordinates, product, tails, q), q, generator)
+        whitened = Coordinates.of(q)
+        coordinates, site, turn = turned(whitened, whitened.site(product.to(torch.float64)))
+        tails = Tails.of(site, self.freedom)
+        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
+        found = self._proposals(_difference(problem, coordinates, site, constant, tails), q, turn, generator)
         draws = coordinates.model(found.white).to(problem.dtype)
         asked = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
         shared, local = self._states(problem, num_clients, draws, found.log_weights - asked, found.accepted)
@@ -223,21 +226,24 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         }
         return shared, {"answered": accepted.new_zeros(num_clients)}
 
-    def _proposals(self, difference: Difference, q: Gaussian, generator: torch.Generator) -> Annealed:
+    def _proposals(
+        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
+    ) -> Annealed:
         """Draws, with the weights that make them those of the prior with the sites."""
         white = even_normals(self.num_proposals, q.dim, generator).to(q.eta.device)
+        white = white if turn is None else white @ turn
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))
         levels = min(self.levels, levels_for(value, self.spread))
-        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size}
+        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
         usual = float(value.logsumexp(0)) - math.log(len(value))
         if self.freedom is None or not math.isfinite(usual):
-            return anneal_sparingly(difference, white, generator, **how)
+            return anneal_sparingly(from_normal(difference), white, generator, **how)
         defence = Defence(usual)
-        wider = defence.over(difference)
-        found = anneal_sparingly(wider, defence.draws(white, generator), generator, base=defence.base, **how)
-        narrow = difference(found.white)[0] - wider(found.white)[0]
+        ends = defence.ends(difference)
+        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(found.white)[0] - ends(found.white)[0][0]
         return found._replace(log_weights=found.log_weights + narrow)
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -398,19 +404,25 @@ def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
     return score, value
 
 
-def _difference(problem: Problem, coordinates: Coordinates, product: Gaussian, tails: Tails, q: Gaussian) -> Difference:
-    """log p_0 + log t - log q of whitened points, with its gradient."""
-    prior = problem.mapped(_prior, (0,))
+def _difference(
+    problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
+) -> Difference:
+    """log p_0 + log t - log q of whitened points, with its gradient.
 
-    # log t - log q is a quadratic form in whitened coordinates, where q is N(0, I).
-    site, middle = coordinates.site(product.to(torch.float64)), coordinates.mean
-    constant = product.log_factor(middle) - q.log_prob(middle)
+    Args:
+        problem: has the prior p_0.
+        coordinates: in which q is N(0, I), and t diagonal.
+        site: t there.
+        constant: log t - log q where q has its mean.
+        tails: of t.
+    """
+    prior, curvature = problem.mapped(_prior, (0,)), site.precision - 1  # log t - log q is a quadratic form
 
     def difference(white: Tensor) -> tuple[Tensor, Tensor]:
         z = coordinates.model(white)
         score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
         wider, outward = tails.log_ratio(white)
-        bent = (white @ site.precision if site.dense else white * site.precision) - white
+        bent = white * curvature
         form = ((site.eta - 0.5 * bent) * white).sum(-1)
         return value + constant + form + wider, coordinates.pull(score) + site.eta - bent + outward
 
