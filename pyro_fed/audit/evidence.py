@@ -32,8 +32,9 @@ MOST_DRAWS, FEWEST_DRAWS = 1000, 500
 #: these make so many numbers (16 MB in double precision, of which a handful of copies are made).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
-#: Draws of the prior from which modes and other mass are looked for.
-FROM_PRIOR = 64
+#: Draws of the prior from which modes and other mass are looked for, and how many of them have to be numbers: half of
+#: them stand for the prior still.
+FROM_PRIOR, FEWEST_FROM_PRIOR = 64, 32
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,13 @@ class Evidence:
 
     @cached_property
     def from_prior(self) -> Tensor | None:
-        """Draws of the prior, (M, D); None where it is improper."""
+        """Draws of the prior, (M, D), those that are numbers; None where it is improper, or so wide that few are."""
         if self.problem.layout.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
-        return self.problem.init(FROM_PRIOR, generator, checked=False)
+        found = self.problem.init(FROM_PRIOR, generator, checked=False)
+        found = found[found.isfinite().all(-1)]
+        return found if len(found) >= FEWEST_FROM_PRIOR else None
 
     @cached_property
     def census(self) -> Weighed | None:

@@ -33,8 +33,10 @@ JITTER = 0.15
 LENGTH = math.pi / 2
 #: Steps of a trajectory at most; when they are shortened further, so is it.
 MOST_STEPS = 6
-#: Mean acceptance that is wanted, and how far ε is shortened until it is there.
-WANTED, SHORTEST = 0.65, 1 / 32
+#: Mean acceptance that is wanted, and how far ε is shortened until it is there. It is a mean over places where the
+#: draws are: at 0.8 steps that fit most of them are too long for narrower places, as where a scale is large and effects
+#: that it multiplies are small. Chains never enter these, so that draws that lack them look right.
+WANTED, SHORTEST = 0.9, 1 / 32
 
 
 @dataclass
