@@ -43,7 +43,7 @@ def vast(y):
 
 @pytest.mark.parametrize(("model", "some"), [(wide, True), (vast, False)])
 def test_draws_of_the_prior_that_are_no_numbers_are_left_out(model, some):
-    """exp(500 x) is beyond the range of float64 for |x| above 1.4, a sixth of the draws; the posterior does not mind."""
+    """exp(500 x) is beyond the range of float64 for |x| above 1.4, a sixth of the draws, where no posterior is."""
     y = torch.linspace(-1, 1, 20, dtype=torch.float64)
     result = pf.run(
         pf.FedEP(), pf.Federation(model, (y,), plate="data", num_clients=2), progress=False, log_likelihood=False

@@ -12,6 +12,7 @@ import pytest
 import torch
 from algorithms import graph_of
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import pyro_fed as pf
 from models import item_response
@@ -534,6 +535,26 @@ def test_a_step_of_the_precision_leaves_it_positive_and_no_longer_than_twice_its
     assert abs(moved) <= 2 * abs(away)
     if abs(away) < 2 * 3.5:
         assert moved == pytest.approx(away + away**2 / (2 * 3.5))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_round_changes_no_precision_by_more_than_its_factor(fed, seed):
+    """Of 1,060 weights, many behind pixels that few rows have: one client's noise else takes some by twenty times."""
+    q = DiagGaussian.from_moments(*(torch.full((CLIENTS, fed.problem.dim), value).double() for value in (0.1, 0.5)))
+    site = q.power(1 / CLIENTS)
+
+    def changed(most):
+        steps = pf.tilted.IVON(largest_factor=most)
+        noise = [
+            steps.draw_noise(fed.problem, 32, torch.Generator().manual_seed(CLIENTS * seed + k)) for k in range(CLIENTS)
+        ]
+        stacked = pytree.tree_map(lambda *parts: torch.stack(parts, 1), *noise)
+        found = steps.fit(fed.problem, q, q.quotient(site), fed.client_data(), stacked)
+        ratio = (found.precision - site.precision + q.precision) / q.precision
+        return float(ratio.log().abs().exp().max())
+
+    assert changed(1e6) > 8
+    assert changed(4.0) <= 4.0 * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("curvature", [-1e9, -30.0, -1.0, 0.0, 2.0])
