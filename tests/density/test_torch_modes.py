@@ -9,6 +9,7 @@ from late import late
 from torch.func import grad, hessian, vmap
 
 import pyro_fed as pf
+from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.mappable import prefix_products
 from pyro_fed.density.running.torch_modes import factor_or_nan
 
@@ -33,6 +34,15 @@ def test_a_matrix_without_a_factor_has_nan_and_the_others_theirs():
     found = vmap(factor_or_nan)(both)
     assert bool(found[1].isnan().all())
     torch.testing.assert_close(found[0], torch.linalg.cholesky(good))
+
+
+def test_pyros_own_algorithms_run_a_model_without_a_mode_and_factors_are_nan_all_the_same():
+    with run_by_pyro(torch.float64, {}):
+        assert torch._C._len_torch_function_stack() == 0
+        assert bool(torch.linalg.cholesky(-torch.eye(2)).isnan().all())
+        assert not torch.linalg.cholesky(torch.eye(2)).isnan().any()
+    with pytest.raises(RuntimeError, match="positive-definite"):
+        torch.linalg.cholesky(-torch.eye(2))
 
 
 def test_a_simplex_has_its_dirichlet_posterior_and_no_warning_of_torch():

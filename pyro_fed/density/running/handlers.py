@@ -23,7 +23,7 @@ from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
 from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
-from pyro_fed.density.running.torch_modes import replacing
+from pyro_fed.density.running.torch_modes import factors_by_name, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 from pyro_fed.errors import SettingError, listed, without_shapes
 
@@ -145,7 +145,7 @@ def check_outside() -> None:
 
 
 @contextmanager
-def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
+def conventions(dtype: torch.dtype, validate: bool, mapped: bool = True) -> Iterator[None]:
     """Pyro's validation as asked, and constants inside the model made in the problem's dtype.
 
     Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
@@ -155,6 +155,7 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     Args:
         dtype: of constants that the model makes.
         validate: whether distributions check their parameters and values.
+        mapped: whether the model is run under `vmap`.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample
@@ -162,7 +163,8 @@ def conventions(dtype: torch.dtype, validate: bool) -> Iterator[None]:
     if not validate:
         patched._validate_sample = lambda *_: None
     try:
-        with pyro.validation_enabled(validate), nullcontext() if validate else replacing():
+        functions = nullcontext() if validate else replacing() if mapped else factors_by_name()
+        with pyro.validation_enabled(validate), functions:
             yield
     finally:
         torch.set_default_dtype(before)
@@ -177,7 +179,7 @@ def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]
         dtype: floating dtype of constants that they make.
         constants: values of `pf.shared`, among others.
     """
-    with conventions(dtype, validate=False), data_calls(), keeping(constants):
+    with conventions(dtype, validate=False, mapped=False), data_calls(), keeping(constants):
         yield
 
 
