@@ -19,7 +19,7 @@ from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.density.running.torch_modes import InDouble, OnDevice
+from pyro_fed.density.running.torch_modes import InDouble, Noticed, OnDevice
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ class BoundModel:
             it.
         in_double: whether what the model would compute in float32 is computed in float64.
         device: where its arguments have been moved to; None is where they were given.
+        noticed: what runs have shown of the functions of torch that it calls, kept as they show it.
     """
 
     model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
@@ -46,6 +47,7 @@ class BoundModel:
     constants: dict[str, Any] = field(default_factory=dict, repr=False)
     in_double: bool = False
     device: torch.device | None = None
+    noticed: Noticed = field(default_factory=Noticed, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
         """The same model with its arguments on a device, run there.
@@ -117,7 +119,7 @@ class BoundModel:
             InDouble() if self.in_double else nullcontext(),
             nullcontext() if self.device is None else OnDevice(self.device),
         ):
-            return run_model(
+            execution = run_model(
                 self.model,
                 args,
                 kwargs,
@@ -129,7 +131,10 @@ class BoundModel:
                 first_enum_dim=enumerate_at,
                 members=self.arguments.members(rows),
                 incomplete=self.arguments.incomplete,
+                noticed=self.noticed,
             )
+        self.noticed.looked |= densities and not validate
+        return execution
 
 
 def _doubled(leaf: Any) -> Any:

@@ -45,6 +45,32 @@ def test_pyros_own_algorithms_run_a_model_without_a_mode_and_factors_are_nan_all
         torch.linalg.cholesky(-torch.eye(2))
 
 
+def test_functions_are_looked_for_until_a_model_is_known_to_call_none_that_gives_way():
+    modes = []
+
+    def plain(x):
+        modes.append(torch._C._len_torch_function_stack())
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(m, 1.0), obs=x)
+
+    def with_simplex(x):
+        modes.append(torch._C._len_torch_function_stack())
+        p = pyro.sample("p", dist.Dirichlet(torch.ones(3)))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(p[0], 1.0), obs=x)
+
+    x = torch.linspace(-1.0, 1.0, 12, dtype=torch.float64)
+    for model, names in ((plain, set()), (with_simplex, {"cumprod"})):
+        fed = pf.Federation(model, (x,), plate="data", num_clients=2)
+        noticed, z = fed.problem.bound.noticed, torch.zeros(fed.problem.dim, dtype=torch.float64)
+        assert noticed.names == names and noticed.plain is not bool(names)
+        modes.clear()
+        value = fed.problem.log_prior(z)
+        assert modes == [1 if names else 0]
+        assert bool(value.isfinite())
+
+
 def test_a_simplex_has_its_dirichlet_posterior_and_no_warning_of_torch():
     """Warnings are errors here: derivatives of `torch.cumprod` itself came with one."""
     counts = torch.tensor([70, 110, 120])

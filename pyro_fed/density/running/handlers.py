@@ -23,7 +23,7 @@ from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
 from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
-from pyro_fed.density.running.torch_modes import factors_by_name, replacing
+from pyro_fed.density.running.torch_modes import Noticed, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 from pyro_fed.errors import SettingError, listed, without_shapes
 
@@ -32,6 +32,8 @@ OURS = __name__.partition(".")[0] + "."
 #: Pyro's stack of handlers, torch's default dtype and the validation are one for all threads: one model at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
+#: Of a model that is run as it is, no function has to give way.
+UNMAPPED = Noticed(looked=True)
 #: Gives the unconstrained value of a latent site from its message and its transform.
 Source = Callable[[Message, Any], Tensor]
 
@@ -58,6 +60,7 @@ def run_model(
     members: Mapping[str, Members] | None = None,
     declared: dict[str, int] | None = None,
     incomplete: bool = False,
+    noticed: Noticed | None = None,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -75,6 +78,7 @@ def run_model(
         members: the rows of nested plates that belong to the rows at hand, by plate.
         declared: gets the plates' sizes as the model runs, for those who outlive its failure.
         incomplete: whether the data have NaN among them.
+        noticed: what is known of the functions of torch that it calls.
 
     Raises:
         SettingError: the call is inside handlers of somebody else.
@@ -83,7 +87,7 @@ def run_model(
     held = {name: len(part) for name, part in members.items()}
     with (
         alone(),
-        conventions(dtype, validate),
+        conventions(dtype, validate, noticed),
         nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
         pinned_plates(filler.plate, indices, held, declared),
         MaskPadding(members),
@@ -145,7 +149,7 @@ def check_outside() -> None:
 
 
 @contextmanager
-def conventions(dtype: torch.dtype, validate: bool, mapped: bool = True) -> Iterator[None]:
+def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = None) -> Iterator[None]:
     """Pyro's validation as asked, and constants inside the model made in the problem's dtype.
 
     Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
@@ -155,7 +159,7 @@ def conventions(dtype: torch.dtype, validate: bool, mapped: bool = True) -> Iter
     Args:
         dtype: of constants that the model makes.
         validate: whether distributions check their parameters and values.
-        mapped: whether the model is run under `vmap`.
+        noticed: what is known of the functions of torch that the model calls.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample
@@ -163,8 +167,7 @@ def conventions(dtype: torch.dtype, validate: bool, mapped: bool = True) -> Iter
     if not validate:
         patched._validate_sample = lambda *_: None
     try:
-        functions = nullcontext() if validate else replacing() if mapped else factors_by_name()
-        with pyro.validation_enabled(validate), functions:
+        with pyro.validation_enabled(validate), nullcontext() if validate else replacing(noticed):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -179,7 +182,7 @@ def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]
         dtype: floating dtype of constants that they make.
         constants: values of `pf.shared`, among others.
     """
-    with conventions(dtype, validate=False, mapped=False), data_calls(), keeping(constants):
+    with conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
         yield
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -148,33 +149,60 @@ REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+@dataclass
+class Noticed:
+    """What runs of a model have shown of the functions that it calls.
+
+    Attributes:
+        names: of those that have to give way to others.
+        looked: whether a run has been looked at in which it computed its densities.
+    """
+
+    names: set[str] = field(default_factory=set)
+    looked: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is known to call none of them, so that they need not be looked for."""
+        return self.looked and not self.names
+
+
 class Replacing(TorchFunctionMode):
-    """Functions that raise, or that `vmap` cannot map, give way to others of the same values, see `mappable`."""
+    """Functions that raise, or that `vmap` cannot map, give way to others of the same values, see `mappable`.
+
+    Args:
+        noticed: gets the names of those that are called.
+    """
+
+    def __init__(self, noticed: Noticed | None = None) -> None:
+        super().__init__()
+        self.noticed = noticed or Noticed()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return REPLACED.get(func, func)(*args, **(kwargs or {}))
+        if func in REPLACED:
+            self.noticed.names.add(func.__name__)
+            func = REPLACED[func]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def replacing() -> Iterator[None]:
-    """`Replacing`, and attention by products and a softmax, which torch's own modules ask for past all modes."""
-    with Replacing(), sdpa_kernel(SDPBackend.MATH):
-        yield
+def replacing(noticed: Noticed | None = None) -> Iterator[None]:
+    """`Replacing`, and attention by products and a softmax, which torch's own modules ask for past all modes.
 
+    A mode looks at every function, and at every shape that is asked for: a tenth to a fourth of the time of a model
+    that calls none of those that give way. Of such a one `torch.linalg.cholesky` does so by its name.
 
-@contextmanager
-def factors_by_name() -> Iterator[None]:
-    """`factor_or_nan` in the place of `torch.linalg.cholesky`, by that name alone.
-
-    A model that is run as it is, by Pyro's own algorithms, needs no more, and a mode costs it a quarter of its time:
-    every function is looked at, and every shape that is asked for.
+    Args:
+        noticed: what is known of the model, to which this run adds.
     """
-    before = torch.linalg.cholesky
-    torch.linalg.cholesky = factor_or_nan
+    plain, before = noticed is not None and noticed.plain, torch.linalg.cholesky
+    if plain:
+        torch.linalg.cholesky = factor_or_nan
     try:
-        yield
+        with nullcontext() if plain else Replacing(noticed), sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.linalg.cholesky = before
 
