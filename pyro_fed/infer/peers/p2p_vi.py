@@ -57,7 +57,7 @@ from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole
+from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
@@ -285,12 +285,12 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         share = held if self._keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
         weight = self._weight(shared)
         at, news = look_ahead(q, local) if self._accelerates else (q, {})
+        lost = without_distribution(q, old)
         for _ in range(self._newton.steps):
-            site, known = new_site(self, problem, at, batch, share, local, self.start_steps, weight)
+            site, known = new_site(self, problem, at, batch, share, local, self.start_steps, weight, lost)
             change = site / old if self._keeps_site else site
             proper = known & q.is_proper()
             if self._accelerates:
-                lost = ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
                 news["strict"] = local["strict"] | lost
                 at, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
             else:

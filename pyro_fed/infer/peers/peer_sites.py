@@ -14,6 +14,11 @@ of the curvature at the anchor's mean do, Π_i l_i being the anchor. So a first 
 
 whose product is a mean of these, and proper.
 
+Sites that have a precision of their own may have a product with those that is none: every agent sees that after the
+consensus. From then on, until beliefs are proper, all agents' first sites are bent likewise, towards a_i, the agent's
+part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even where Newton's method has not come to
+rest and the l_i, curvatures at a point that is no mode, have none.
+
 Letters: c_i `share`, as in `infer.peer_gaussian`.
 """
 
@@ -66,6 +71,7 @@ def new_site(
     local: State,
     start_steps: int,
     weight: Tensor,
+    lost: Tensor,
 ) -> tuple[Gaussian, Tensor]:
     """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
 
@@ -78,6 +84,7 @@ def new_site(
         local: the agents' states, with `anchor_*` and `start`.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
         weight: 1 / v_i, (C,).
+        lost: (C,) `without_distribution`.
 
     Returns:
         sites, and (C,) whether the belief was proper.
@@ -90,10 +97,12 @@ def new_site(
     under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
     if bool((known | anchored).any()):
         site = expected_site(algorithm, problem, under, batch, share, algorithm.points(under))
-        held = anchored & ~known & ~site.is_proper()
+        held = anchored & ~known & ~lost & ~site.is_proper()
         if bool(held.any()):
             laplace = expected_site(algorithm, problem, under, batch, share, under.mean()[None])
             site = where(held, _near(under, site, laplace, weight), site)
+        if bool((lost & anchored).any()):
+            site = where(lost & anchored, _near(under, site, under ** (1.0 / weight), weight), site)
     if bool((known | anchored).all()):
         return site, known
     own = local_laplace(algorithm, problem, batch, share, local["start"], start_steps)
@@ -102,11 +111,21 @@ def new_site(
     return where(known | anchored, site, own), known
 
 
-def _near(anchor: Gaussian, site: Gaussian, laplace: Gaussian, weight: Tensor) -> Gaussian:
-    """First sites whose product is a distribution, see the module's header."""
-    change = site / laplace
+def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
+    """(C,) whether beliefs with sites in them are no distributions.
+
+    Args:
+        q: beliefs, (C,).
+        old: the agents' sites in them, flat before the first round.
+    """
+    return ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
+
+
+def _near(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
+    """First sites bent towards a base whose product is the anchor, so that theirs is a distribution: see above."""
+    change = site / base
     share = backtrack(anchor, change**weight, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
-    return where(share == 1, site, move(laplace, change, share))
+    return where(share == 1, site, move(base, change, share))
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:

@@ -37,7 +37,7 @@ from pyro_fed.graph import Consensus, FixedGraph, Graph
 from pyro_fed.graph import consensus_rounds as rounds_of_gap
 from pyro_fed.graph.analysis import second_eigenvalue
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief
+from pyro_fed.infer.peers.peer_sites import new_site, public_belief, without_distribution
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -124,7 +124,8 @@ class P2PPushSum(PeerGaussian):
         """Eq. (3) at each agent's ratio; the message is what it then has to share out."""
         q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
         share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
-        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps, agents)
+        lost = without_distribution(q, old)
+        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps, agents, lost)
         change = site / old
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
         news = {**as_state(old * change**fraction), "prior_share": share}
