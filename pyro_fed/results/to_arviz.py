@@ -166,8 +166,26 @@ def _from_data(
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
         plates = problem.compiler.kept(("plates of terms",), problem.term_plates, problem)
-        groups["log_likelihood"] = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
+        whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
+        groups["log_likelihood"] = _of_observed_rows(whole)
     return groups
+
+
+def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
+    """Without rows at which no site was observed: a mask makes their terms zero at every draw.
+
+    Leaving one out says nothing, and counting it makes standard errors and Pareto's k those of other data. Their
+    labels are missing from the coordinate. Nothing is left out where nothing would be left.
+
+    Args:
+        terms: (chain, draw, row) each.
+    """
+    for dim in set(terms.dims) - {"chain", "draw"}:
+        sites = [value for value in terms.data_vars.values() if dim in value.dims]
+        seen = np.any([(value != 0).any(("chain", "draw")).values for value in sites], axis=0)
+        if seen.any() and not seen.all():
+            terms = terms.isel({dim: seen})
+    return terms
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:

@@ -5,9 +5,12 @@ import warnings
 
 import conjugate
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from late import late
+from pyro import poutine
 
 import pyro_fed as pf
 from pyro_fed.analysis.criticism.pointwise import Pointwise
@@ -116,3 +119,34 @@ def test_what_cannot_be_left_out():
         pf.loo(idata, fed, var_name="z")
     with pytest.raises(pf.SettingError, match="at least 25 draws, received 10"):
         pf.loo(idata.isel(draw=slice(10)), fed)
+
+
+def with_gaps(x, y, kept):
+    w = pyro.sample("w", dist.Normal(0.0, 3.0))
+    with pyro.plate("data", len(y)), poutine.mask(mask=kept):
+        pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+
+def without_gaps(x, y):
+    return with_gaps(x, y, torch.ones(len(y), dtype=torch.bool))
+
+
+def test_masked_rows_are_not_left_out():
+    """Every fourth row, and all of the first client's: the same as without them, but for the rows' labels."""
+    x, noise = torch.randn(2, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = (torch.arange(40) % 4 > 0) & (torch.arange(40) >= 10)
+    parts = list(zip(*(value.split(10) for value in (x, x + noise, kept)), strict=True))
+    fed = pf.Federation.from_clients(with_gaps, parts, plate="data")
+    other = pf.Federation.from_clients(without_gaps, [(a[k], b[k]) for a, b, k in parts[1:]], plate="data")
+    idata, alone = pf.run(pf.FedEP(), fed, **QUIET), pf.run(pf.FedEP(), other, **QUIET)
+    found, expected = pf.loo(idata, fed, pointwise=True), pf.loo(alone, other, pointwise=True)
+    for answer in (found, az.loo(idata, pointwise=True)):
+        assert answer["n_data_points"] == int(kept.sum())
+        for field in ("elpd_loo", "se", "p_loo"):
+            assert answer[field] == pytest.approx(expected[field], abs=1e-6)
+        np.testing.assert_allclose(answer.loo_i.values, expected.loo_i.values, atol=1e-6)
+    assert sum(found.k_counts.values()) == int(kept.sum())
+    assert found.by_client["rows"].tolist() == [0, *(int(part[2].sum()) for part in parts[1:])]
+    for labels in (found.loo_i["data"], idata.log_likelihood["data"]):
+        assert labels.values.tolist() == kept.nonzero()[:, 0].tolist()
+    assert idata.observed_data.sizes["data"] == 40

@@ -10,7 +10,7 @@ import torch
 from arviz_results import arviz_function, datasets, groups_of, there_and_back
 from late import late
 from zoo import CASES
-from zoo_data import COUNTS, GROUP, N, X, Y
+from zoo_data import COUNTS, GROUP, SEEN, N, X, Y
 from zoo_rows import named_as_plate, schools, several
 from zoo_sites import deterministic, factors, linear
 
@@ -159,8 +159,9 @@ def test_every_model_becomes_a_file(case, tmp_path):
     for name, site in {**fed.problem.sites, **fed.problem.layout.reported}.items():
         assert back.posterior[name].shape == (1, 4, *site.shape)
     assert set(back.log_likelihood.data_vars) == set(fed.problem.layout.observed)
+    rows = int(SEEN.sum()) if any(arg is SEEN for arg in case.args) else N
     for values in back.log_likelihood.data_vars.values():
-        assert values.shape == (1, 4, N)
+        assert values.shape == (1, 4, rows)
 
 
 def test_each_observed_site_has_its_own_log_likelihood():

@@ -56,7 +56,8 @@ def loo(
     Returns:
         arviz.ELPDData, with `elpd_loo`, `se`, `p_loo`, `warning`, `good_k`; further `k_counts`, the rows whose Pareto k
         is good, bad (above `good_k`) and very bad (above 1), and `by_client`, a table of a client's rows, `elpd`, `p`
-        and counts; with `pointwise` also `loo_i` and `pareto_k`, in the original row order.
+        and counts; with `pointwise` also `loo_i` and `pareto_k`, in the original row order. Rows that a mask leaves out
+        are none of them.
 
     Raises:
         SettingError: fewer than 25 draws, or pointwise numbers of rows that are elsewhere.
@@ -219,17 +220,18 @@ class _Answers:
         return pd.DataFrame(table, index=pd.Index(self.federation.client_names, name="client"))
 
     def _by_row(self) -> list[xr.DataArray]:
-        """loo, waic and Pareto k of each row, in the original order."""
+        """loo, waic and Pareto k of each observed row, in the original order."""
         federation, arguments = self.federation, self.federation.problem.arguments
         nested = self.plate if self.plate != federation.problem.plate else None
         rows = [arguments.rows_of(nested, groups) for groups in federation.client_rows]
         count = sum(map(len, rows))
-        values = np.empty((3, count))
+        values = np.empty((4, count))
         for k, (index, numbers) in enumerate(zip(rows, self.numbers["by_row"], strict=True)):
             at = index if nested is None else _grouped(arguments, nested, federation.client_rows[k])
             values[:, at.numpy()] = numbers[:, : len(index)]
-        labels = federation.coords.get(self.plate, np.arange(count))
-        return [xr.DataArray(one, dims=[self.plate], coords={self.plate: labels}) for one in values]
+        seen = values[3] > 0
+        labels = np.asarray(federation.coords.get(self.plate, np.arange(count)))[seen]
+        return [xr.DataArray(one[seen], dims=[self.plate], coords={self.plate: labels}) for one in values[:3]]
 
 
 def _grouped(arguments: Any, plate: str, groups: Tensor) -> Tensor:

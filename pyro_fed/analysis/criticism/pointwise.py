@@ -4,7 +4,8 @@
     waic_i = log 1/S Σ_s p(y_i | z_s) - Var_s log p(y_i | z_s)
 
 A client sends, over its rows i, Σ loo_i, Σ loo_i², Σ waic_i, Σ waic_i², Σ of the log densities and of the variances,
-how many rows it has, and how many have which Pareto k. No row's own number leaves it, unless `pointwise` is asked for.
+how many rows it has, and how many have which Pareto k. A row whose log density is zero at every draw is none: a mask
+says that nothing was observed there. No row's own number leaves it, unless `pointwise` is asked for.
 It is an algorithm of the ordinary contract, of one round, so that it runs wherever a run does.
 
 Sources: Vehtari, Gelman & Gabry (2017); Vehtari et al. (2024), Pareto smoothed importance sampling.
@@ -58,7 +59,7 @@ class Pointwise(Algorithm):
 
     Args:
         site: the observed site, or the joined names of several that share latents; "" for the only one.
-        pointwise: send each row's `loo`, `waic` and Pareto k besides the sums.
+        pointwise: send each row's `loo`, `waic` and Pareto k besides the sums, and whether it is observed.
     """
 
     draws_are: ClassVar[str] = "chains"
@@ -103,8 +104,12 @@ class Pointwise(Algorithm):
     def _of_client(self, problem: Problem, shared: State, data: ClientData, client: int) -> State:
         width = widest(problem, data, self.site)
         if not int(data.num_rows[client]):
-            return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), width)
+            return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), np.empty(0, dtype=bool), width)
         log_lik = self._rows(problem, shared["draws"][client], data, client).double().cpu().numpy()
+        seen = observed(log_lik)
+        if not seen.any():
+            return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), seen, width)
+        log_lik = log_lik[:, seen]
         if not np.isfinite(log_lik).all():
             raise DataError(
                 f"the log-likelihood is not finite for {int((~np.isfinite(log_lik)).any(0).sum())} of "
@@ -129,18 +134,19 @@ class Pointwise(Algorithm):
             "bad": len(k) - good - very_bad,
             "very_bad": very_bad,
         }
-        return self._message(sums, np.stack([loo, waic, k]), width)
+        return self._message(sums, np.stack([loo, waic, k]), seen, width)
 
     def _rows(self, problem: Problem, draws: Tensor, data: ClientData, client: int) -> Tensor:
         index = data.row_index[client][: int(data.num_rows[client])]
         return row_terms(problem, draws.to(problem.dtype), tuple(leaf[index] for leaf in data.rows), self.site).log_lik
 
-    def _message(self, sums: dict[str, Any], rows: np.ndarray, width: int) -> State:
+    def _message(self, sums: dict[str, Any], rows: np.ndarray, seen: np.ndarray, width: int) -> State:
         found = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in sums.items()}
         if self.pointwise:
             largest = np.finfo(np.float64).max  # messages hold finite numbers, and some k are infinite
-            padded = np.zeros((3, width))
-            padded[:, : rows.shape[1]] = np.clip(np.nan_to_num(rows, nan=np.inf), -largest, largest)
+            padded = np.zeros((4, width))
+            padded[:3, : len(seen)][:, seen] = np.clip(np.nan_to_num(rows, nan=np.inf), -largest, largest)
+            padded[3, : len(seen)] = seen
             found["by_row"] = torch.from_numpy(padded)
         return found
 
@@ -216,6 +222,11 @@ def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarra
     """
     smoothed = [psis(-row, efficiency) for row in log_lik.T]
     return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)
+
+
+def observed(log_lik: np.ndarray) -> np.ndarray:
+    """Which rows (n,) of log densities (S, n) say anything: those that a mask leaves out are zero at every draw."""
+    return np.asarray((log_lik != 0).any(0))
 
 
 def _log_sum(values: np.ndarray) -> np.ndarray:
