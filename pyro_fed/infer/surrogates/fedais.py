@@ -81,9 +81,12 @@ IMPOSSIBLE = -1e30
 MOST_UNKNOWN = 0.1
 #: Under which names clients' states hold their sites.
 HELD = "held_"
-#: Nats by which the highest log-likelihood of all draws is above the eighth where it is looked at for rounding; how far
-#: beside a draw, in roundings of it; and by which part of itself it has to be another number there.
-ABOVE, HIGHEST, ROUNDINGS, ROUGH = 5.0, 8, 16, 1e-3
+#: Nats by which the highest log-likelihood of all draws is above the eighth where it is looked at for rounding, and by
+#: which part of itself it has to be another number beside the draw.
+ABOVE, HIGHEST, ROUGH = 5.0, 8, 1e-3
+#: How far beside it, in roundings of the draw: at several places, for rounding has few values, and is the same at one
+#: of them by chance, most often at powers of two.
+ROUNDINGS = (16, -16, 5, -11)
 #: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
 #: departs by so much over all draws moves a mean by as many SDs at most.
 LEAST = 0.5
@@ -386,9 +389,12 @@ def _computed(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
         return values
-    beside = log_likelihoods_at(problem, draws * (1 + ROUNDINGS * torch.finfo(draws.dtype).eps), data)
-    apart = (values - beside).abs()
-    return torch.where(apart > torch.maximum(torch.ones_like(apart), ROUGH * values.abs()), torch.nan, values)
+    most = torch.maximum(torch.ones_like(values), ROUGH * values.abs())
+    rounding = torch.zeros_like(values, dtype=torch.bool)
+    for roundings in ROUNDINGS:
+        beside = log_likelihoods_at(problem, draws * (1 + roundings * torch.finfo(draws.dtype).eps), data)
+        rounding |= (values - beside).abs() > most
+    return torch.where(rounding, torch.nan, values)
 
 
 def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:

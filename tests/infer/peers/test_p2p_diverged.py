@@ -9,7 +9,7 @@ from zoo_sites import horseshoe
 import pyro_fed as pf
 from pyro_fed.errors import DivergenceError
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
+QUIET = {"progress": False, "log_likelihood": False, "seed": 0}
 
 
 def shrunk(y):
