@@ -16,7 +16,7 @@ from tests.helpers.evidence import evidence_of
 
 #: Concentration of the rows around the angle.
 CONCENTRATION = 2.0
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
+QUIET = {"progress": False, "log_likelihood": False, "seed": 0}
 
 
 def uniform(lower):

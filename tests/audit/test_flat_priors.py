@@ -8,7 +8,7 @@ from torch.distributions import constraints
 
 import pyro_fed as pf
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
+QUIET = {"progress": False, "log_likelihood": False, "seed": 0}
 
 
 def flat(y):

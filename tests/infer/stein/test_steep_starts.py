@@ -12,7 +12,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.stein.survey import NEARER, STEEP, Survey
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
-QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "audit": False}
+QUIET = {"progress": False, "log_likelihood": False, "audit": False}
 
 
 def regression(count, dim):
