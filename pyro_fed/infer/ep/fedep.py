@@ -150,8 +150,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters, or rows' scores jump, whose curvatures say nothing (a quantile regression's).
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
-            measures the curvature at the point.
+        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
+            (100 of a network of at most 1000 parameters that does not classify), and measures the curvature there.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
@@ -323,7 +323,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         if self.starts_at_prior(problem):
             return None
         if self.start == "fedavg":
-            return self.point_sites()
+            return self.point_sites(problem)
         tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
@@ -333,10 +333,19 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             tolerance=min(tolerance, self.warm_tolerance),
         )
 
-    def point_sites(self) -> Algorithm:
-        """What gives the clients their sites at the point of an averaging."""
+    def point_sites(self, problem: Problem) -> Algorithm:
+        """What gives the clients their sites at the point of an averaging.
+
+        Raises:
+            SettingError: q has a full covariance.
+        """
+        if self.structure(problem) == "full":
+            raise SettingError(
+                f"{type(self).__name__}: the sites of start='fedavg' are diagonal, and those of this model of "
+                f"{problem.dim} parameters are full: take covariance='diag', or leave start out"
+            )
         if self.averaging is None:
-            return PointSites(temperature=self.temperature)
+            return PointSites.of_model(problem, temperature=self.temperature)
         averaging, scale = self.averaging.algorithm(), self.averaging.scale
         return PointSites(temperature=self.temperature, averaging=averaging, scale=scale)
 

@@ -53,6 +53,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.infer.averaging.burn_in import rounds_for
 from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
@@ -218,7 +219,9 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
-        return networks.PeerBurnIn() if self.begin == "fedavg" else super().warm_start(problem)
+        if self.begin == "fedavg":
+            return networks.PeerBurnIn(rounds=rounds_for(problem))
+        return super().warm_start(problem)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -121,16 +121,16 @@ class Survey(Algorithm, Bounding, ServerWork):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
         if is_large(problem):
-            return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites()
+            return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
         if self.begin == "modes":
             return self.census() if problem.dim <= MOST_DIM else self.modes()
         if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
             return self.ep()
         return self.laplace()
 
-    def point_sites(self) -> Algorithm:
+    def point_sites(self, problem: Problem) -> Algorithm:
         """Diagonal sites at the point that averaging finds, for a large model."""
-        return PointSites()
+        return PointSites.of_model(problem)
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
@@ -340,12 +340,12 @@ class PooledEP(FedEP, Pooled):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
         if self.start == "fedavg":
-            return self.point_sites()
+            return self.point_sites(problem)
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self) -> Algorithm:
+    def point_sites(self, problem: Problem) -> Algorithm:
         """As the clients' but of the pooled data."""
-        return PooledPointSites()
+        return PooledPointSites.of_model(problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,9 +374,9 @@ class PooledSurvey(Survey, Pooled):
         """Laplace's approximation of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self) -> Algorithm:
+    def point_sites(self, problem: Problem) -> Algorithm:
         """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites()
+        return PooledPointSites.of_model(problem)
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the pooled data's posterior."""

@@ -141,7 +141,7 @@ def test_one_number_stands_for_a_client_s_precision():
 
 
 def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
-    sites = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites()
+    sites = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites(unequal().problem)
     point = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     shared, local = sites.init(unequal().problem, 3, torch.Generator(), Start({"point": point}, {}))
     message, local, _ = sites.local_step(
