@@ -30,8 +30,8 @@ LOST_ROUGHLY, POINTS = 20.0, 5
 SPIKE = (
     "no mode was found: the climb to one left the mass behind. Either the density rises without end towards a place "
     "that holds none of it, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
-    "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an approximation at "
-    "the point on the way around which most mass was found: take an algorithm that looks at more than a point"
+    "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an approximation "
+    "at the point on the way around which most mass was found: take an algorithm that looks at more than a point"
 )
 #: What is said of a mode at infinity.
 IMPROPER = (
