@@ -182,10 +182,15 @@ def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
         sites = [value for value in terms.data_vars.values() if dim in value.dims]
-        seen = np.any([(value != 0).any(("chain", "draw")).values for value in sites], axis=0)
+        seen = np.any([observed(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
         if seen.any() and not seen.all():
             terms = terms.isel({dim: seen})
     return terms
+
+
+def observed(log_lik: np.ndarray) -> np.ndarray:
+    """Which rows (n,) of log densities (S, n) say anything: those that a mask leaves out are zero at every draw."""
+    return np.asarray((log_lik != 0).any(0))
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:

@@ -28,6 +28,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import psis
+from pyro_fed.results.to_arviz import observed
 
 #: From this Pareto k on an estimate is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -222,11 +223,6 @@ def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarra
     """
     smoothed = [psis(-row, efficiency) for row in log_lik.T]
     return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)
-
-
-def observed(log_lik: np.ndarray) -> np.ndarray:
-    """Which rows (n,) of log densities (S, n) say anything: those that a mask leaves out are zero at every draw."""
-    return np.asarray((log_lik != 0).any(0))
 
 
 def _log_sum(values: np.ndarray) -> np.ndarray:
