@@ -40,7 +40,7 @@ from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
     from pyro_fed.algorithm.combination import Bounded
-    from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.algorithm.contract import Algorithm, Noise
     from pyro_fed.algorithm.privacy import Private
     from pyro_fed.algorithm.record import Record
     from pyro_fed.algorithm.states import State
@@ -427,6 +427,14 @@ class Chains(ABC):
         """
 
 
+class LocalRounds(NamedTuple):
+    """What R rounds of C clients each have received and sent, and their figures, each (R, C, ...)."""
+
+    received: State
+    messages: State
+    figures: State
+
+
 class Uninterrupted(ABC):
     """Rounds between which the server decides nothing, so that an executor may do several before it answers.
 
@@ -445,6 +453,31 @@ class Uninterrupted(ABC):
     @abstractmethod
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """The server's state after each of R rounds, whose messages are (R, C, ...)."""
+
+    def local_rounds(
+        self,
+        problem: Problem,
+        received: State,
+        local: State,
+        data: ClientData,
+        clients: Tensor,
+        at: Tensor,
+        noise: Noise,
+    ) -> LocalRounds | None:
+        """The local steps of R rounds one after the other, where clients keep nothing new of them.
+
+        It is `local_step` of each, with `onward` in between, and as right where it is None: they are done so then.
+
+        Args:
+            problem: the model's densities.
+            received: what the first round's clients received, (C, ...).
+            local: the states of those who are asked, (K, ...).
+            data: their rows.
+            clients: numbers of each round's clients, (R, C).
+            at: where they stand in `local` and `data`, (R, C).
+            noise: of all rounds, (steps, R C, ...).
+        """
+        return None
 
 
 class ServerWork:

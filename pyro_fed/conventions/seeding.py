@@ -35,13 +35,16 @@ def torch_generator(seed: int, *key: int) -> torch.Generator:
 def torch_generators(seed: int, keys: Sequence[tuple[int, ...]]) -> Iterator[torch.Generator]:
     """The torch generators of many streams: those that `torch_generator` makes, in a fraction of the time.
 
+    Each is to be drawn from before the next one is asked for: they may be one, seeded anew.
+
     Args:
         seed: the run's.
         keys: of the streams, each of equal length, its numbers below 2³².
     """
     if len(keys) < AT_ONCE:
         return (torch_generator(seed, *key) for key in keys)
-    return (torch.Generator().manual_seed(number) for number in _torch_seeds(seed, keys))
+    generator = torch.Generator()
+    return (generator.manual_seed(number) for number in _torch_seeds(seed, keys))
 
 
 def client_keys(round: int, clients: Sequence[int]) -> list[tuple[int, int, int, int]]:

@@ -348,6 +348,21 @@ class Problem:
         """
         return self.compiler.scan(function, self, carry, const, xs, length, const_dims)
 
+    def scans(
+        self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, at: Tensor, const_dims: Any = 0
+    ) -> tuple[Any, Any]:
+        """One scan after the other, each of other clients' constants, see `Compiler.scans`.
+
+        Args:
+            function: one client's step, pure and hashable.
+            carry: pytree with a leading client axis (C, ...).
+            const: pytree that does not change over a scan's steps, of K clients.
+            xs: pytree of inputs of each step, (B T, C, ...).
+            at: whose constants the clients of each scan are, (B, C).
+            const_dims: client axes of `const`.
+        """
+        return self.compiler.scans(function, self, carry, const, xs, at, const_dims)
+
     # -- densities ----------------------------------------------------------------------------------------
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 
 from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
-from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.local import Vectorised
+from pyro_fed.runtime.executors.local import Vectorised, owner
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server
 from pyro_fed.runtime.one_round import moved_rounds
@@ -56,7 +55,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     algorithm = phase.algorithm
     if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
         return 1
-    if not all(issubclass(_of(algorithm, several), _of(algorithm, one)) for one, several in SAME.items()):
+    if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
         return 1
     between = (phase.given, context.checkpoint, context.combination, context.evaluation)
     budget = context.budget
@@ -85,37 +84,33 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
     replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
     try:
-        found, heard, noise = executor.rounds(first, clients, algorithm.onward, replays)
+        made, noise = executor.rounds(first, clients, algorithm.onward, replays)
     except KeyboardInterrupt:
         executor.undo()
         raise
-    messages = {name: torch.stack([part[0][name] for part in found]) for name in found[0][0]}
+    messages = made.messages
     seconds = (time.perf_counter() - began) / sum(map(len, clients))
-    if not _honest(phase, heard, messages):
+    if not _honest(phase, made.received, messages):
         executor.undo()
         return None
     states = algorithm.combine_rounds(phase.shared, messages)
     refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1, context.record)
-    info = {name: figure_array(torch.stack([part[2][name] for part in found])) for name in found[0][2]}
+    info = {name: figure_array(value) for name, value in made.figures.items()}
+    each = [dict(zip(messages, values, strict=True)) for values in zip(*messages.values(), strict=True)]
     known = (context.seed, data.num_rows, context.problem, context.graph)
-    sent = [
-        Sent(part[0], torch.tensor(chosen), first.round + i, *known, drawn)
-        for i, (part, chosen, drawn) in enumerate(zip(found, clients, noise, strict=True))
+    messages_of = [
+        Sent(sent, torch.tensor(chosen), first.round + i, *known, drawn)
+        for i, (sent, chosen, drawn) in enumerate(zip(each, clients, noise, strict=True))
     ]
-    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
+    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], messages_of)) is not None:
         info["moved"] = figure_array(how_far)
-    down, up = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(found[0][0]))
+    down, up = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(each[0]))
     name = type(algorithm).__name__
     rounds = [
         Round(name, chosen, down, up, seconds, {key: value[i] for key, value in info.items()})
         for i, chosen in enumerate(clients)
     ]
     return Fused(rounds, states)
-
-
-def _of(algorithm: Algorithm, method: str) -> type:
-    """The class whose method it has."""
-    return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
 
 
 def _honest(phase: Phase, received: State, messages: State) -> bool:

@@ -6,6 +6,7 @@ import torch
 from gaussian_case import federation, shards
 
 import pyro_fed as pf
+from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.runtime import fused as module
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False, "num_rounds": 60}
@@ -56,6 +57,22 @@ def test_rounds_at_once_are_the_same_rounds(blocks, settings):
     one_by_one = run(short(**settings), schedule=pf.schedule.Shuffled())
     assert len(blocks) == done
     same(at_once, one_by_one)
+
+
+@pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 10}])
+def test_visits_at_once_are_one_scan(blocks, monkeypatch, settings):
+    """Once every client has been visited; none of them has a scan of its own, nor does anything between two steps."""
+    scanned = []
+    inner = Compiler.scans
+
+    def counting(self, function, problem, carry, const, xs, at, const_dims=0):
+        scanned.append(len(at))
+        return inner(self, function, problem, carry, const, xs, at, const_dims)
+
+    monkeypatch.setattr(Compiler, "scans", counting)
+    run(short(**settings))
+    assert sum(scanned) > 40 and max(scanned) > 10 and set(scanned) <= set(blocks)
 
 
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")

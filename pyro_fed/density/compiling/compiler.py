@@ -32,7 +32,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
-from pyro_fed.density.compiling.loop_map import loop_map
+from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
 from pyro_fed.errors import SettingError
@@ -247,6 +247,52 @@ class Compiler:
         last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
         return last, outputs
 
+    def scans(
+        self,
+        function: Callable[..., Any],
+        problem: Any,
+        carry: Any,
+        const: Any,
+        xs: Any,
+        at: Tensor,
+        const_dims: Any = 0,
+    ) -> tuple[Any, Any]:
+        """A `scan` after the other, each of other clients' constants: the same steps, with nothing else between them.
+
+        Args:
+            function: one client's step, as for `scan`.
+            problem: its first argument.
+            carry: pytree with a leading client axis (C, ...).
+            const: pytree of what does not change over a scan's steps, of K clients; axes as `const_dims`.
+            xs: pytree of per-step inputs, (B T, C, ...).
+            at: whose constants the C clients of each scan are, (B, C).
+            const_dims: client axes of `const`.
+
+        Returns:
+            the carry after each scan, stacked, (B, C, ...), and the outputs of all steps, (B T, C, ...).
+        """
+        state, carried = pytree.tree_flatten(carry)
+        state = [leaf.clone(memory_format=torch.contiguous_format) for leaf in state]
+        (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
+        chosen = _chosen(fixed, leaf_dims(const_dims, const), at)
+        unbound, specs = [x.unbind() for x in inputs], (carried, held, given)
+        per_step = list(zip(*unbound, strict=True))
+        length = len(per_step) // len(at)
+        ends, outs = [], []
+        for block, constants in enumerate(chosen):
+            leaves = [*state, *constants, *per_step[block * length]]
+            if not block:
+                step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
+            for picked in per_step[block * length : (block + 1) * length]:
+                tick()
+                out = step.run(*state, *constants, *picked)
+                state = list(out[: len(state)])
+                outs.append(out[len(state) :])
+            ends.append(state)
+        stacked = [torch.stack(parts) for made in (ends, outs) for parts in zip(*made, strict=True)]
+        last, outputs = pytree.tree_unflatten(stacked, step.spec())
+        return last, outputs
+
     def _compiled(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int, now: int
     ) -> Step:
@@ -408,6 +454,17 @@ def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
             stacklevel=5,
         )
     return not slower
+
+
+def _chosen(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:
+    """The constants of each scan's clients, of at (B, C); those that all clients have alike are picked once."""
+    alike = [None if dim is None else bool((leaf == leaf[:1]).all()) for leaf, dim in zip(leaves, dims, strict=True)]
+    picked = [
+        leaf if same is None else leaf.index_select(0, at[0]) if same else None
+        for leaf, same in zip(leaves, alike, strict=True)
+    ]
+    for clients in at:
+        yield [leaf.index_select(0, clients) if one is None else one for leaf, one in zip(leaves, picked, strict=True)]
 
 
 def warn_untraceable(reason: str) -> None:

@@ -18,7 +18,7 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
     """
 
     def looped(*args: Any) -> Any:
-        dims = pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)
+        dims = leaf_dims(in_dims, args)
         leaves, spec = pytree.tree_flatten(args)
         size = next(leaf.shape[0] for leaf, d in zip(leaves, dims, strict=True) if d is not None)
         outs = [
@@ -56,6 +56,16 @@ def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims:
         return loop_map(function, in_dims)(*args)
 
     return call
+
+
+def leaf_dims(in_dims: Any, args: Any) -> list[int | None]:
+    """The axis of each leaf of the arguments.
+
+    Args:
+        in_dims: as for `loop_map`.
+        args: a pytree that it is a prefix of.
+    """
+    return pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)
 
 
 def _broadcast_dims(in_dims: Any, args: Any) -> Any:

@@ -103,14 +103,24 @@ def departures(shared: State, start: Tensor, ends: Tensor, steps: Tensor, noise:
     each = left * steps.sqrt() * (1 - 0.25 * steps if midpoint else torch.ones_like(steps))
     moved = (each.to(noise)[:, None, :, None] * noise).sum(2)
     kept = shrunk.prod(1)
-    if dense:  # round by round: products of other shapes may differ in their last bits
-        away = torch.stack([torch.linalg.solve_triangular(root, one.T, upper=True).T for one in away.unbind()])
-    white = kept[:, None, None] * away + moved
-    away = torch.stack([one @ root.T for one in white.unbind()]) if dense else root * white
+    white = kept[:, None, None] * (_each(away, _inverse(root)) if dense else away) + moved
+    away = _each(white, root) if dense else root * white
     spread = root.square().sum(-1).sqrt() if dense else root
     expected = mean + away
     distance = ((ends - expected).abs() / spread).amax(-1)
     return torch.where((ends == start).all(-1), 0.0, distance).double()
+
+
+def _each(values: Tensor, matrix: Tensor) -> Tensor:
+    """A x of (R, C, D), as one product a round: one of another shape may differ in its last bits."""
+    return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
+
+
+def _inverse(root: Tensor) -> Tensor:
+    """Of an upper triangular matrix."""
+    unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
+    found: Tensor = torch.linalg.solve_triangular(root, unit, upper=True)
+    return found
 
 
 def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, Tempered, Uninterrupted
+from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, LocalRounds, Tempered, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -52,6 +52,7 @@ from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     BATCHES,
+    Batch,
     ClientData,
     Minibatch,
     batch_of,
@@ -300,12 +301,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
         xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._visit_steps(shared, local | news)}
-        whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
-        rows, dims = with_batches(data, None if whole else self.batch_size)
-        const = local | {name: value for name, value in news.items() if name in local}
-        if whole:  # no minibatch, nothing to correct
-            const.pop("anchor_score", None)
-        else:
+        const, rows, dims = self._constants(local | {name: news[name] for name in news if name in local}, data)
+        if dims is not BATCHES:
             xs["picks"] = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
         if "anchor_score" in const and self.control_variate == "visit":
             const["visited"] = shared["position"]
@@ -317,12 +314,57 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         )
         return self._sent(shared, position, path, norms, xs["step_size"]), news, {"gradient_norm": norms.mean(0)}
 
+    def local_rounds(
+        self,
+        problem: Problem,
+        received: State,
+        local: State,
+        data: ClientData,
+        clients: Tensor,
+        at: Tensor,
+        noise: Noise,
+    ) -> LocalRounds | None:
+        """R visits of each chain, where all clients have been visited before: nothing but steps is left of them."""
+        if self.control_variate == "visit" or not bool(local["ready"].all()):
+            return None
+        rounds, length = len(at), self.local_steps
+
+        def in_turn(value: Tensor) -> Tensor:
+            """(T, R C, ...) as (R T, C, ...)."""
+            by_round: Tensor = value.unflatten(1, at.shape).transpose(0, 1)
+            return by_round.flatten(0, 1)
+
+        done = received["steps"] + length * torch.arange(rounds, device=at.device).unsqueeze(1)
+        steps = received["step_size"].expand(at.shape)
+        told = {"client": clients, "steps": done, "step_size": steps}
+        each_step = self._visit_steps(told, {name: local[name][at] for name in local if name == "longest_step"})
+        xs: dict[str, Any] = {"normal": in_turn(noise["normal"]), "step_size": in_turn(each_step.flatten(1))}
+        const, rows, dims = self._constants(local, data)
+        if "position" in noise and dims is not BATCHES:
+            picks = picked(noise["position"], noise["weight"], data.num_rows[at.flatten()], length)
+            xs["picks"] = Minibatch(*(in_turn(part) for part in picks))
+        axes = (dict.fromkeys(const, 0), dims)
+        ends, (path, norms) = problem.scans(self._step, received["position"], (const, rows), xs, at, axes)
+        began = torch.cat([received["position"].unsqueeze(0), ends[:-1]])
+        path, norms = (value.unflatten(0, (rounds, length)).transpose(0, 1) for value in (path, norms))
+        messages = self._sent(told, ends, path, norms, each_step)
+        return LocalRounds({"position": began, **told}, messages, {"gradient_norm": norms.mean(0)})
+
+    def _constants(self, local: State, data: ClientData) -> tuple[State, Batch | ClientData, Any]:
+        """What does not change over the steps of clients' visits: states, rows, and the rows' client axes."""
+        whole = self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
+        rows, dims = with_batches(data, None if whole else self.batch_size)
+        const = dict(local)
+        if whole:  # no minibatch, nothing to correct
+            const.pop("anchor_score", None)
+        return const, rows, dims
+
     def _sent(self, shared: State, position: Tensor, path: Tensor, norms: Tensor, steps: Tensor) -> State:
-        """What a visit sends: where C chains are, and every `stride`-th of their T steps.
+        """What visits send: where C chains are, and every `stride`-th of their T steps.
 
         Args:
             shared: the server's state.
-            position: (C, D).
+            position: (C, D), or of several rounds (R, C, D), and so on.
             path: (T, C, D).
             norms: of the preconditioned scores, (T, C).
             steps: h, (T, C).
@@ -331,9 +373,9 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         return {
             "position": position,
             "client": shared["client"],
-            "draws": path[sent].transpose(0, 1),
-            "gradient_norm": norms[sent].T,
-            "step_size": steps[sent].T,
+            "draws": path[sent].movedim(0, -2),
+            "gradient_norm": norms[sent].movedim(0, -1),
+            "step_size": steps[sent].movedim(0, -1),
         }
 
     def _visit_steps(self, shared: State, local: State) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import SiteKeeping
+from pyro_fed.algorithm.capabilities import LocalRounds, SiteKeeping, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
@@ -27,6 +27,15 @@ class Made(NamedTuple):
     states: State
 
 
+class Had(NamedTuple):
+    """Rounds that have been had, and of each the entries of its noise that were asked for, (steps, C, ...)."""
+
+    made: LocalRounds
+    drawn: list[State]
+
+
+#: Numbers of clients' states and rows above which rounds are not had in one call.
+MOST_TOGETHER = 10_000_000
 #: What clients receive, from what those of the round before received and sent, and their numbers.
 Onward = Callable[[State, State, Tensor], State]
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
@@ -98,9 +107,7 @@ class Vectorised(Local):
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
-    def rounds(
-        self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]
-    ) -> tuple[list[Step], State, list[State]]:
+    def rounds(self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]) -> Had:
         """Several rounds, one after the other, whose replies are looked at after the last.
 
         What clients keep of a round counts at once: `undo` takes it back.
@@ -110,28 +117,51 @@ class Vectorised(Local):
             clients: of each round.
             onward: what a round's clients receive, from what those before them received and sent.
             replays: entries of their noise that are asked for.
-
-        Returns:
-            each round's messages, states and figures, what all received, (R, C, ...), and each round's noise.
         """
         self.before: State = {}
-        work, found, received, drawn = first, list[Step](), list[State](), list[State]()
-        keys = [seeding.client_keys(first.round + i, chosen) for i, chosen in enumerate(clients)]
-        generators = seeding.torch_generators(first.seed, [key for part in keys for key in part])
-        noises = _apart(self.drawn([client for chosen in clients for client in chosen], generators), clients)
-        for number, (chosen, noise) in enumerate(zip(clients, noises, strict=True)):
+        keys = [key for i, chosen in enumerate(clients) for key in seeding.client_keys(first.round + i, chosen)]
+        noise = self.drawn(
+            [client for chosen in clients for client in chosen], seeding.torch_generators(first.seed, keys)
+        )
+        each = _apart(noise, clients)
+        drawn = [{name: part[name] for name in replays} for part in each]
+        if found := self._together(first, clients, noise):
+            return Had(found, drawn)
+        steps, received, work = list[Step](), list[State](), first
+        for number, (chosen, own) in enumerate(zip(clients, each, strict=True)):
             if number:
-                shared = onward(work.shared, found[-1][0], torch.tensor(chosen))
+                shared = onward(work.shared, steps[-1][0], torch.tensor(chosen))
                 work = Work(first.round + number, first.seed, chosen, shared)
             at = self.at(chosen)
-            found.append(self.steps(work, at, noise))
+            steps.append(self.steps(work, at, own))
             received.append(work.shared)
-            drawn.append({name: noise[name] for name in replays})
-            if new := found[-1][1]:
+            if new := steps[-1][1]:
                 self.before = self.before or {name: value.clone() for name, value in self.local.items()}
                 slots = torch.arange(len(chosen))
                 keep(self.algorithm, self.local, [Made(slots, at, new)], slots, {})
-        return found, {name: torch.stack([part[name] for part in received]) for name in first.shared}, drawn
+        messages, figures = ([step[i] for step in steps] for i in (0, 2))
+        return Had(LocalRounds(*(_stacked(states) for states in (received, messages, figures))), drawn)
+
+    def _together(self, first: Work, clients: list[list[int]], noise: Noise) -> LocalRounds | None:
+        """The same in one call, by an algorithm that can; clients that are asked several times are there once."""
+        algorithm = self.algorithm
+        assert isinstance(algorithm, Uninterrupted)
+        if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
+            return None
+        count = len(clients[0])
+        at = self.at([client for chosen in clients for client in chosen])
+        asked, place = at.unique(return_inverse=True)
+        data = self.rows_of(asked)
+        widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
+        numbers = len(asked) * sum(widths[: len(self.local)])
+        numbers += data.row_index.numel() * sum(widths[len(self.local) :])
+        if self.width != count or self.room < count or numbers > MOST_TOGETHER:
+            return None
+        local = select(self.local, asked)
+        shared, local, noise = (self.there(tree) for tree in (contiguous(first.shared), local, noise))
+        numbered = torch.tensor(clients)
+        found = algorithm.local_rounds(self.working, shared, local, data, numbered, place.reshape(-1, count), noise)
+        return found and LocalRounds(*(self.here(part) for part in found))
 
     def undo(self) -> None:
         """Clients keep what they had before the last `rounds`."""
@@ -175,6 +205,20 @@ class Sequential(Local):
         of_one = pytree.tree_map(lambda x: x[:, which], noise)
         local, rows = select(self.local, at[which]), self.rows_of(at[which])
         return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
+
+
+def owner(algorithm: Algorithm, method: str) -> type:
+    """The class whose method an algorithm has.
+
+    Args:
+        algorithm: an instance.
+        method: by name.
+    """
+    return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
+
+
+def _stacked(states: list[State]) -> State:
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def _apart(noise: Noise, clients: list[list[int]]) -> list[Noise]:

@@ -26,11 +26,13 @@ def test_the_numbers_are_arviz_s(chains, draws, memory):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_normal_scores_are_those_of_mean_ranks(tied):
-    """Blom's, of SciPy's ranks; without ties one table serves all coordinates."""
+    """Blom's, of SciPy's ranks, beside the median; one table serves all coordinates."""
     from scipy import special, stats
 
     values = np.random.default_rng(0).normal(size=(3, 2, 30))
     values = values.round(1) if tied else values
     ranks = stats.rankdata(values.reshape(3, -1), axis=1)
     expected = special.ndtri((ranks - 0.375) / (60 + 0.25)).reshape(values.shape)
-    np.testing.assert_array_equal(_normal_scores(values), expected)
+    found, median = _normal_scores(values)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(median, np.median(values, (1, 2)))
