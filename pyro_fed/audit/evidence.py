@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.census import Weighed, weighed_points
+from pyro_fed.audit.census import LARGEST_DIM, Weighed, weighed_points
+from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import Looked, by_groups, groups
 from pyro_fed.audit.chains.motion import Moments, judged, moved, wrong
 from pyro_fed.audit.few_rows import on_few_rows
@@ -116,12 +118,28 @@ class Evidence:
 
     @cached_property
     def census(self) -> Weighed | None:
-        """Weighted points from wherever the posterior may be; None where they cannot be trusted."""
-        if self.near is None:
+        """Weighted points from wherever the posterior may be; None where they cannot be trusted.
+
+        They are looked for around the draws and the places that chains from these have come to. Of effects with a
+        latent scale they are drawn in units of it: points of few Gaussians have none in a funnel's neck, and their
+        weights do not show that.
+        """
+        near, chains = self.near, self.chains
+        if near is None or chains is None or near.problem.dim > LARGEST_DIM:
             return None
+        around = self.points.double()
+        if chains.places is not None:
+            around = torch.cat([around, chains.places[evenly(len(chains.places), MOST_DRAWS)]])
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 3)
-        white = self.near.white(self.points)
-        return weighed_points(self.near, white, lambda: self.from_prior, generator)
+        detour = Detour.of(near, self.flat, generator)
+        if detour is None:
+            return weighed_points(near, near.white(around), lambda: self.from_prior, generator)
+
+        def from_prior() -> Tensor | None:
+            return None if self.from_prior is None else detour.form.apart(self.from_prior)
+
+        found = weighed_points(detour.target, detour.there(around), from_prior, generator)
+        return None if found is None else replace(found, white=near.white(detour.back(found.white)))
 
     @cached_property
     def quantities(self) -> Quantities:
@@ -136,17 +154,25 @@ class Evidence:
         return beyond(self.near, self.quantities, self.flat, self.census)
 
     @cached_property
+    def chains(self) -> Moments | None:
+        """Where chains that begin at the draws have the posterior's means and SDs; None where there is no target."""
+        if self.near is None:
+            return None
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT)
+        return moved(self.near, self.quantities, self.flat, generator, self.aim)
+
+    @cached_property
     def looked(self) -> Looked | None:
         """Where the posterior's means and SDs are, None where there is no target.
 
         By chains that begin at the draws, and by weighted points where these find wrong what chains do not, or right;
         where they cannot move, and the draws are groups far apart, group by group.
         """
-        if self.near is None:
+        found = self.chains
+        if found is None:
             return None
-        generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        found = moved(self.near, self.quantities, self.flat, generator, self.aim)
         if found.stuck and (parts := groups(self.flat.double())):
+            generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
 
             def of_one(draws: Tensor) -> Moments:
                 target = Target.of(self.problem, draws, self.temperature)

@@ -61,18 +61,25 @@ class Detour:
 
         return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
 
+    def there(self, z: Tensor) -> Tensor:
+        """The other coordinates, whitened (S, D), of points (S, D) in the model's own."""
+        return self.target.white(self.form.apart(z.to(self.form.dtype)))
+
+    def back(self, white: Tensor) -> Tensor:
+        """The other way round."""
+        return self.form.centred(self.target.model(white).to(self.form.dtype))
+
     def move(self, chains: Chains) -> None:
         """One trajectory of every chain in the other coordinates.
 
         Args:
             chains: in the model's own; they are put where it ends.
         """
-        dtype = self.form.dtype
-        there = self.target.white(self.form.apart(chains.target.model(chains.place).to(dtype)))
+        there = self.there(chains.target.model(chains.place))
         if self.chains is None:
             self.chains = Chains.begin(self.target, there, self.generator)
             self.chains.settle()
         else:
             self.chains.put(there)
             self.chains.move()
-        chains.put(chains.target.white(self.form.centred(self.target.model(self.chains.place).to(dtype))))
+        chains.put(chains.target.white(self.back(self.chains.place)))

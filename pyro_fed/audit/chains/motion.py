@@ -103,6 +103,8 @@ class Moments:
         accepted: mean acceptance of the chains' last trajectories.
         whole: whether the chains' coordinates whiten the draws in full.
         by: "chains", or "weights" of points wider than the draws.
+        places: (N, D) where the chains have been in the later half of their transitions, the model's coordinates; None
+            of weights.
     """
 
     mean: Tensor
@@ -112,6 +114,7 @@ class Moments:
     accepted: float = 1.0
     whole: bool = True
     by: Literal["chains", "weights"] = "chains"
+    places: Tensor | None = None
 
     @property
     def excess(self) -> Tensor:
@@ -277,7 +280,8 @@ class _Walk:
                 places.append(chains.place)
                 momenta.append(target.along(chains.momentum)[:, quantities.along])
             later = len(places) // 2
-            values = quantities(target.model(torch.cat(places[later:]))).unflatten(0, (-1, len(at)))
+            been = target.model(torch.cat(places[later:]))
+            values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
             known = _told(self.reported, values, target.problem.dim)
             found = replace(
@@ -286,6 +290,7 @@ class _Walk:
                 log_sd_error=found.log_sd_error * known,
                 accepted=chains.accepted,
                 whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
+                places=been,
             )
             looks.take(found, bool((kurtosis(values.flatten(0, 1)) > LONG).any()))
         undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > CLEAR).any())

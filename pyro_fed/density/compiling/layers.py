@@ -84,6 +84,28 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
     return False
 
 
+def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
+    """Where a graph multiplies what rows alone make by what parameters alone make: both factors of each product.
+
+    Args:
+        graph: traced, of the rows' log-likelihoods at z (D,).
+    """
+    z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    of_z, of_rows = {z}, set(rows)
+    found = []
+    for node in graph.graph.nodes:
+        before = node.all_input_nodes
+        if any(one in of_rows for one in before):
+            of_rows.add(node)
+        if any(one in of_z for one in before):
+            of_z.add(node)
+        factors = [node.args[at] for at in PRODUCTS.get(_name(node), ())]
+        for x, w in (factors, factors[::-1]) if factors else ():
+            if x in of_rows and x not in of_z and w in of_z and w not in of_rows:
+                found.append((x, w))
+    return found
+
+
 def _name(node: fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
     if schema is None:

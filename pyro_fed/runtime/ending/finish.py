@@ -32,6 +32,8 @@ from pyro_fed.audit import (
 )
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
+from pyro_fed.audit.inputs.range import out_of_range
+from pyro_fed.audit.inputs.use import of_no_use
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
@@ -219,6 +221,9 @@ class Finish:
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if self.audit:
             self._say_who_stands_apart(draws)
+            if context.federation.holds_data:
+                far = out_of_range(context.problem, context.seed)
+                record.notes += far or of_no_use(context.problem, draws.flatten(0, 1))
         whole = context.federation.holds_data and context.combination is None
         unaudited = (INACCURATE if inaccurate else not_audited(context.problem)) if self.audit and whole else ""
         if unaudited:

@@ -1,0 +1,109 @@
+"""Inputs that are out of range of a network's units: what the prior lets weights make of them.
+
+A unit takes Σ_j x_j w_j. Where a column's root mean square times the prior's of its weights is far above one, a unit
+is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a gradient to
+follow, and a Gaussian that fits two such units fits nothing between them. A year, an income or a count does so beside
+weights of N(0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from pyro_fed.conventions import seeding
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.layers import first_products, has_layers
+from pyro_fed.density.compiling.predictors import rows_graph, some_rows
+from pyro_fed.density.problem import Problem
+
+#: Root mean square of what one column adds to a unit, from which on it is out of range: standardised columns, and
+#: pixels of 0 to 16, beside weights of N(0, 1) are well below, as is a column in tens.
+OUT_OF_RANGE = 30.0
+#: Rows and draws of the prior that are looked at.
+ROWS, DRAWS = 64, 16
+
+
+def out_of_range(problem: Problem, seed: int) -> list[str]:
+    """The column that is furthest out of range of a network's units.
+
+    Args:
+        problem: the model's densities.
+        seed: of the prior's draws.
+
+    Returns:
+        One sentence, or none.
+    """
+    if problem.layout.improper or not has_layers(problem):
+        return []
+    try:
+        worst = max(_sizes(problem, seed), default=None, key=lambda size: size.added)
+    except FAILURES:
+        return []
+    if worst is None or worst.added <= OUT_OF_RANGE:
+        return []
+    names = [name for name, _, _ in problem.arguments.columns]
+    what = "an input" if worst.column is None else f"column {worst.column}"
+    if worst.leaf is not None and len(names) == len(problem.rows):
+        what += f" of argument '{names[worst.leaf]}'"
+    return [
+        f"{what} is out of range of the network's units: values of size {worst.of_rows:.2g}, beside weights that the "
+        f"prior puts at {worst.of_weights:.2g}, so that units are the same for nearly all rows. Centre and scale "
+        "columns before the model (pf.column_sums and pf.pooled_moments do it without pooling rows)"
+    ]
+
+
+class _Size(NamedTuple):
+    """What a column adds to a unit, its values' size and that of its weights, its number and which row tensor it is."""
+
+    added: float
+    of_rows: float
+    of_weights: float
+    column: int | None
+    leaf: int | None
+
+
+def _sizes(problem: Problem, seed: int) -> Iterator[_Size]:
+    """Of each first layer its worst column; of a convolution, or several products at once, all inputs as one."""
+    rows = some_rows(problem, ROWS)
+    graph = rows_graph(problem, ROWS)
+    leaves = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
+    wanted = first_products(graph)
+    draws = problem.init(DRAWS, seeding.torch_generator(seed, seeding.AUDIT, 7), checked=False)
+    seen = [_Values(graph, {node for pair in wanted for node in pair}).at(z, rows) for z in draws]
+    for x, w in wanted:
+        of_rows = seen[0][x].double().square()
+        of_weights = torch.stack([one[w] for one in seen]).double().square()
+        by_column = of_weights.dim() == 3 and of_rows.shape[-1] == of_weights.shape[1]
+        if by_column:
+            of_rows, of_weights = of_rows.flatten(0, -2).mean(0), of_weights.mean((0, 2))
+        else:
+            of_rows, of_weights = of_rows.mean()[None], of_weights.mean()[None]
+        size = (of_rows * of_weights).sqrt().nan_to_num(nan=0.0)
+        at = int(size.argmax())
+        added, value, weight = (float(one[at]) for one in (size, of_rows.sqrt(), of_weights.sqrt()))
+        yield _Size(added, value, weight, at if by_column else None, leaves.index(x) if x in leaves else None)
+
+
+class _Values(fx.Interpreter):
+    """Values of some nodes."""
+
+    def __init__(self, graph: fx.GraphModule, wanted: set[fx.Node]) -> None:
+        super().__init__(graph)
+        self.wanted = wanted
+        self.values: dict[fx.Node, Tensor] = {}
+
+    def at(self, z: Tensor, rows: tuple[Tensor, ...]) -> dict[fx.Node, Tensor]:
+        """At one vector (D,) and the graph's rows."""
+        self.run(z, *rows)
+        return self.values
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Kept where it is wanted."""
+        found = super().run_node(n)
+        if n in self.wanted:
+            self.values[n] = found
+        return found

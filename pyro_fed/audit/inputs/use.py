@@ -1,0 +1,67 @@
+"""Inputs that an answer has made no use of: it predicts rows no better by their own than by those of other rows.
+
+    Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s),      j other rows
+
+Its mean over the rows that were fitted is positive where the answer has learned anything of y from x. A network whose
+weights stay at the prior has none: a mean-field Gaussian of many layers ends there, where the density of its rows alone
+would not show it, for it may be all that there is to learn. That is for the user to say.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.compiling.layers import has_layers
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
+from pyro_fed.ops.entries import evenly
+
+#: Rows and draws that are looked at, at most, how many other rows each is compared with, and how many rows it takes.
+ROWS, DRAWS, OTHERS, FEWEST_ROWS = 500, 20, 4, 20
+#: Standard errors above zero from which on inputs have been of use.
+PLAIN = 2.0
+
+
+def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
+    """A network that predicts rows no better by their own inputs than by those of other rows.
+
+    Args:
+        problem: the model's densities.
+        draws: (S, D) of a result.
+
+    Returns:
+        One sentence, or none.
+    """
+    if not has_layers(problem) or problem.local_dim or len(problem.layout.observed) != 1 or problem.layout.factors:
+        return []
+    rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
+    if len(rows[0]) < FEWEST_ROWS:
+        return []
+    found = [_log_densities(problem, z, rows) for z in draws[evenly(len(draws), DRAWS)].to(problem.dtype)]
+    own, *others = (torch.stack(parts).logsumexp(0) for parts in zip(*found, strict=True))
+    gain = own - torch.stack(others).mean(0)
+    mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
+    if not mean <= PLAIN * error:
+        return []
+    name = problem.layout.single_observed()
+    return [
+        f"the inputs tell this network nothing of '{name}': the {len(gain)} rows that were looked at are predicted no "
+        f"better by their own than by those of other rows ({mean:.2g} ± {error:.1g} nats a row). Either there is "
+        "nothing to learn, or its weights have stayed where they began or near their prior, as those of many layers do "
+        "in a Gaussian without correlations: DSVGD's particles, or fewer layers, show which"
+    ]
+
+
+def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
+    """Log densities (m,) of the rows' observations, and of those of other rows, by the rows' inputs."""
+    site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
+    dim = frame_of(site, problem.plate).dim
+    along = dim - len(site["fn"].event_shape)
+    found = []
+    for shift in (0, *(1 + len(rows[0]) * part // (OTHERS + 1) for part in range(1, OTHERS + 1))):
+        log_prob = site["fn"].log_prob(site["value"].roll(shift, along))
+        found.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
+    return found

@@ -1,0 +1,100 @@
+"""What a network's inputs are: out of its units' range, or of no use to its answer."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_fed.audit.inputs.range import out_of_range
+from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.federation.federation import Federation
+
+UNITS, COLUMNS, ROWS = 3, 4, 200
+
+
+def network(x, y):
+    """tanh(x W) v, and noise of 0.5."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 1.0).to_event(2))
+    v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
+    mean = torch.tanh(x @ w) @ v
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def narrow(x, y):
+    """The same by weights of 0.001, for columns in the thousands."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 0.001).to_event(2))
+    v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
+    mean = torch.tanh(x @ w) @ v
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def linear(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def filters(x, y):
+    """A convolution of 6 × 6 pixels, and the mean of its units."""
+    k = pyro.sample("k", dist.Normal(x.new_zeros(2, 1, 3, 3), 1.0).to_event(4))
+    v = pyro.sample("v", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+    mean = torch.tanh(torch.nn.functional.conv2d(x, k)).mean((2, 3)) @ v
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def rows(scale=1.0, shift=0.0):
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(ROWS, COLUMNS, generator=generator)
+    y = torch.tanh(z[:, 0]) + 0.5 * torch.randn(ROWS, generator=generator)
+    z[:, 1] = z[:, 1] * scale + shift
+    return z, y
+
+
+def problem(model, x, y):
+    return Federation(model, (x, y), plate="data", num_clients=2).problem
+
+
+@pytest.mark.parametrize(
+    ("model", "scale", "shift", "said"),
+    [
+        (network, 1.0, 0.0, ""),
+        (network, 10.0, 0.0, ""),
+        (network, 1000.0, 0.0, "column 1 of argument 'x'"),
+        (network, 10.0, 2000.0, "values of size 2e+03"),
+        (narrow, 1000.0, 2000.0, ""),
+        (linear, 1000.0, 2000.0, ""),
+    ],
+)
+def test_a_column_beyond_what_weights_can_take_is_named(model, scale, shift, said):
+    found = out_of_range(problem(model, *rows(scale, shift)), 0)
+    assert bool(found) == bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize(("most", "said"), [(1.0, ""), (255.0, "an input of argument 'x' is out of range")])
+def test_a_convolution_is_told_of_its_pixels(most, said):
+    generator = torch.Generator().manual_seed(0)
+    x = most * torch.rand(ROWS, 1, 6, 6, generator=generator)
+    found = out_of_range(problem(filters, x, torch.randn(ROWS, generator=generator)), 0)
+    assert bool(found) == bool(said) and said in "".join(found)
+
+
+def test_weights_that_know_the_curve_are_told_from_those_that_do_not():
+    """Draws around w and v of the curve that the rows were drawn from; v = 0; and another column's curve."""
+    x, y = rows()
+    posed = problem(network, x, y)
+    noise = 0.1 * torch.randn(10, posed.dim, generator=torch.Generator().manual_seed(1))
+    w = torch.zeros(COLUMNS, UNITS)
+    w[0, 0] = 1.0
+    v = torch.tensor([1.0, 0.0, 0.0])
+    assert of_no_use(posed, noise + torch.cat([w.flatten(), v])) == []
+    for wrong in (torch.zeros(posed.dim), torch.cat([w.roll(2, 0).flatten(), v])):
+        assert "the inputs tell this network nothing of 'y'" in of_no_use(posed, 0 * noise + wrong)[0]
+
+
+def test_other_models_are_not_asked():
+    x, y = rows()
+    posed = problem(linear, x, y)
+    assert of_no_use(posed, torch.zeros(10, posed.dim)) == []
