@@ -8,8 +8,9 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 A round: the server sends θ, d and an aim, one of the fractions s_j. Every client answers with its log-likelihood at
 θ + s_j d for every s_j (the line search), and with score and curvature at the aim. The aim is the fraction that was
 best in the round before, and 1 near the mode, so that a round is a Newton step. Where another fraction turns out much
-better the server goes there and asks again, with d = 0. A climb that leaves the mass for a spike of the density ends
-back at the point around which it found most, f(θ) |H|^(-1/2).
+better the server goes there and asks again, with d = 0, but for steps that are too short for values to tell (`SHORT`).
+A climb that leaves the mass for a spike of the density ends back at the point around which it found most,
+f(θ) |H|^(-1/2).
 
 Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST` do not count: far away a
 likelihood is flat, Newton's step to there as long as that is far, and what a density is at e^40 is rounding, as of the
@@ -60,6 +61,9 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
 LONGEST = 20.0
+#: Near the mode, a step of so many SDs is too short for values to tell about, up to as many nats: integrals over rows'
+#: own latents jump by 1e-4 nats where two modes of one become one, at a mode of all rows too. Newton's step is taken.
+SHORT = 0.01
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -239,6 +243,11 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:
             return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
+        told = bool(shared["indefinite"]) or not float(shared["decrement"]) <= SHORT or aimed_gain < -SHORT
+        if not (told or still) and known:
+            if aimed == self.fractions.index(1.0):
+                return arrived(shared, messages, totals[aimed], self.min_curvature)
+            return {**shared, "aim": torch.ones_like(shared["aim"])}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
             return {

@@ -1,5 +1,7 @@
 """Newton's method over clients where a trial leads far out, to densities that fall without bound."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
+from pyro_fed.infer.laplace import fedlaplace
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 
 
@@ -69,3 +72,30 @@ def test_a_precision_beyond_the_gate_needs_a_likelihood_that_falls(fall, refused
     found = message_limits.outlying_sites(message)
     assert [bool(holds[1]) for holds in found.values()] == [refused, refused]
     assert not any(bool(holds[[0, 2]].any()) for holds in found.values())
+
+
+def counts(y):
+    level = pyro.sample("level", dist.Normal(0.0, 10.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(level.exp()), obs=y)
+
+
+@pytest.mark.parametrize("jump", [1e-4, 5e-3])
+def test_values_that_jump_beside_the_mode_do_not_hold_newtons_steps_up(jump, monkeypatch):
+    """As integrals by quadrature do, here 0.001 SDs away; the mode is where the score is zero, by bisection."""
+    y = torch.tensor([3.0, 5.0, 2.0, 7.0, 4.0, 11.0], dtype=torch.float64)
+    low, high = 0.0, 3.0
+    for _ in range(60):
+        mode = (low + high) / 2
+        low, high = (mode, high) if float(y.sum()) - len(y) * math.exp(mode) - mode / 100 > 0 else (low, mode)
+
+    def jumping(problem, points, data):
+        return values(problem, points, data) + jump / 2 * (points[..., 0] > mode + 2.5e-4)
+
+    kept, values = [], fedlaplace.clients_log_likelihoods
+    monkeypatch.setattr(fedlaplace, "clients_log_likelihoods", jumping)
+    monkeypatch.setattr(pf.FedLaplace, "sample", lambda self, shared, *_: kept.append(shared) or torch.zeros(1, 2, 1))
+    fed = pf.Federation(counts, (y,), plate="data", num_clients=2)
+    found = pf.run(pf.FedLaplace(), fed, progress=False, log_likelihood=False, audit=False)
+    assert (found.attrs["converged"], found.attrs["num_rounds"] < 12) == (1, True)
+    assert abs(float(kept[0]["point"]) - mode) < 1e-6
