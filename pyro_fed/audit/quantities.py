@@ -54,7 +54,7 @@ class Quantities:
             problem: the model.
             z: unconstrained.
         """
-        some = z[evenly(len(z), LOOKED_AT)]
+        some = z[evenly(len(z), LOOKED_AT)].to(problem.dtype)
         values = problem.constrain(some, problem.fewest_rows)
         own: list[str] = []
         varying: list[Tensor] = []
@@ -62,7 +62,7 @@ class Quantities:
         along = list(range(problem.dim))
         for name, site in problem.sites.items():
             value, part = values[name].reshape(len(some), -1), slice(site.start, site.start + site.size)
-            if value.shape[1] == site.size and torch.equal(value.to(z.dtype), some[:, part]):
+            if value.shape[1] == site.size and torch.equal(value.to(some), some[:, part]):
                 continue
             own.append(name)
             rounding = torch.finfo(value.dtype).eps ** 0.5 * value.abs().amax(0)

@@ -28,3 +28,18 @@ def test_constants_of_a_transform_are_not_judged():
     assert values.shape == (100, len(quantities.labels)) == (100, len(quantities.along))
     r = values[:, quantities.labels.index("factor[1, 0]")]
     torch.testing.assert_close(values[:, quantities.labels.index("factor[1, 1]")], (1 - r.square()).sqrt())
+
+
+def regression(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_double_draws_of_a_model_in_single_precision_are_its_own():
+    """Draws around a point's mode are made in float64; the model's products take float32 alone."""
+    x, y = torch.ones(20, 2), torch.ones(20)
+    problem = pf.Federation(regression, (x, y), plate="data", num_clients=2).problem
+    assert problem.dtype == torch.float32
+    z = torch.randn(100, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert Quantities.of(problem, z).labels == ("w[0]", "w[1]")

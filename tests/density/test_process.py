@@ -300,6 +300,8 @@ def test_digests_tell_functions_apart():
     assert digest(made(1)) != digest(made(1.0))
     assert digest(made(torch.ones(2))) == digest(made(torch.ones(2)))
     assert digest(made(torch.ones(2))) != digest(made(torch.ones(2, dtype=torch.float64)))
+    assert digest(made(torch.ones(1))) != digest(made(torch.ones(1).expand(1, 1)))
+    assert digest(made(torch.zeros(()).expand(1))) is not None  # of stride 0
     assert digest(made(np.arange(3))) != digest(made(np.arange(3.0)))
     assert digest(made({"a": [1, 2]})) != digest(made({"a": [2, 1]}))
     assert digest(made(noise)) != digest(made(draws))

@@ -229,6 +229,12 @@ def one_event(x, y):
         pyro.sample("y", dist.Normal(w * x, 1.0).to_event(1), obs=y)
 
 
+def column_of_events(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, None], 1.0).to_event(1), obs=y)
+
+
 def averaged(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     with pyro.plate("data", len(x)), pyro.poutine.scale(scale=1 / len(x)):
@@ -239,6 +245,7 @@ def averaged(x, y):
     ("model", "cure"),
     [
         (averaged, r"divided by the number of rows, .*pf\.shared\('n', len\(x\)\)"),
+        (column_of_events, r"values have the shape \(20,\), its distribution \(20, 1\) by \.to_event.* y\[:, None\]"),
         (column, r"has the shape \(20, 20\), each row beside each, .*a column \(20, 1\)\. .*y\.squeeze\(-1\)"),
         (one_event, r"Each of the 20 rows has all 20 as one value, by \.to_event\(1\): leave that out"),
     ],

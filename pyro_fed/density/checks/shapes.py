@@ -45,6 +45,12 @@ def rows_as_values(bound: BoundModel, name: str) -> str:
         return ""
     fn, count = site["fn"], bound.num_rows
     batch, event = tuple(fn.batch_shape), tuple(fn.event_shape)
+    value = tuple(site["value"].shape)
+    if count not in event and count in value[len(value) - len(event) :]:
+        return (
+            f"Its values have the shape {value}, its distribution {batch + event} by .to_event({len(event)}), so that "
+            f"each of the {count} rows has all {count} values: give both the same shape, as by y[:, None]"
+        )
     if count in event:
         return (
             f"Each of the {count} rows has all {count} as one value, by .to_event({len(event)}): leave that out, since "
