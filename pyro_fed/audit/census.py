@@ -84,11 +84,17 @@ def weighed_points(
         found = smoothed(log_weights.clamp_min(float(log_weights.max()) - NOTHING))
         trusted = found.pareto_k <= LONGEST_TAIL
         if taken == rounds or (trusted and found.effective >= ENOUGH):
-            return Weighed(found.weights, white) if trusted and found.effective >= WORTH else None
+            return _kept(found.weights, white, log_weights) if trusted and found.effective >= WORTH else None
         flat = flattened(log_weights, FEWEST * COMPONENTS)
         drawn = fitted(white, flat, COMPONENTS, STEPS, generator).shared_out(POINTS).used()
         every = every.joined(drawn)
     return None
+
+
+def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:
+    """The points that have a weight: on a site's own scale what has next to none may be far beyond all others."""
+    some = log_weights > log_weights.max() - NOTHING
+    return Weighed(weights[some] / weights[some].sum(), white[some])
 
 
 def _first(

@@ -142,3 +142,27 @@ def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
     both = points.where_told(Moments(off, 0.01 * off, off, 0.01 * off))
     assert both.mean.tolist() == [float(points.mean[0]), 1.0]
     assert bool(wrong(both)[:, 1].all()) and not bool(wrong(both)[:, 0].any())
+
+
+def lognormal(y):
+    """A logarithm whose prior is far wider than its posterior, N(0, 0.4) for four rows of zero."""
+    ratio = pyro.sample("ratio", dist.LogNormal(y.new_tensor(0.0), 40.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(ratio.log(), 0.8), obs=y)
+
+
+def test_points_far_out_count_for_nothing_on_the_sites_own_scale():
+    """Points are drawn as far as the prior goes, e^40 and beyond; the kurtosis of LogNormal(0, 0.4) is 6.26."""
+    problem = problem_of(lognormal, torch.zeros(4, dtype=torch.float64))
+    draws = 0.4 * torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target, generator = Target.of(problem, draws), torch.Generator().manual_seed(1)
+    points = weighed_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
+    ratio = target.model(points.white)[:, 0].exp()
+    away = ratio - points.weights @ ratio
+    square = math.exp(0.16)
+    variance = (square - 1) * square
+    assert float(points.weights @ away.square()) == pytest.approx(variance, rel=0.15)
+    kurtosis = float(points.weights @ away**4) / variance**2
+    assert kurtosis == pytest.approx(square**4 + 2 * square**3 + 3 * square**2 - 3, rel=0.5)
+    narrow = moments(problem, 0.7 * draws)
+    assert bool(wrong(narrow)[1, 1]) and float(narrow.log_sd[1]) > math.log(1.25)
