@@ -86,6 +86,10 @@ def test_before_there_is_a_posterior_there_is_none(clock, tmp_path):
         quiet(
             pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), num_rounds=50, max_seconds=60
         )
+    clock.seconds = 0
+    with pytest.raises(pf.TimeLimitError, match="SVI"):  # whose one round is all of Pyro's steps
+        quiet(pf.SVI(num_steps=1000), unequal_lines(), max_seconds=60)
+    assert clock.seconds < 100
 
 
 def test_a_start_that_had_converged_is_a_posterior(clock):

@@ -16,6 +16,7 @@ from pyro.poutine.seed_messenger import SeedMessenger
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.density.rows.nested import MaskPadding, Members
 from pyro_fed.density.running.data_calls import data_calls
@@ -189,6 +190,8 @@ def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]
 def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
     """A model for Pyro's own algorithms: what it observes in floating point, its `pyro.param` held constant.
 
+    Each run of it asks whether there is time for one.
+
     Args:
         model: the Pyro model.
         constants: values of its `pyro.param` statements, among others.
@@ -196,6 +199,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        tick()
         with HeldParams(constants, hidden=True), ObservedValues(incomplete):
             return model(*args, **kwargs)
 
