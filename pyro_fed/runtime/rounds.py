@@ -80,7 +80,7 @@ def run_phases(
     ][::-1]
     device = context.problem.device
     context.record.notes += [
-        f"{type(part).__name__} draws by Pyro's own samplers and was computed on the CPU, not on {device}"
+        f"{type(part).__name__} draws random numbers within its steps and was computed on the CPU, not on {device}"
         for part in chain
         if device_of(part, context.problem) != device
     ]

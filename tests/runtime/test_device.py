@@ -159,7 +159,7 @@ def test_what_pyro_samples_is_computed_on_the_cpu_and_says_so():
     with emulated_device() as device:
         fed = lines(device)
         settings = {"num_steps": 5, "num_guide_draws": 10}
-        with pytest.warns(UserWarning, match="SVI draws by Pyro's own samplers and was computed on the CPU"):
+        with pytest.warns(UserWarning, match="SVI draws random numbers within its steps and was computed on the CPU"):
             pf.run(pf.SVI(**settings), fed, progress=False, audit=False, log_likelihood=False, compile="off")
     assert issubclass(pf.NUTS, OnCPU)
     assert issubclass(pf.SVI, OnCPU)

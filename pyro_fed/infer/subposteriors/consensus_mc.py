@@ -23,7 +23,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, OnCPU, Sent
 from pyro_fed.algorithm.combination import Bounded
@@ -35,9 +34,10 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
+from pyro_fed.infer.pooled.nuts_chains import Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
 from pyro_fed.infer.subposteriors import products
+from pyro_fed.infer.subposteriors.lanes import Lanes
 
 Rule = Literal["weighted", "uniform", "gaussian", "nonparametric"]
 RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
@@ -51,7 +51,7 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     Args:
         num_samples: draws kept of each chain, and of the result's.
         warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
-        num_chains: chains a client, run one after the other; the result has as many.
+        num_chains: chains a client; the result has as many.
         rule: how the draws θ_k of the clients become draws of their product: "weighted" averages by the inverse
             covariances (Scott et al.), "uniform" averages, draws of the product of "gaussian"s with their moments, or
             a walk over the product of density estimates ("nonparametric"; Neiswanger et al.).
@@ -119,9 +119,9 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Each client's chains, one after the other."""
+        """All clients' chains at once."""
         power = 1.0 / int(shared["num_clients"][0])
-        chains = Chains(
+        lanes = Lanes(
             num_samples=self.num_samples,
             warmup_steps=self.warmup_steps,
             target_accept_prob=self.target_accept_prob,
@@ -129,14 +129,13 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
             full_mass=self.full_mass,
             potential=Potential(self.temperature, power),
         )
-        batches = data.full_batch()
-        drawn, figures = [], []
-        for k, points in enumerate(shared["draws"][:, :, -1]):
-            batch = pytree.tree_map(lambda leaf, k=k: leaf[k : k + 1], batches)
-            found = chains.run(problem, batch, points, noise[:, k], type(self).__name__)
-            drawn.append(found["draws"])
-            figures.append(trajectory_figures({n: v[None] for n, v in found.items()}, self.max_tree_depth))
-        return {"draws": torch.stack(drawn)}, {}, {n: torch.cat([one[n] for one in figures]) for n in figures[0]}
+        points, seeds = shared["draws"][:, :, -1].contiguous(), noise.T
+        found = lanes.run(problem, data.full_batch(), points, seeds, type(self).__name__)
+        each = [
+            trajectory_figures({name: value[k : k + 1] for name, value in found.items()}, self.max_tree_depth)
+            for k in range(len(points))
+        ]
+        return {"draws": found["draws"]}, {}, {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Draws moved and stretched so that their Gaussian is within the limits."""

@@ -1,0 +1,78 @@
+"""What `ConsensusMC` costs as clients grow: chains of all clients at once, each on its own share of the posterior.
+
+    python -m benchmarks.speed.consensus [--clients 2 10 50] [--models logistic hospitals]
+
+Logistic regression, 569 rows x 30, dealt evenly, and `models/hierarchical_logistic.py` with a hospital a client;
+processor seconds of one thread with compilation, without audit and log-likelihoods, calls of a leapfrog step for all
+chains, leapfrog steps of chains that were not yet at their end, and the largest error of a mean beside `FedEP`'s, in
+SDs: few rows a client are what consensus is wrong for.
+"""
+
+import argparse
+import time
+import warnings
+
+import numpy as np
+import torch
+
+import pyro_fed as pf
+from benchmarks.speed.nuts import load
+from benchmarks.speed.nuts import model as logistic
+from models import hierarchical_logistic as hierarchy
+from pyro_fed.infer.subposteriors import lanes
+
+
+def hospitals(clients):
+    """A hospital a client."""
+    args, _ = hierarchy.load_data(num_hospitals=clients)
+    return pf.Federation(hierarchy.model, args, plate=hierarchy.PLATE, rows=hierarchy.ROWS, num_clients=clients)
+
+
+def rows(clients):
+    """569 rows, dealt evenly."""
+    return pf.Federation(logistic, load(), plate="data", num_clients=clients)
+
+
+def figures(fed):
+    """Seconds, leapfrog calls and steps, and the error."""
+    calls, made, inner = [], [], lanes.Walk.step
+
+    def step(self, *given):
+        calls.append(1)
+        made.append(int((self.done < self.how.warmup_steps + self.how.num_samples).sum()))
+        inner(self, *given)
+
+    lanes.Walk.step = step
+    began = time.process_time()
+    quiet = {"progress": False, "audit": False, "log_likelihood": False, "seed": 0}
+    try:
+        found = pf.run(pf.ConsensusMC(), fed, **quiet)
+    finally:
+        lanes.Walk.step = inner
+    seconds = time.process_time() - began
+    usual = pf.run(pf.FedEP(), fed, **quiet)
+    off = [
+        np.abs(found.posterior[name].mean(("chain", "draw")) - usual.posterior[name].mean(("chain", "draw")))
+        / usual.posterior[name].std(("chain", "draw"))
+        for name in usual.posterior.data_vars
+        if usual.posterior[name].dims[2:] != ("hospital",) and name in found.posterior
+    ]
+    return seconds, sum(calls), sum(made), max(float(value.max()) for value in off)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[2, 10, 50])
+    parser.add_argument("--models", nargs="+", choices=["logistic", "hospitals"], default=["logistic"])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    print("| model | clients | seconds | calls | leapfrog steps | error |\n| --- | --- | --- | --- | --- | --- |")
+    for name in given.models:
+        for clients in given.clients:
+            seconds, calls, steps, error = figures({"hospitals": hospitals, "logistic": rows}[name](clients))
+            print(f"| {name} | {clients} | {seconds:.0f} | {calls:,} | {steps:,} | {error:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Chains of the No-U-Turn Sampler on many densities at once: one leapfrog step of all of them a call.
+
+Sources: Hoffman & Gelman (2014), *The No-U-Turn Sampler*; Betancourt (2017), A.3.2 and A.4.2; Phan, Pradhan & Jankowiak
+(2019), *Composable effects for flexible and accelerated probabilistic programming in NumPyro*, Algorithm 2.
+
+A chain is a lane. Each goes at its own pace: who has ended a trajectory begins the next while others are in the middle
+of theirs, so that no lane waits, and all take as many calls as the busiest. The tree that a doubling adds is grown leaf
+by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree that it completes, of which a lane
+keeps one a level. Weights, adaptation and their settings are those of Pyro's kernel (and Stan's): multinomial
+proposals, biased towards the new half; windows in which variances are estimated, at whose ends a new step size is
+looked for; dual averaging. A lane's random numbers are its own, so that its draws do not depend on the others.
+
+Letters as in `pooled.nuts_kernel`: z position, r momentum, p `unscaled` momentum, `root` M^(-1/2), ε `step`; L lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pyro.infer.mcmc.adaptation import WarmupAdapter
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions import progress
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Potential
+from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Leaf
+
+Array = NDArray[Any]
+#: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree, the way on.
+BLOCK, EACH = 512, 3
+#: H's error above which a trajectory diverges, as in Pyro and Stan.
+DIVERGED = 1000.0
+#: Ones in binary numbers of 16 digits.
+ONES = np.array([number.bit_count() for number in range(1 << 16)])
+#: Acceptance that a first step size is looked for at, doubling or halving; Pyro's.
+FIRST_ACCEPTANCE = 0.8
+#: Dual averaging: iterations that early ones are held back by, how fast averages forget, and how far steps may go.
+HELD_BACK, FORGETTING, SHRINKAGE = 10.0, 0.75, 0.05
+#: Draws that an estimated covariance is shrunk as if by, and towards what; Stan's.
+PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How chains are run.
+
+    Args:
+        num_samples: draws kept of each chain.
+        warmup_steps: draws before those.
+        target_accept_prob: that the step size is adapted to.
+        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
+        full_mass: adapt a dense mass matrix instead of a diagonal one.
+        potential: U.
+    """
+
+    num_samples: int
+    warmup_steps: int
+    target_accept_prob: float
+    max_tree_depth: int
+    full_mass: bool
+    potential: Potential
+
+    def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
+        """Chains of K clients, n each.
+
+        Args:
+            problem: the model's densities.
+            batch: the clients' rows, (K, m, ...).
+            points: where chains start, (K, n, D).
+            seeds: of their randomness, (K, n).
+            label: of the progress bar.
+
+        Returns:
+            `draws` (K, n, S, D) and `nuts_kernel.STATISTICS`, each (K, n, S).
+        """
+        shape = points.shape[:2]
+        begun = problem.mapped(self.values_and_gradients, (0, BATCHES))
+        vector, root = problem.dim, 2 * (problem.dim,) if self.full_mass else (problem.dim,)
+        like = [points.new_zeros(*shape, *size) for size in ((vector,), (vector,), (vector,), root, (), ())]
+        calls = LEAPFROGS_A_DRAW * (self.warmup_steps + self.num_samples)
+        step = problem.flat(self.leapfrogs, (*[0] * 6, BATCHES), (*like, batch), calls)
+        rows = pytree.tree_leaves(batch)
+
+        def leapfrog(*state: Array) -> Leaf:
+            given = (torch.from_numpy(part).reshape(*shape, *part.shape[1:]) for part in state)
+            return Leaf(*(part.flatten(0, 1).numpy() for part in step(*given, *rows)))  # type: ignore[arg-type]
+
+        gradient, value = (part.detach().flatten(0, 1).numpy() for part in begun(points, batch))
+        total = (self.warmup_steps + self.num_samples) * shape.numel()
+        with progress.begin(label, total, "draw", shown=problem.progress, inner=True) as bar, np.errstate(all="ignore"):
+            start = points.flatten(0, 1).numpy()
+            chains = Walk(self, start, gradient, value, seeds.flatten().tolist())
+            while chains.left:
+                chains.step(leapfrog, bar.advance)
+        kept = {name: torch.from_numpy(value).unflatten(0, shape) for name, value in chains.kept.items()}
+        return {name: value.to(points.dtype) for name, value in kept.items()}
+
+    def values_and_gradients(self, problem: Problem, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """∇U and U of a client's chains: z (n, D) → (n, D), (n,)."""
+        both: tuple[Tensor, Tensor]
+        both = problem.vmap(lambda one: self.potential.value_and_gradient(problem, one, batch))(z)
+        return both
+
+    def leapfrogs(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
+        """A leapfrog step of a client's chains."""
+        *state, batch = state_and_batch
+        leaves: tuple[Tensor, ...] = problem.vmap(lambda *one: self.potential.leapfrog(problem, *one, batch))(*state)
+        return leaves
+
+
+class Walk:
+    """L lanes on their way; all arrays have a lane's entry in front, and matrices D by D where mass is dense."""
+
+    ENDS: ClassVar = ("z", "r", "gradient")
+
+    def __init__(self, how: Lanes, start: Array, gradient: Array, potential: Array, seeds: list[int]) -> None:
+        (lanes, dim), numbers = start.shape, partial(np.zeros, dtype=start.dtype)
+        self.how, self.every = how, np.arange(lanes)
+        self.random = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
+        adapter: Any = WarmupAdapter()
+        adapter._warmup_steps = how.warmup_steps
+        self.windows = [(w.start, w.end) for w in adapter._build_adaptation_schedule()] if how.warmup_steps else []
+        self.z, self.gradient, self.potential = start.copy(), gradient.copy(), potential.copy()
+        self.root = numbers((lanes, dim, dim) if how.full_mass else (lanes, dim))
+        self.root[:] = np.eye(dim) if how.full_mass else 1.0
+        self.squares, self.mean, self.seen = np.zeros(self.root.shape), np.zeros((lanes, dim)), np.zeros(lanes)
+        self.size, self.done = np.ones(lanes), np.zeros(lanes, int)
+        self.pull, self.count, self.slack, self.log_mean = (np.zeros(lanes) for _ in range(4))
+        self.searching, self.trend = np.full(lanes, bool(how.warmup_steps)), np.zeros(lanes)
+        # The end that is to go on, the two ends, the proposals of the tree and of its new half.
+        self.end = {name: numbers((lanes, dim)) for name in self.ENDS}
+        self.far = {name: numbers((lanes, 2, dim)) for name in (*self.ENDS, "unscaled")}
+        self.proposal = {"z": self.z.copy(), "gradient": self.gradient.copy(), "potential": self.potential.copy()}
+        self.new = {name: value.copy() for name, value in self.proposal.items()}
+        self.momentum, self.new_momentum = numbers((lanes, dim)), numbers((lanes, dim))
+        self.weight, self.new_weight, self.energy = (numbers(lanes) for _ in range(3))
+        self.depth, self.leaf, self.forward = (np.zeros(lanes, int) for _ in range(3))
+        self.first = numbers((lanes, how.max_tree_depth + 1, dim))
+        self.before = numbers((lanes, how.max_tree_depth + 1, dim))
+        self.acceptance, self.leaves = np.zeros(lanes), np.zeros(lanes, int)
+        self.kept = {name: np.zeros((lanes, how.num_samples)) for name in STATISTICS}
+        self.kept["draws"] = np.zeros((lanes, how.num_samples, dim))
+        self.uniform, self.cursor = np.zeros((lanes, BLOCK, EACH)), BLOCK
+        self._begin(self.every)
+
+    @property
+    def left(self) -> bool:
+        """Whether a lane is still on its way."""
+        return bool((self.done < self.how.warmup_steps + self.how.num_samples).any())
+
+    def step(self, leapfrog: Callable[..., Leaf], drawn: Callable[[str], Any]) -> None:
+        """One leapfrog step of all lanes, and what follows from it in each."""
+        if self.cursor == BLOCK:
+            self.uniform, self.cursor = np.stack([own.random((BLOCK, EACH)) for own in self.random]), 0
+        chance, self.cursor = self.uniform[:, self.cursor], self.cursor + 1
+        size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
+        leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
+        looked = np.flatnonzero(self.searching)
+        diverged = leaf.error > DIVERGED
+        grown = self._add(leaf, chance[:, 0])
+        ended = diverged | grown | (self.leaf == 1 << self.depth)
+        ended[looked] = False
+        whole = ended & ~diverged & ~grown
+        over = ended & ~whole
+        merged = np.flatnonzero(whole)
+        over[merged] = self._merge(merged, leaf, chance[merged, 1])
+        self._turn(np.flatnonzero(whole & ~over), chance[:, 2])
+        if over.any():
+            self._draw(np.flatnonzero(over), diverged)
+            drawn("")
+        if len(looked):
+            self._look(looked, leaf.error[looked])
+
+    def _add(self, leaf: Any, chance: Array) -> Array:
+        """The leaf enters its tree; whether that has made a U-turn, (L,)."""
+        weight = np.logaddexp(self.new_weight, -leaf.error)
+        taken = chance < np.exp(-leaf.error - weight)
+        for name, value in self.new.items():
+            value[taken] = getattr(leaf, name)[taken]
+        self.new_weight = weight
+        before = self.new_momentum.copy()
+        self.new_momentum += leaf.unscaled
+        for name, value in self.end.items():
+            value[:] = getattr(leaf, name)
+        self.acceptance += leaf.acceptance
+        self.leaves += 1
+        n, at = self.leaf, _ones(self.leaf >> 1)
+        even = np.flatnonzero(n & 1 == 0)
+        self.first[even, at[even]], self.before[even, at[even]] = leaf.unscaled[even], before[even]
+        level = np.arange(int(at.max()) + 1)
+        least = at - _ones(n & ~(n + 1)) + 1  # by the ones at the end of n, which adding one turns over
+        lane, complete = np.nonzero((n & 1 == 1)[:, None] & (level <= at[:, None]) & (level >= least[:, None]))
+        sums = self.new_momentum[lane] - self.before[lane, complete]
+        turned = np.zeros(len(n), bool)
+        turned[lane[turning(self.first[lane, complete], leaf.unscaled[lane], sums)]] = True
+        self.leaf = n + 1
+        return turned
+
+    def _merge(self, at: Array, leaf: Any, chance: Array) -> Array:
+        """Whole new halves join their trees; whether a trajectory is over by that, one a lane of `at`."""
+        taken = at[chance < np.exp(self.new_weight[at] - self.weight[at])]
+        for name, value in self.proposal.items():
+            value[taken] = self.new[name][taken]
+        self.weight[at] = np.logaddexp(self.weight[at], self.new_weight[at])
+        self.momentum[at] += self.new_momentum[at]
+        for name, value in self.far.items():
+            value[at, self.forward[at]] = getattr(leaf, name)[at]
+        self.depth[at] += 1
+        ends = self.far["unscaled"][at]
+        over: Array = turning(ends[:, 0], ends[:, 1], self.momentum[at]) | (self.depth[at] == self.how.max_tree_depth)
+        return over
+
+    def _turn(self, at: Array, chance: Array) -> None:
+        """The next doubling begins at one of the two ends."""
+        self.forward[at] = chance[at] < 0.5
+        for name, value in self.end.items():
+            value[at] = self.far[name][at, self.forward[at]]
+        self.leaf[at], self.new_weight[at], self.new_momentum[at] = 0, -np.inf, 0.0
+
+    def _draw(self, at: Array, diverged: Array) -> None:
+        """Trajectories that are over become draws; what is adapted by them is, and the next begin."""
+        self.z[at], self.gradient[at] = self.proposal["z"][at], self.proposal["gradient"][at]
+        self.potential[at] = self.proposal["potential"][at]
+        accepted, number = self.acceptance[at] / self.leaves[at], self.done[at] - self.how.warmup_steps
+        now = (number >= 0) & (number < self.how.num_samples)
+        lane, place = at[now], number[now]
+        self.kept["draws"][lane, place] = self.z[lane]
+        said = {
+            "energy": self.energy[lane],
+            "diverging": diverged[lane],
+            "acceptance_rate": accepted[now],
+            "step_size": self.size[lane],
+            "tree_depth": np.ceil(np.log2(self.leaves[lane] + 1)),
+            "n_steps": self.leaves[lane],
+        }
+        for name, value in said.items():
+            self.kept[name][lane, place] = value
+        self._adapt(at[number < 0], accepted[number < 0])
+        self.done[at] += 1
+        self._begin(at)
+
+    def _begin(self, at: Array) -> None:
+        """Trajectories from where the lanes are, with momenta of their own."""
+        unscaled = np.stack([self.random[lane].standard_normal(self.z.shape[1]) for lane in at])
+        root = self.root[at]
+        unscaled = unscaled.astype(root.dtype)
+        r = np.linalg.solve(root, unscaled[..., None])[..., 0] if self.how.full_mass else unscaled / root
+        here = {"z": self.z[at], "r": r, "gradient": self.gradient[at], "unscaled": unscaled}
+        for name, value in self.far.items():
+            value[at] = here[name][:, None]
+        for name, value in self.end.items():
+            value[at] = here[name]
+        self.proposal["z"][at], self.proposal["gradient"][at] = here["z"], here["gradient"]
+        self.proposal["potential"][at] = self.potential[at]
+        self.energy[at] = self.potential[at] + np.square(unscaled).sum(-1) / 2
+        self.momentum[at], self.weight[at], self.depth[at] = unscaled, 0.0, 0
+        self.new_momentum[at], self.new_weight[at], self.leaf[at] = 0.0, -np.inf, 0
+        self.acceptance[at], self.leaves[at] = 0.0, 0
+        self.forward[at] = [self.random[lane].random() < 0.5 for lane in at]
+
+    # -- adaptation -----------------------------------------------------------------------------------------
+    def _look(self, at: Array, error: Array) -> None:
+        """Another step size, twice or half as long, until the first on the other side; then the chain goes on."""
+        trend = np.where(-error > np.log(FIRST_ACCEPTANCE), 1.0, -1.0)
+        found = (self.trend[at] != 0) & (self.trend[at] != trend)
+        other = at[~found]
+        self.trend[other] = trend[~found]
+        self.size[other] *= 2.0 ** trend[~found]
+        there = at[found]
+        self.searching[there], self.trend[there] = False, 0.0
+        self.pull[there] = np.log(10 * self.size[there])
+        self.count[there] = self.slack[there] = self.log_mean[there] = 0.0
+        self._begin(at)
+
+    def _adapt(self, at: Array, accepted: Array) -> None:
+        """Dual averaging of the step size, the covariance of a window, and what its end brings."""
+        if not len(at):
+            return
+        self.count[at] += 1
+        count, share = self.count[at], 1 / (self.count[at] + HELD_BACK)
+        self.slack[at] = (1 - share) * self.slack[at] + share * (self.how.target_accept_prob - accepted)
+        log_size = self.pull[at] - np.sqrt(count) / SHRINKAGE * self.slack[at]
+        weight = count**-FORGETTING
+        self.log_mean[at] = (1 - weight) * self.log_mean[at] + weight * log_size
+        self.size[at] = np.exp(log_size)
+        for number, (first, last) in enumerate(self.windows):
+            inside = at[(self.done[at] >= first) & (self.done[at] <= last)]
+            ending = inside[self.done[inside] == last]
+            if number == len(self.windows) - 1:
+                self.size[ending] = np.exp(self.log_mean[ending])
+            elif number:
+                self._observe(inside)
+                self._rescale(ending)
+
+    def _observe(self, at: Array) -> None:
+        """A draw more for the covariance (Welford)."""
+        self.seen[at] += 1
+        before = self.z[at] - self.mean[at]
+        self.mean[at] += before / self.seen[at, None]
+        after = self.z[at] - self.mean[at]
+        self.squares[at] += before[:, :, None] * after[:, None] if self.how.full_mass else before * after
+
+    def _rescale(self, at: Array) -> None:
+        """The mass matrix of a window's covariance, for which a step size is looked for anew."""
+        if not len(at):
+            return
+        shape = (-1, *[1] * (self.root.ndim - 1))
+        seen = self.seen[at].reshape(shape)
+        covariance = self.squares[at] / np.maximum(seen - 1, 1) * seen / (seen + PRIOR_DRAWS)
+        floor = PRIOR_VARIANCE * PRIOR_DRAWS / (seen + PRIOR_DRAWS)
+        if self.how.full_mass:
+            covariance = covariance + floor * np.eye(covariance.shape[-1])
+            self.root[at] = np.linalg.cholesky(covariance).swapaxes(-1, -2)
+        else:
+            self.root[at] = np.sqrt(covariance + floor)
+        self.seen[at], self.mean[at], self.squares[at] = 0.0, 0.0, 0.0
+        self.searching[at] = True
+
+
+def turning(first: Array, last: Array, momentum: Array) -> Array:
+    """Whether trajectories make a U-turn (Betancourt 2017, A.4.2): ends and sums of p, (..., D) → (...)."""
+    along = momentum - (first + last) / 2
+    found: Array = ((first * along).sum(-1) <= 0) | ((last * along).sum(-1) <= 0)
+    return found
+
+
+def _ones(n: Array) -> Array:
+    """Ones in binary numbers below 2^32."""
+    found: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
+    return found
