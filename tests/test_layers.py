@@ -39,7 +39,8 @@ ROOMS = {
     "pyro_fed": STOREYS,
     "pyro_fed.infer": """
         guides sites
-        averaging laplace
+        averaging
+        laplace
         ep
         peers pooled
         stein subposteriors surrogates

@@ -29,7 +29,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
-from pyro_fed.infer.peers.networks import PeerBurnIn
+from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.stein.survey import Survey
 
 #: Rounds of each run; the first one is left out.

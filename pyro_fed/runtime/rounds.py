@@ -271,6 +271,8 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     finally:
         bar.close()
     record.notes += network.notes()
+    if record.converged and record.latest.get("fraction", 1.0) <= 0:
+        record.converged = False  # a client stood still since none of its change could be made: an end, and no rest
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
@@ -308,6 +310,9 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
     if not rounds[-1].clients:
         return {}
     figures = network.monitor(phase.algorithm, phase.shared, after) | network.figures()
+    taken = rounds[-1].info.get("fraction", ())
+    if len(taken):  # the smallest share of its change that a client has made
+        figures = {"fraction": float(min(taken)), **figures}
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
     if context.evaluation is not None and phase.last:

@@ -4,11 +4,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 import pyro_fed as pf
+from pyro_fed.algorithm.capabilities import run_as
+from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.size import is_large
+from pyro_fed.infer.averaging.burn_in import BurnIn
 
 ROWS = 40
 
@@ -73,3 +77,36 @@ def test_layers_are_seen_in_the_rows(model, network):
     fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
     assert has_layers(fed.problem) is network
     assert fed.problem.dim > 100 and is_large(fed.problem, pf.FedEP.num_points) is network
+
+
+def of_two_units(x, y):
+    observed(y, torch.tanh(x @ weights("w", 12, 2)) @ weights("v", 2))
+
+
+def module_without_activation(x, y):
+    linear = nn.Linear(12, 2)
+    linear.weight, linear.bias = nn.Parameter(weights("w", 2, 12)), nn.Parameter(weights("b", 2))
+    observed(y, linear(x)[:, 0])
+
+
+def located_basis(x, y):
+    centre, length = weights("centre", 1), weights("length", 1).exp()
+    observed(y, torch.exp(-((x[:, :1] - centre - torch.linspace(-2, 2, 9)) ** 2) / length) @ weights("v", 9))
+
+
+@pytest.mark.parametrize(
+    ("model", "network"), [(of_two_units, True), (module_without_activation, False), (located_basis, False)]
+)
+def test_so_they_are_where_parameters_are_few(model, network):
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, 12)
+    fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
+    assert has_layers(fed.problem) is network
+    assert not is_large(fed.problem)
+    for kind in (pf.PVI, pf.FedSEP, pf.FedLap, pf.BayesADMM, pf.P2PVI):
+        assert (run_as(kind(), fed.problem).structure(fed.problem) == "diag") is network
+        for asked in (kind(covariance="full"), kind(full_dim=90)):
+            assert run_as(asked, fed.problem) is asked
+    assert run_as(pf.FedEP(), fed.problem) == pf.FedEP()
+    phases = [type(one) for one in chain_of(pf.FedEP(), fed.problem)]
+    assert phases == ([BurnIn] if network else []) + [pf.FedLaplace, pf.FedEP]

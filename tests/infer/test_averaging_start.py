@@ -13,7 +13,7 @@ from algorithms import unequal_lines
 import pyro_fed as pf
 from pyro_fed import infer
 from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
-from pyro_fed.infer.peers.networks import PeerBurnIn
+from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 
 HIDDEN, CLIENTS, SEEDS = 5, 10, 3
 #: A unit that is above zero for fewer rows than this share of all is dead.

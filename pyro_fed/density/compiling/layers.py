@@ -6,7 +6,7 @@ The trace of the rows' log-likelihood shows it: a matrix product or a convolutio
 has made of rows and parameters, with other parameters. Units of a layer are exchangeable, so that the posterior has
 many modes, and where all weights are zero the score is, too: that point is stationary, and no maximum. What a model has
 of scales, of correlated effects (L u, of no rows), of effects times a covariate is no layer; nor is a basis whose few
-length scales are learned: at least a share `LEAST` of the parameters are in front of the activation.
+length scales are learned: at least `FEWEST` parameters and a share `LEAST` of them are in front of the activation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PRODUCTS = {
 PRODUCTS_TOO = frozenset([*PRODUCTS, "mul", "div", "_to_copy", "getitem"])
 #: Share of a model's parameters that is in front of an activation, at least.
 LEAST = 0.03
+#: So many of them, at least: two units of a weight and a bias. Fewer are a basis whose centre and scale are learned.
+FEWEST = 4
 
 
 def has_layers(problem: Problem) -> bool:
@@ -79,7 +81,7 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
             factors = [node.args[at] for at in PRODUCTS[name]]
             for one, other in (factors, reversed(factors)):
                 in_front = sum(_numbers(part) for part in parts[one]) if one in activated else 0
-                if other in parts and other not in of_rows and in_front >= LEAST * dim:
+                if other in parts and other not in of_rows and in_front >= max(FEWEST, LEAST * dim):
                     return True
     return False
 

@@ -104,6 +104,7 @@ class BayesADMM(FedEP):
     """
 
     guided: ClassVar[type[GuidedFedEP] | None] = None
+    held_back: ClassVar[bool] = False
     steered: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 

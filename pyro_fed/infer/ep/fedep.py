@@ -184,6 +184,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedFedEP
     corrected: ClassVar[bool] = True
     steered: ClassVar[bool] = True  # `step_control` may be set
+    held_back: ClassVar[bool] = True  # a step after which the bound has fallen is taken back
     settles: ClassVar[bool] = True  # how far q moved in its last round says how far it has to go
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 

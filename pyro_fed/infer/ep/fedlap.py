@@ -44,13 +44,12 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.tilted import IVON, Laplace, Numerics, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import Around, Tilted
-from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian, takes_gradients
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
@@ -128,14 +127,12 @@ class FedLapCov(FedEP):
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: stochastic gradients, from the point that averaging finds."""
         own = given(self)
-        if (
-            not is_large(problem, self.num_points, self.full_dim)
-            or "client" in own
-            or self.structure(problem) == "full"
-        ):
+        if "client" in own or isinstance(self.client, IVON) or not takes_gradients(self, problem):
             return self
-        start: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
-        return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **start))
+        settings: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
+        if self.structure(problem) == "full":
+            settings["covariance"] = "diag"
+        return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **settings))
 
 
 @explains_unknown

@@ -82,6 +82,7 @@ class FedSEP(FedEP):
 
     additive: ClassVar[bool] = True
     guided: ClassVar[type[GuidedFedEP] | None] = None
+    held_back: ClassVar[bool] = False
     corrected: ClassVar[bool] = False  # there is no site to correct
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """What FedEP and its kin take by default on a large model, such as a network (see `density.size`).
 
+FedEP's kin, whose steps nothing holds back, take it on a network of any size (`gaussian_sites.takes_gradients`).
+
     client   `tilted.IVON`: minibatches, an antithetic pair of draws a step, diagonal sites from scores alone
              (three steps a round for few clients, see `online_newton.FEW_CLIENTS`)
     start    "fedavg": sites at the point that averaging finds
@@ -24,10 +26,9 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, with_full
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, takes_gradients, with_full
 from pyro_fed.infer.sites.online_newton import of_small_networks
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -51,11 +52,12 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     own = given(algorithm)
     if isinstance(algorithm.client, Newton) and not own & EXACT:
         algorithm = with_full(algorithm, problem)
-    large = is_large(problem, algorithm.num_points, algorithm.full_dim)
     newton = isinstance(algorithm.client, Newton)
-    if not large or not newton or own & EXACT or algorithm.structure(problem) == "full":
+    if not newton or own & EXACT or not takes_gradients(algorithm, problem, algorithm.held_back):
         return algorithm
     settings: dict[str, Any] = {"client": IVON(**of_small_networks(problem))}
+    if algorithm.structure(problem) == "full":
+        settings["covariance"] = "diag"
     if not own & {"start", "warm_tolerance"}:
         settings["start"] = "fedavg"
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):

@@ -117,6 +117,7 @@ class PVI(FedEP):
     """
 
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedPVI
+    held_back: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
     order: Order = "sequential"

@@ -40,10 +40,12 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_choice, check_positive
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, SPIKE, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -85,7 +87,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
-        start: "zeros" on the unconstrained scale, or a draw from the "prior".
+        start: "zeros" on the unconstrained scale, a draw from the "prior", the point that averaging finds, "fedavg", or
+            "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
+            than what averaging finds, and zeros of all other models.
         fractions: of the Newton step that the line search tries; the first must be 1.
         aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
             that saves a round.
@@ -112,7 +116,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     )
 
     tolerance: float = 1e-4
-    start: Literal["zeros", "prior"] = "zeros"
+    start: Literal["auto", "zeros", "prior", "fedavg"] = "auto"
     fractions: tuple[float, ...] = (1.0, 4.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
     aim_share: float = 0.5
     min_curvature: float = 1e-6
@@ -121,7 +125,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unused(self, "Newton's method works at one point; expectations are FedEP's", "num_points")
-        check_choice(self, "start", ("zeros", "prior"))
+        check_choice(self, "start", ("auto", "zeros", "prior", "fedavg"))
         check_positive(self, "aim_share", "min_curvature", "rounding")
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
@@ -134,15 +138,25 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         """At most 100; it stops by itself."""
         return 100
 
+    def averages(self, problem: Problem) -> bool:
+        """Whether Newton's method begins where averaging ends."""
+        return self.start == "fedavg" or (self.start == "auto" and has_layers(problem))
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The averaging, where it begins with one."""
+        return BurnIn(rounds=rounds_for(problem)) if self.averages(problem) else None
+
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At zeros or a draw from the prior, sites equal to one."""
+        """At zeros, a draw from the prior or what averaging has found, sites equal to one."""
         structure = self.structure(problem)
         site = flat_site(problem, structure)
         point = torch.zeros_like(site.eta)
         if self.start == "prior":
             point = problem.init(1, generator)[0].to(site.eta)
+        elif start is not None:
+            point = start.shared["point"].to(site.eta)
         trials = point.new_zeros(len(self.fractions))
         shared = {
             "point": point,

@@ -15,7 +15,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: A curvature that falls by this log factor a posterior SD is that of a mode at infinity: there a Newton step keeps
 #: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
-#: log scale.
+#: log scale. A shorter step says nothing: over a kink, as of a network of ReLU units, the curvature falls at once.
 ESCAPING = 100.0
 #: Where the curvature is not positive definite a shorter Newton step than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
@@ -120,13 +120,14 @@ def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
 
 
 def _fall(shared: State, q: Gaussian) -> Tensor:
-    """How fast the curvature along the step fell: minus its log ratio, a posterior SD of the step."""
+    """How fast the curvature along a Newton step fell: minus its log ratio, a posterior SD; 0 of a shorter step."""
     step, centred = shared["direction"], type(q)(q.precision, torch.zeros_like(q.eta))
     # Of a Gaussian around zero: far from there two scores' difference would be rounding.
     before, after = shared["length"].square(), -(step * centred.score(step)).sum()
     length = shared["aim"] * shared["length"]
     known = before.isfinite() & (before > 0) & (after > 0) & step.any()
-    return torch.where(known, (before / after).log() / length, shared["fall"])
+    short = step.any() & ((shared["aim"] < 1) | (shared["length"] < shared["decrement"]))
+    return torch.where(short, 0.0, torch.where(known, (before / after).log() / length, shared["fall"]))
 
 
 def semidefinite(site: Gaussian) -> Tensor:

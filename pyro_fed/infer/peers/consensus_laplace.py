@@ -33,8 +33,10 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.infer.averaging.burn_in import rounds_for
 from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import aimed
+from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
@@ -78,12 +80,21 @@ class ConsensusLaplace(Algorithm, OnGraph):
         """As Newton's method at a server."""
         return self.newton.default_rounds(num_clients)
 
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """Averaging over the graph where Newton's method begins with one; its points are the same but for rounding."""
+        if not self.newton.averages(problem):
+            return None
+        return PeerBurnIn(rounds=rounds_for(problem), gossip_tolerance=self.gossip_tolerance)
+
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Every agent at the same point, knowing nothing."""
         server, _ = self.newton.init(problem, 1, generator, None)
         local = {name: value.expand(num_clients, *value.shape).clone() for name, value in server.items()}
+        if start is not None:
+            at = start.shared["point"].to(local["point"])
+            local |= {name: at.clone() for name in ("point", "best_point", "rough_point")}
         site = flat_site(problem, self.newton.structure(problem), num_clients)
         none = site.eta.new_zeros(num_clients)
         shared = {

@@ -1,6 +1,6 @@
 """P2PVI on networks: beliefs that agents refine by gradients alone, from the point that averaging over the graph finds.
 
-    1. averaging over the graph (`PeerBurnIn`); agent i is at m_i
+    1. averaging over the graph (`peers.peer_burn_in`); agent i is at m_i
     2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
        are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
     3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
@@ -15,20 +15,16 @@ Letters: v_i `centrality`, Λ_0 the prior's precision, l_i `lik_*`, δ `damping`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, given
+from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import is_large
-from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.averaging.burn_in import BurnIn
-from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.peers.update import IVON
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -39,6 +35,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     gaussian,
     site_of,
     spread_points,
+    takes_gradients,
     where,
     with_full,
 )
@@ -48,56 +45,10 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
-#: Disagreement that a round of averaging leaves, relative to what it was.
-AVERAGING_TOLERANCE = 0.1
 #: Variance about an agent's first point at which the prior is looked at.
 NARROW = 1e-4
 #: Points of the prior's expectations; a prior that is Gaussian on the unconstrained scale needs two.
 PRIOR_POINTS = 8
-
-
-@explains_unknown
-@dataclass(frozen=True, kw_only=True)
-class PeerBurnIn(P2PFedAvg, BurnIn):
-    """`P2PFedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it.
-
-    Args:
-        step_size: Adam's rate, from round `rising` on.
-        batch_size: rows a step; None takes all.
-
-    The others are those of `P2PFedAvg` and of `BurnIn`. These two are said again: a dataclass of two bases has the
-    first one's defaults, and `P2PFedAvg`'s are for SGD.
-    """
-
-    step_size: float = BurnIn.step_size
-    batch_size: int | None = BurnIn.batch_size
-
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """Every agent at the same point, and how many rounds each has had."""
-        shared, local = super().init(problem, num_clients, generator, start)
-        return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
-
-    def local_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[State, State, State]:
-        """L steps of Adam, at the rate of the agent's own count of rounds."""
-        known = {**shared, "rounds_before": local["rounds_before"]}
-        message, _, info = super().local_step(problem, known, local, data, noise)
-        return message, {"rounds_before": local["rounds_before"] + 1}, info
-
-    def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many a round as bring the agents together; one where groups take turns."""
-        if graph.active(0) is not None:
-            return 1
-        return graph.consensus(AVERAGING_TOLERANCE).steps
-
-    def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """The fewest of these."""
-        if graph.active(0) is not None:
-            return super().consensus(graph, sleepers)
-        return graph.consensus(AVERAGING_TOLERANCE)
 
 
 def fitted(algorithm: Any, problem: Problem) -> Any:
@@ -110,11 +61,15 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     own = given(algorithm)
     if "update" not in own:
         algorithm = with_full(algorithm, problem)
-    large = is_large(problem, algorithm.num_points, algorithm.full_dim)
-    if not large or own & EXACT or algorithm.structure(problem) == "full":
+    if isinstance(algorithm.update, IVON) or own & EXACT or not takes_gradients(algorithm, problem):
         return algorithm
-    start = {} if own & {"start", "start_steps"} else {"start": "fedavg"}
-    return replace(algorithm, update=IVON(**of_small_networks(problem)), **start)
+    begun = own & {"start", "start_steps"}
+    settings: dict[str, Any] = {} if begun else {"start": "fedavg"}
+    if algorithm.structure(problem) == "full":
+        if begun:  # at exact steps' own
+            return algorithm
+        settings["covariance"] = "diag"
+    return replace(algorithm, update=IVON(**of_small_networks(problem)), **settings)
 
 
 def first_states(

@@ -57,6 +57,7 @@ from pyro_fed.infer.averaging.burn_in import rounds_for
 from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
+from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
 from pyro_fed.infer.peers.screening import centre_of, screened
@@ -220,7 +221,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
         if self.begin == "fedavg":
-            return networks.PeerBurnIn(rounds=rounds_for(problem))
+            return PeerBurnIn(rounds=rounds_for(problem))
         return super().warm_start(problem)
 
     def init(

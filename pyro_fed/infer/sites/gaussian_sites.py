@@ -30,8 +30,9 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors
+from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors, is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
 from pyro_fed.infer.sites.moments import Moments
@@ -72,6 +73,12 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
+        if problem.dim <= LARGE_DIM and self.structure(problem) == "full" and has_layers(problem):
+            return (
+                "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
+                "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "
+                "covariances by stochastic gradients, or take FedEP, which goes back where a step was one for the worse"
+            )
         damping = getattr(self, "damping", None)
         less = f"set damping below {damping:g}, " if isinstance(damping, float) else ""
         return (
@@ -155,6 +162,28 @@ def with_full(algorithm: Any, problem: Problem) -> Any:
     if asked or problem.dim <= algorithm.full_dim or not full_is_cheap(problem):
         return algorithm
     return replace(algorithm, full_dim=LARGE_DIM)
+
+
+def takes_gradients(algorithm: Any, problem: Problem, held_back: bool = False) -> bool:
+    """Whether a model takes stochastic gradients and diagonal sites: it is large, or a network of any size.
+
+    A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
+    the other clients do, and where nobody knows the bound a step of thousands of SDs is taken as it is told: sites of
+    10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
+    take one step at the same q, and that goes back where the bound has fallen, has full covariances there, and is the
+    better for them.
+
+    Args:
+        algorithm: a `GaussianAlgorithm`, as a user has set it; who asks for a full covariance does not get these.
+        problem: the model's densities.
+        held_back: whether it goes back where the bound has fallen.
+    """
+    full = algorithm.structure(problem) == "full"
+    if full and (algorithm.covariance == "full" or "full_dim" in given(algorithm)):
+        return False
+    if is_large(problem, algorithm.num_points, algorithm.full_dim):
+        return not full
+    return not held_back and has_layers(problem)
 
 
 def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:

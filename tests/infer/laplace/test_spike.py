@@ -90,5 +90,6 @@ def nearly_equal(request):
 def test_what_starts_there_has_an_answer(nearly_equal, algorithm, graph):
     idata = pf.run(algorithm, nearly_equal, graph=graph, progress=False, log_likelihood=False)
     assert idata.attrs["doubts"]
+    assert not (idata.attrs["converged"] and "could not move" in idata.attrs["doubts"])  # agents that stood still
     assert -5 < float(np.log(idata["posterior"]["tau"].values).mean()) < 2
     assert abs(float(idata["posterior"]["mu"].mean()) - 1.04) < 1.5
