@@ -255,9 +255,9 @@ class Problem:
             raise DataError(f"no value for latent sites {missing}; the model has {list(self.sites)}")
 
         def source(msg: Message, transform: Any) -> Tensor:
-            value = torch.as_tensor(values[msg["name"]], dtype=self.dtype)
+            value = torch.as_tensor(values[msg["name"]]).double()  # a simplex's last part is one less the others
             z: Tensor = transform.inv(value.reshape(msg["fn"].shape()))
-            return z
+            return z.to(self.dtype)
 
         with self._written(values.values()):
             return self.collect(source)

@@ -30,6 +30,7 @@ from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, make_result
+from pyro_fed.results.adding_up import in_double
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
@@ -236,7 +237,7 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     posterior = idata["posterior"]
     stacked = {
         name: torch.as_tensor(
-            np.asarray(posterior[name].transpose("chain", "draw", ...).values), dtype=problem.dtype
+            np.asarray(posterior[name].transpose("chain", "draw", ...).values), dtype=torch.float64
         ).flatten(0, 1)
         for name in problem.sites
     }
@@ -329,6 +330,7 @@ def posterior_group(
         parts = zip(pieces, in_chunks(flat, densities_at_once(problem)), strict=True)
         pieces = [piece | assign(problem, part, generator) for piece, part in parts]
     values = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    values |= in_double(problem, flat)
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
     if not federation.holds_data or rows is not None:  # what a deterministic site says of rows, it says at the clients

@@ -267,3 +267,33 @@ def test_the_record_counts_bytes_and_rounds():
     assert np.isnan(table["bytes_up"].values[0, 1])
     assert table["change"].dims == ("round",)
     assert np.isfinite(table["change"].values).all()
+
+
+def sparse_parts(y):
+    p = pyro.sample("p", dist.Dirichlet(torch.full((4,), 0.3)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Categorical(p), obs=y)
+
+
+def parts_of_rows(y):
+    """The same, with a latent a row."""
+    p = pyro.sample("p", dist.Dirichlet(torch.full((4,), 0.3)))
+    factor = pyro.sample("factor", dist.LKJCholesky(2, 1.0))
+    with pyro.plate("data", len(y)):
+        z = pyro.sample("z", dist.Normal(factor[1, 0], 1.0))
+        pyro.sample("y", dist.Normal(z + p[0], 1.0), obs=y.float())
+
+
+@pytest.mark.parametrize("model", [sparse_parts, parts_of_rows])
+def test_parts_of_a_whole_are_taken_back_to_where_they_were_drawn(model):
+    """Parts of 1e-9, of a model in float32: of values in float32 every hundredth comes back at 80, or 700."""
+    y = torch.tensor([0] * 7 + [1] * 2)
+    fed = pf.Federation(model, (y,), plate="data", num_clients=3)
+    problem = fed.problem
+    assert problem.dtype == torch.float32
+    draws = 5.0 * torch.randn(1, 500, problem.dim, generator=torch.Generator().manual_seed(0))
+    posterior = to_arviz.posterior_group(fed, problem, draws, None)
+    np.testing.assert_allclose(posterior["p"].values.sum(-1), 1.0, atol=1e-15)
+    torch.testing.assert_close(unconstrained_draws({"posterior": posterior}, problem), draws[0], rtol=1e-4, atol=1e-2)
+    p = torch.distributions.biject_to(dist.constraints.simplex).inv(torch.tensor(posterior["p"].values[0]))
+    torch.testing.assert_close(p.float(), draws[0, :, :3], rtol=1e-4, atol=1e-2)
