@@ -37,6 +37,8 @@ def precision(evidence: Evidence) -> list[str]:
     Returns:
         One sentence, which names float64; none where float32 was enough, or was not used.
     """
+    if evidence.draws.shape[1] > 1 and bool((evidence.draws.std(1) == 0).any()):
+        return []  # chains that stand still are no draws of the posterior, whose scores there mean nothing
     problem, draws = evidence.problem, evidence.draws.flatten(0, 1)
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:

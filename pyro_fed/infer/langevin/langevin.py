@@ -61,7 +61,7 @@ from pyro_fed.density.rows.batches import (
     with_batches,
 )
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import append, next_look, start_chains, thinned
+from pyro_fed.infer.langevin.chain_store import FEWEST, append, next_look, start_chains, thinned
 from pyro_fed.infer.langevin.conducive import anchor_score, linear_pull, score
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature, longest_steps
 from pyro_fed.infer.langevin.held_visits import reference
@@ -75,6 +75,13 @@ from pyro_fed.ops.step_sizes import polynomial_step
 
 #: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN = 100
+#: What is said of chains that have no R-hat, and why that is so where their steps are derived.
+STOOD_STILL = "parameters of the chains did not move at all, so that there is no R-hat and no effective draw: "
+TOO_NARROW = (
+    "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
+    "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
+    "parameters whose scale is itself unknown a form in which it is not (fed.noncentred)"
+)
 USUAL_CHAINS = 4
 #: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
 #: while visits are replayed.
@@ -544,6 +551,11 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             end = f"the run ended within burn_in={self.burn_in} steps of full length"
             return [f"no draw was kept: {end}; run more rounds", *tempered_clients(record)]
         notes = []
+        if last["kept"] >= FEWEST and math.isnan(last["ess"]):
+            why = (
+                TOO_NARROW if self.step_size is None else f"step_size={self.step_size:.3g} is too small for its numbers"
+            )
+            return [STOOD_STILL + why, *funnel_hint(problem), *tempered_clients(record)]
         limit = r_hat_limit(self.num_chains)
         if self.num_chains > 1 and not last["r_hat"] <= limit:
             notes.append(

@@ -1,5 +1,7 @@
 """What the Langevin samplers keep, send, refuse and warn of."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -10,6 +12,7 @@ from gaussian_case import analytic_surrogates, exact, federation, shards
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Categorical, Explicit, RoundRobin
+from pyro_fed.audit.precision import precision
 from pyro_fed.runtime import fused
 from pyro_fed.runtime import rounds as loop
 from pyro_fed.runtime.messages import encoded_size
@@ -166,6 +169,16 @@ def test_chains_that_disagree_are_reported(fed, x):
     with pytest.warns(UserWarning, match="3 chains disagree: R-hat is") as caught:
         pf.run(sampler, fed, num_rounds=8, **QUIET)
     assert any("effective draws of the slowest coordinate" in str(w.message) for w in caught)
+
+
+@pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
+def test_chains_that_stand_still_have_no_r_hat_and_say_why(fed, x):
+    """NaN was said to be too large, and float32 to be the cause."""
+    with pytest.warns(UserWarning, match="did not move at all.*step_size=1e-40 is too small") as caught:
+        idata = pf.run(short(pf.FSGLD, x, step_size=1e-40, burn_in=0, thin=1), fed, num_rounds=8, **QUIET)
+    assert not any("R-hat is nan" in str(w.message) or "only nan" in str(w.message) for w in caught)
+    single = SimpleNamespace(dtype=torch.float32)  # nothing of it is looked at
+    assert precision(SimpleNamespace(problem=single, draws=torch.tensor(idata["posterior"]["mu"].values))) == []
 
 
 def test_a_run_that_ends_within_burn_in_says_so(fed, x):
