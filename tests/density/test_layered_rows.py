@@ -83,6 +83,31 @@ def of_two_units(x, y):
     observed(y, torch.tanh(x @ weights("w", 12, 2)) @ weights("v", 2))
 
 
+def own_last_layers(x, y):
+    """The weights behind the units are those of the row's own group, and the product is written out."""
+    group = (x[:, 0] > 0).long()
+    observed(y, (torch.tanh(x @ weights("w", 12, 3)) * weights("v", 2, 3)[group]).sum(-1))
+
+
+def written_out(x, y):
+    observed(y, (torch.tanh(x @ weights("w", 12, 3)) * weights("v", 3)).sum(-1))
+
+
+def frailties(x, y):
+    """Rates times effects of groups: a nonlinear model, and no network."""
+    group = (x[:, 0] > 0).long()
+    rate = (x[:, :1] @ weights("w", 1, 4)).exp() * weights("v", 2, 4).exp()[group]
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate).to_event(1), obs=y[:, None].expand(-1, 4))
+
+
+def overdispersed(x, y):
+    """Several counts a row, each with a concentration of its own."""
+    fn = dist.NegativeBinomial(weights("k", 4).exp(), logits=x @ weights("w", 12, 4))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", fn.to_event(1), obs=y[:, None].expand(-1, 4))
+
+
 def module_without_activation(x, y):
     linear = nn.Linear(12, 2)
     linear.weight, linear.bias = nn.Parameter(weights("w", 2, 12)), nn.Parameter(weights("b", 2))
@@ -95,7 +120,11 @@ def located_basis(x, y):
 
 
 @pytest.mark.parametrize(
-    ("model", "network"), [(of_two_units, True), (module_without_activation, False), (located_basis, False)]
+    ("model", "network"),
+    [
+        *[(model, True) for model in (of_two_units, own_last_layers, written_out)],
+        *[(model, False) for model in (module_without_activation, located_basis, frailties, overdispersed)],
+    ],
 )
 def test_so_they_are_where_parameters_are_few(model, network):
     torch.manual_seed(0)

@@ -2,16 +2,18 @@
 
     log p(y_i | z) = f(a(W_1, row i) W_2, ...),     a nonlinear in what rows and weights W_1 make, W_2 weights behind it
 
-The trace of the rows' log-likelihood shows it: a matrix product or a convolution of a value that a nonlinear operation
-has made of rows and parameters, with other parameters. Units of a layer are exchangeable, so that the posterior has
-many modes, and where all weights are zero the score is, too: that point is stationary, and no maximum. What a model has
-of scales, of correlated effects (L u, of no rows), of effects times a covariate is no layer; nor is a basis whose few
-length scales are learned: at least `FEWEST` parameters and a share `LEAST` of them are in front of the activation.
+The trace of the rows' log-likelihood shows it: a matrix product or a convolution, or a product entry by entry that is
+summed, of a value that a nonlinear operation has made of rows and parameters, with other parameters, be they those of
+the row's own group. Units of a layer are exchangeable, so that the posterior has many modes, and where all weights are
+zero the score is, too: that point is stationary, and no maximum. What a model has of scales, of correlated effects
+(L u, of no rows), of effects times a covariate is no layer; nor is a basis whose few length scales are learned: at
+least `FEWEST` parameters and a share `LEAST` of them are in front of the activation.
 """
 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from torch import fx
 
@@ -26,6 +28,8 @@ PRODUCTS = {
 }
 #: Operations that are no activations, besides `LINEAR` and `SUMS`.
 PRODUCTS_TOO = frozenset([*PRODUCTS, "mul", "div", "_to_copy", "getitem"])
+#: Operations that choose entries of their first argument, as the last layer of a row's own group.
+CHOICES = frozenset(["index", "index_select", "gather", "embedding"])
 #: Share of a model's parameters that is in front of an activation, at least.
 LEAST = 0.03
 #: So many of them, at least: two units of a weight and a bias. Fewer are a basis whose centre and scale are learned.
@@ -63,6 +67,8 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
     parts: dict[fx.Node, frozenset[fx.Node]] = {z: frozenset()}  # of z that a value is made of
     of_rows: set[fx.Node] = set(rows)
     activated: set[fx.Node] = set()
+    chosen: set[fx.Node] = set()  # weights of each row's own
+    bends = _bends(nodes)
     for node in nodes:
         before = node.all_input_nodes
         if node.op == "placeholder" or node.op == "output":
@@ -77,13 +83,38 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
         mixed = [one for one in weights if one in of_rows]
         if any(one in activated for one in mixed) or (mixed and name not in LINEAR | SUMS | PRODUCTS_TOO):
             activated.add(node)
-        if name in PRODUCTS:
-            factors = [node.args[at] for at in PRODUCTS[name]]
+        if (not mixed and name in CHOICES) or (before == weights and weights[0] in chosen and name in LINEAR):
+            chosen.add(node)
+        if name in PRODUCTS or _contracts(node, bends):
+            factors = [node.args[at] for at in PRODUCTS.get(name, (0, 1))]
             for one, other in (factors, reversed(factors)):
                 in_front = sum(_numbers(part) for part in parts[one]) if one in activated else 0
-                if other in parts and other not in of_rows and in_front >= max(FEWEST, LEAST * dim):
+                behind = other in parts and (other not in of_rows or other in chosen)
+                if behind and in_front >= max(FEWEST, LEAST * dim):
                     return True
     return False
+
+
+def _bends(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Nodes of which the log-likelihoods are no linear function, as they are of other terms of log-likelihoods."""
+    found: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if any(user in found or _name(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
+            found.add(node)
+    return found
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.op != "output"]
+
+
+def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
+    """Whether a node multiplies entry by entry what is then summed, as a matrix product does: (units * weights).sum."""
+    if _name(node) != "mul" or not all(isinstance(one, fx.Node) for one in node.args[:2]):
+        return False
+    widths = [_shape(one)[-1:] for one in node.args[:2]]
+    several = widths[0] == widths[1] and widths[0] > (1,)
+    return several and any(_name(user) == "sum" and user in bends for user in _users(node))
 
 
 def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
@@ -116,4 +147,8 @@ def _name(node: fx.Node) -> str:
 
 
 def _numbers(node: fx.Node) -> int:
-    return prod(node.meta["tensor_meta"].shape) if "tensor_meta" in node.meta else 0
+    return prod(_shape(node)) if "tensor_meta" in node.meta else 0
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(node.meta["tensor_meta"].shape) if "tensor_meta" in node.meta else ()
