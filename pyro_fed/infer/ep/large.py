@@ -49,9 +49,7 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
         algorithm: FedEP or one of its kin, as a user has set it.
         problem: the model's densities.
     """
-    own = given(algorithm)
-    if isinstance(algorithm.client, Newton) and not own & EXACT:
-        algorithm = with_full(algorithm, problem)
+    own, algorithm = given(algorithm), exact(algorithm, problem)
     newton = isinstance(algorithm.client, Newton)
     if not newton or own & EXACT or not takes_gradients(algorithm, problem, algorithm.held_back):
         return algorithm
@@ -63,6 +61,18 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):
         settings["order"] = "synchronous"
     return dataclasses.replace(algorithm, **settings)
+
+
+def exact(algorithm: Any, problem: Problem) -> Any:
+    """The algorithm with a full covariance where that is cheap, and nothing else was asked for.
+
+    Args:
+        algorithm: FedEP or one of its kin, as a user has set it.
+        problem: the model's densities.
+    """
+    if not isinstance(algorithm.client, Newton) or given(algorithm) & EXACT:
+        return algorithm
+    return with_full(algorithm, problem)
 
 
 def few_points(q: Gaussian, most: int) -> Tensor | None:

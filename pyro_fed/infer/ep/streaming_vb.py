@@ -12,13 +12,15 @@ the order of the clients, which `PVI` goes on to mend.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.large import exact
 from pyro_fed.infer.ep.pvi import PVI, Order
 from pyro_fed.infer.ep.step_control import StepControl
 
@@ -82,6 +84,10 @@ class StreamingVB(PVI):
         refuse_unused(self, "a client has one turn, which is taken whole; use PVI", "damping", "step_control")
         if self.server_optimiser is not None or self.client_optimiser is not None:
             raise SettingError("StreamingVB: an optimiser has no second round to remember for; use PVI")
+
+    def fitted(self, problem: Problem) -> Algorithm:
+        """With a full covariance where it is cheap; a client's only turn is by exact steps, on a network too."""
+        return cast(Algorithm, exact(self, problem))
 
     def default_rounds(self, num_clients: int) -> int:
         """One turn of each client."""
