@@ -16,6 +16,9 @@ from pyro_fed.errors import ModelError, PyroFedError
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
+#: What torch says where NumPy asks for the numbers of a tensor that has none, or is mapped or differentiated.
+_NO_NUMPY = re.compile(r"doesn't have storage|call numpy\(\)|\.numpy\(\)", re.IGNORECASE)
+
 _OUT_OF_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 
 #: An entry of a list that is an argument, or of one of its items.
@@ -110,6 +113,11 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
         )
     if isinstance(error, IndexError) and "used as indices" in str(error):
         return "Codes of groups are whole numbers: pass them as .long() (of an array .astype(int))."
+    if isinstance(error, RuntimeError) and _NO_NUMPY.search(str(error)):
+        return (
+            "While the model runs its arguments are tensors that NumPy cannot read: take torch's functions, such as "
+            "torch.log1p in place of np.log1p, or compute the column before the model."
+        )
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:

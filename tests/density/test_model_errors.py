@@ -1,5 +1,6 @@
 """Models that cannot be split are refused by name, with the cure."""
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -228,3 +229,48 @@ def test_the_wrong_arguments():
         pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
     with pytest.raises(pf.DataError, match="unexpected keyword argument 'z'"):
         pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)
+
+
+def test_arguments_with_other_numbers_of_rows():
+    def labels(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    with pytest.raises(pf.DataError, match=r"data have the shape \(9,\), its distribution Bernoulli the shape \(13,\)"):
+        build(labels, X, (Y[:9] > 0).double())
+
+
+def test_sites_that_a_value_decides_are_named():
+    def rejecting(y):
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(0.0, s), obs=y)
+        if s > 1.05:
+            pyro.factor("reject", torch.tensor(-torch.inf))
+
+    with pytest.raises(pf.ModelError, match=r"has sites \['reject'\] at some values of its latents and not at others"):
+        build(rejecting, Y)
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # of NumPy 2, before torch raises
+def test_numpy_on_what_the_model_is_given():
+    def logged(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        z = torch.tensor(np.log1p(x))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * z, 1.0), obs=y)
+
+    with pytest.raises(pf.ModelError, match=r"take torch's functions, such as torch\.log1p"):
+        build(logged, Y.abs().numpy(), Y.numpy())
+
+
+def test_text_without_rows():
+    def by_label(s, y):
+        b = pyro.sample("b", normal(0, 1, 2))
+        with pyro.plate("data", len(s)):
+            pyro.sample("y", dist.Normal(b[s], 1.0), obs=y)
+
+    text, y = np.array(["m", "f"] * 5, dtype=object), np.arange(10.0)
+    with pytest.raises(pf.DataError, match="argument 's' is text, or of dtype object, and has no rows"):
+        pf.Federation.from_clients(by_label, [(text, y), (text[:0], y[:0])], plate="data")

@@ -90,6 +90,23 @@ def one_column(y):
         pyro.sample("y", dist.Normal(mean, 5.0), obs=y)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_whose_measurement_is_missing_are_not_equal():
+    """A covariate that four in ten have not, and a binary outcome: two rows of (NaN, 1) may be any two."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(80, generator=generator, dtype=torch.float64)
+    x[torch.rand(80, generator=generator) < 0.4] = torch.nan
+    y = (torch.rand(80, generator=generator) < 0.6).double()
+
+    def imputed(x, y):
+        b = pyro.sample("b", dist.Normal(torch.zeros(2, dtype=y.dtype), 1.0).to_event(1))
+        known = torch.where(x.isnan(), 0.0, x)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Bernoulli(logits=b[0] + b[1] * known), obs=y)
+
+    pf.Federation(imputed, (x, y), plate="data", num_clients=4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("size", "decimals"), [(8, 0), (30, 0), (60, 1), (400, 1), (1000, 2)])
 def test_counts_and_rounded_numbers_alone_recur_by_chance(size, decimals, dtype):

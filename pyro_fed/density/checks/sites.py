@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import BoundModel
@@ -233,6 +234,7 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
+            _check_broadcastable(name, msg)
             if said := moving_support(bound, seen, name):
                 raise ModelError(said) from error
             first = str(error).splitlines()[0].removesuffix(", but found invalid values:")
@@ -247,6 +249,18 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
                 f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
                 f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
             )
+
+
+def _check_broadcastable(name: str, msg: Message) -> None:
+    """Shapes of the data and of their distribution that go together."""
+    found, wanted = tuple(msg["value"].shape), tuple(msg["fn"].shape())
+    try:
+        torch.broadcast_shapes(found, wanted)
+    except RuntimeError as error:
+        raise DataError(
+            f"observed site '{name}': its data have the shape {found}, its distribution "
+            f"{type(innermost(msg['fn'])).__name__} the shape {wanted}: give the model arguments with as many rows each"
+        ) from error
 
 
 def _check_no_text(msg: Message, arguments: Arguments) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from pyro_fed.errors import ModelError
 
 
 def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
@@ -29,9 +32,24 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
             )
             for i in range(size)
         ]
+        _check_alike(outs)
         return pytree.tree_map(lambda *parts: torch.stack(parts), *outs)
 
     return looped
+
+
+def _check_alike(outs: list[Any]) -> None:
+    """Every slice has given the same names."""
+    names = [{pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(out)[0]} for out in outs]
+    other = next((one for one in names if one != names[0]), None)
+    if other is None:
+        return
+    sites = sorted({re.findall(r"'([^']*)'", path)[-1] for path in other ^ names[0] if "'" in path})
+    raise ModelError(
+        f"the model has sites {sites or '(of other shapes)'} at some values of its latents and not at others, such as "
+        "by an `if` on a value: its sites must always be the same. Write the condition into the density, as by "
+        "torch.where(s > 1, -torch.inf, 0.0) in a factor, or give the latent's prior that support"
+    )
 
 
 #: What torch says where one of its operations cannot be mapped, as `torch.nn.LSTM` of packed sequences.

@@ -152,6 +152,11 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             )
         if missing.any():
             raise DataError(_missing_label(name, int(np.argmax(missing))))
+    if not len(flat) and name not in known:
+        raise DataError(
+            f"argument '{name}' is text, or of dtype object, and has no rows, so that its labels are not known: leave "
+            f"a client without rows out, or pass pandas.Categorical({name}, categories=[...])"
+        )
     kinds = {type(part).__name__ for part in flat.tolist()}
     if kinds != {"str"}:
         raise DataError(
