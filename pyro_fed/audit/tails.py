@@ -21,7 +21,8 @@ from pyro_fed.conventions.limits import SD_MATTERS
 
 #: Points that a number's variance has to be made of.
 FEWEST = 50
-#: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told.
+#: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told;
+#: where but one does, the SD is told that is so many times these larger than the draws', a tail that they lack.
 SIGMAS = 3
 
 
@@ -87,10 +88,12 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
     # On its site's own scale a number may have a tail that no draws tell; how long the posterior's is is known here.
     own = torch.arange(len(come)) >= dim
-    enough = come <= 1 + len(draws) * (2 * math.log(SD_MATTERS) / SIGMAS) ** 2
-    usable &= torch.where(own, enough, told_by_tails(left, come, dim))
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
+    chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
+    lacking = variance.log() / 2 > SIGMAS * torch.hypot(chance, log_error)
+    enough = (SIGMAS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
+    usable &= torch.where(own, enough, told_by_tails(left, come, dim))
 
     def judged(figure: Tensor) -> Tensor:
         return torch.where(usable, figure, 0.0)

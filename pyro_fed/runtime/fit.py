@@ -11,7 +11,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.run import run
+from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
 
 
 @checked
@@ -58,6 +58,7 @@ def fit(
         raise SettingError("fit chooses the algorithm: to run one that you name, pf.run(pf.FedEP(), federation)")
     known = {*inspect.signature(fit).parameters, *inspect.signature(run).parameters} - {"algorithm", "options"}
     if unknown := [name for name in options if name not in known]:
-        raise SettingError(f"fit has no argument {unknown[0]!r}; {closest(unknown[0], known)}")
+        offered = known - OF_ONE_ALGORITHM.keys() - {"resume"}
+        raise SettingError(f"fit has no argument {unknown[0]!r}; {closest(unknown[0], offered)}")
     auto = Auto(max_rounds=max_rounds, max_bytes=max_bytes, max_seconds=max_seconds)
     return run(auto, federation, **options)

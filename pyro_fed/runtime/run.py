@@ -233,20 +233,23 @@ def _chains(algorithm: Algorithm, federation: Federation) -> int:
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
+#: Arguments that belong to one algorithm, and what there is instead where several are tried.
+OF_ONE_ALGORITHM = {
+    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
+    "schedule": "each of its stages has its own",
+    "combination": "its stages need every client's own message",
+    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
+    "checkpoint": "only a single algorithm can be resumed",
+}
+
+
 def _check_of_plan(plan: Plan, **given: Any) -> None:
     """Refuse what belongs to one algorithm where several are tried."""
-    cures = {
-        "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
-        "schedule": "each of its stages has its own",
-        "combination": "its stages need every client's own message",
-        "start": "it hands over between its stages by itself; run FedEP(), which can start there",
-        "checkpoint": "only a single algorithm can be resumed",
-    }
     for name, value in given.items():
         if value is not None:
             kind = type(plan).__name__
             raise SettingError(
-                f"{kind} does not take {name}=: {cures[name].format(name=kind)}. Leave it out, or run one algorithm, "
+                f"{kind} does not take {name}=: {OF_ONE_ALGORITHM[name].format(name=kind)}. Leave it out, or run one algorithm, "
                 "such as pf.FedEP()"
             )
 

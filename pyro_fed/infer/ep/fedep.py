@@ -87,7 +87,7 @@ from pyro_fed.infer.ep.step_control import StepControl, nothing_added
 from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     as_state,
@@ -362,7 +362,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         """At the warm start's sites, or at the prior with sites equal to one.
 
         Raises:
-            ModelError: the mode is at infinity.
+            ModelError: the mode is at infinity, or there are many, along a line.
             SettingError: the guide is hand-written, which another algorithm federates.
         """
         if is_hand_written(self.guide):
@@ -370,6 +370,11 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         structure = self.structure(problem)
         if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
             raise ModelError(f"{type(self).__name__}: {IMPROPER}")
+        if start is not None and problem.layout.improper and (free := flat_direction(gaussian(start.shared), problem)):
+            raise ModelError(
+                f"{type(self).__name__}: the posterior is improper: along {free} the density is flat, since the data "
+                "say nothing of it, nor do the priors. Give proper priors, or leave out what others express"
+            )
         if start is None:
             q = prior = fit_prior(self, problem, generator)
             sites = flat_site(problem, structure, num_clients)

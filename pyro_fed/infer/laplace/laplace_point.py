@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, gaussian
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
@@ -38,6 +39,31 @@ IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
 )
+
+#: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
+#: diagonal is scaled to one may have where there is no curvature; and parts of such a direction that are named.
+ROUNDING, NAMED, NAMED_PART = 10.0, 4, 0.1
+
+
+def flat_direction(q: Gaussian, problem: Problem) -> str:
+    """A direction of which neither data nor priors say anything, such as "'a' - 'b'"; empty where there is none.
+
+    Args:
+        q: the Gaussian at the mode.
+        problem: the model's densities.
+    """
+    if not q.dense:
+        return ""
+    scale = q.precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    values, directions = torch.linalg.eigh(scale[:, None] * q.precision * scale)
+    if float(values[0]) > ROUNDING * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+        return ""
+    parts = directions[:, 0] * scale
+    parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
+    largest = parts.abs().argsort(descending=True, stable=True)[:NAMED].sort().values.tolist()
+    terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
+    first, *others = terms
+    return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
 
 
 def aimed(state: State) -> Tensor:

@@ -97,3 +97,25 @@ def test_rounding_is_seen_where_one_place_beside_a_draw_has_it_too(counts):
     unknown = _computed(fed.problem, draws, data).isnan().any(0)
     assert not unknown[:20].any() and int(impossible.sum()) > 100
     assert float((impossible & ~unknown).sum() / impossible.sum()) < 0.06
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_line_of_modes_is_named(dtype):
+    """Two levels under flat priors: their sum is known, and their difference is not, unless one is about zero."""
+
+    def model(x, y, proper):
+        a, slope = (pyro.sample(n, dist.ImproperUniform(dist.constraints.real, (), ())) for n in ("a", "slope"))
+        b = pyro.sample("b", dist.Normal(y.new_zeros(()), 10.0) if proper else improper)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a + b + slope * x, 1.0), obs=y)
+
+    improper = dist.ImproperUniform(dist.constraints.real, (), ())
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 60, generator=generator, dtype=torch.float64).to(dtype)
+    fed = {proper: pf.Federation(model, (x, y, proper), plate="data", num_clients=4) for proper in (False, True)}
+    for run in (lambda: pf.run(pf.FedEP(), fed[False], **QUIET), lambda: pf.fit(fed[False], progress=False)):
+        with pytest.raises(
+            pf.ModelError, match=r"posterior is improper: along '(a' - 'b|b' - 'a)' the density is flat"
+        ):
+            run()
+    pf.run(pf.FedEP(), fed[True], **QUIET)
