@@ -248,10 +248,8 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             kind = type(plan).__name__
-            raise SettingError(
-                f"{kind} does not take {name}=: {OF_ONE_ALGORITHM[name].format(name=kind)}. Leave it out, or run one algorithm, "
-                "such as pf.FedEP()"
-            )
+            cure = OF_ONE_ALGORITHM[name].format(name=kind)
+            raise SettingError(f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm, as pf.FedEP()")
 
 
 def _check_folders(**folders: str | Path | None) -> None:
