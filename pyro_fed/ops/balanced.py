@@ -26,6 +26,8 @@ BLOCK = 640_000
 MOST_BLOCKS = 256
 #: Numbers of a Stein matrix's differences that are written out at once: 8 MB in single precision, several times over.
 DIFFERENCES = 2_000_000
+#: Pieces that these are cut into, at most, to be as quick as the others (`BLOCK`).
+FEW_BLOCKS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,9 @@ class Marginal(Kernel):
         return ((sums[..., 0, :] + 2.0 * y / unit.unsqueeze(-1) * sums[..., 1, :]) / particles.shape[-2]).mT
 
     def stein_matrix(self, particles: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        size = max(1, DIFFERENCES // particles.shape[-2] ** 2)
+        count, dim = particles.shape[-2:]
+        fast = max(BLOCK // particles.element_size(), count**2 * -(-dim // FEW_BLOCKS))
+        size = max(1, min(fast, DIFFERENCES) // count**2)
         parts = (part.split(size, -1) for part in (particles, left, right, self._fitted()))
         first, *others = (_stein_matrix(*part) for part in zip(*parts, strict=True))
         return sum(others, first)

@@ -215,7 +215,7 @@ def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float
 
 def look_at_prior(problem: Problem, points: Tensor) -> Look:
     """The log prior at points (M, D)."""
-    return Look(*(part.double() for part in _look(problem, problem.log_prior, points)))
+    return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
 
 
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
@@ -233,6 +233,10 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
     start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
     total: Look = by_pieces(problem, _look_at_batch, start, points, data, densities)
     return total
+
+
+def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:
+    return _look(problem, problem.log_prior, points)
 
 
 def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
