@@ -191,7 +191,7 @@ def main() -> None:
         for name in given.algorithms:
             try:
                 found = [measured(kind, name, seed) for seed in range(given.seeds)]
-            except pf.DivergenceError:  # P2PVI of "two_scales"
+            except pf.DivergenceError:
                 cells.append("diverges")
                 seconds.append("-")
                 continue
