@@ -30,6 +30,17 @@ def narrow(x, y):
         pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
 
+def horseshoe(x, y):
+    """Weights whose scales have no mean."""
+    t = pyro.sample("t", dist.HalfCauchy(x.new_ones(())))
+    lam = pyro.sample("lam", dist.HalfCauchy(x.new_ones(COLUMNS, UNITS)).to_event(2))
+    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), t * lam).to_event(2))
+    v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
+    mean = torch.tanh(x @ w) @ v
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
 def linear(x, y):
     w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS), 1.0).to_event(1))
     with pyro.plate("data", len(x)):
@@ -65,6 +76,8 @@ def problem(model, x, y):
         (network, 1000.0, 0.0, "column 1 of argument 'x'"),
         (network, 10.0, 2000.0, "values of size 2e+03"),
         (narrow, 1000.0, 2000.0, ""),
+        (horseshoe, 1.0, 0.0, ""),
+        (horseshoe, 1000.0, 2000.0, "column 1 of argument 'x'"),
         (linear, 1000.0, 2000.0, ""),
     ],
 )

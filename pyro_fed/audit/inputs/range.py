@@ -1,7 +1,7 @@
 """Inputs that are out of range of a network's units: what the prior lets weights make of them.
 
-A unit takes Σ_j x_j w_j. Where a column's root mean square times the prior's of its weights is far above one, a unit
-is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a gradient to
+A unit takes Σ_j x_j w_j. Where a column's root mean square times the size of its weights under the prior is far above
+one, a unit is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a gradient to
 follow, and a Gaussian that fits two such units fits nothing between them. A year, an income or a count does so beside
 weights of N(0, 1).
 """
@@ -23,6 +23,9 @@ from pyro_fed.density.problem import Problem
 #: Root mean square of what one column adds to a unit, from which on it is out of range: standardised columns, and
 #: pixels of 0 to 16, beside weights of N(0, 1) are well below, as is a column in tens.
 OUT_OF_RANGE = 30.0
+#: Median of |w| of a standard normal w. Of weights whose scales have long tails, as a horseshoe's, the root mean square
+#: is that of a few, which data hold back.
+MEDIAN = 0.6745
 #: Rows and draws of the prior that are looked at.
 ROWS, DRAWS = 64, 16
 
@@ -75,16 +78,15 @@ def _sizes(problem: Problem, seed: int) -> Iterator[_Size]:
     draws = problem.init(DRAWS, seeding.torch_generator(seed, seeding.AUDIT, 7), checked=False)
     seen = [_Values(graph, {node for pair in wanted for node in pair}).at(z, rows) for z in draws]
     for x, w in wanted:
-        of_rows = seen[0][x].double().square()
-        of_weights = torch.stack([one[w] for one in seen]).double().square()
+        of_rows = seen[0][x].double()
+        of_weights = torch.stack([one[w] for one in seen]).double().abs()
         by_column = of_weights.dim() == 3 and of_rows.shape[-1] == of_weights.shape[1]
-        if by_column:
-            of_rows, of_weights = of_rows.flatten(0, -2).mean(0), of_weights.mean((0, 2))
-        else:
-            of_rows, of_weights = of_rows.mean()[None], of_weights.mean()[None]
-        size = (of_rows * of_weights).sqrt().nan_to_num(nan=0.0)
+        rows_by, weights_by = (of_rows.shape[-1], of_weights.shape[1]) if by_column else (1, 1)
+        of_rows = of_rows.reshape(-1, rows_by).square().mean(0).sqrt()
+        of_weights = of_weights.transpose(0, 1).reshape(weights_by, -1).median(1).values / MEDIAN
+        size = (of_rows * of_weights).nan_to_num(nan=0.0)
         at = int(size.argmax())
-        added, value, weight = (float(one[at]) for one in (size, of_rows.sqrt(), of_weights.sqrt()))
+        added, value, weight = (float(one[at]) for one in (size, of_rows, of_weights))
         yield _Size(added, value, weight, at if by_column else None, leaves.index(x) if x in leaves else None)
 
 
