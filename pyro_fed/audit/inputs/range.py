@@ -1,9 +1,9 @@
 """Inputs that are out of range of a network's units: what the prior lets weights make of them.
 
 A unit takes Σ_j x_j w_j. Where a column's root mean square times the size of its weights under the prior is far above
-one, a unit is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a gradient to
-follow, and a Gaussian that fits two such units fits nothing between them. A year, an income or a count does so beside
-weights of N(0, 1).
+one, a unit is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a
+gradient to follow, and a Gaussian that fits two such units fits nothing between them. A year, an income or a count does
+so beside weights of N(0, 1).
 """
 
 from __future__ import annotations
