@@ -8,14 +8,16 @@ import pyro
 import pytest
 import torch
 
-from pyro_fed.conventions.memory import COMPUTING, TRIM_THRESHOLD, allocator, keep_freed
+from pyro_fed.conventions.memory import COMPUTING, MMAP_THRESHOLD, TRIM_THRESHOLD, allocator, keep_freed
 
 os.environ["MPLBACKEND"] = "Agg"
 
 #: As during a run, here from the first test to the last: of a test with 6,000 rows a quarter
-#: of the time was the kernel's. Runs leave it so, and processes that tests start have it too, by glibc's variable.
+#: of the time was the kernel's. Runs leave it so, and processes that tests start have it too, the workers above all, by
+#: glibc's variables: both, since one alone leaves every block of 128 kB to the kernel.
 keep_freed()
 os.environ["MALLOC_TRIM_THRESHOLD_"] = str(COMPUTING[TRIM_THRESHOLD])
+os.environ["MALLOC_MMAP_THRESHOLD_"] = str(COMPUTING[MMAP_THRESHOLD])
 allocator.cache_clear()
 
 
