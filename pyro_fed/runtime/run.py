@@ -249,7 +249,9 @@ def _check_of_plan(plan: Plan, **given: Any) -> None:
         if value is not None:
             kind = type(plan).__name__
             cure = OF_ONE_ALGORITHM[name].format(name=kind)
-            raise SettingError(f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm")
+            raise SettingError(
+                f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm, such as pf.FedEP()"
+            )
 
 
 def _check_folders(**folders: str | Path | None) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -229,20 +229,13 @@ class Compiler:
         """
         if length == 0:
             return carry, ()
-        # A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
-        state, carried = pytree.tree_flatten(carry)
-        state = [leaf.clone(memory_format=torch.contiguous_format) for leaf in state]
+        state, carried = _begun(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         unbound = [x.unbind() for x in inputs]
         per_step = list(zip(*unbound, strict=True)) if inputs else [()] * length
         leaves, specs = [*state, *fixed, *per_step[0]], (carried, held, given)
         step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
-        outs = []
-        for picked in per_step:
-            tick()
-            out = step.run(*state, *fixed, *picked)
-            state = list(out[: len(state)])
-            outs.append(out[len(state) :])
+        state, outs = _stepped(step, state, fixed, per_step)
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
         last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
         return last, outputs
@@ -271,24 +264,20 @@ class Compiler:
         Returns:
             the carry after each scan, stacked, (B, C, ...), and the outputs of all steps, (B T, C, ...).
         """
-        state, carried = pytree.tree_flatten(carry)
-        state = [leaf.clone(memory_format=torch.contiguous_format) for leaf in state]
+        state, carried = _begun(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         chosen = _chosen(fixed, leaf_dims(const_dims, const), at)
         unbound, specs = [x.unbind() for x in inputs], (carried, held, given)
         per_step = list(zip(*unbound, strict=True))
         length = len(per_step) // len(at)
-        ends, outs = [], []
+        ends, outs = list[list[Tensor]](), list[list[Tensor]]()
         for block, constants in enumerate(chosen):
             leaves = [*state, *constants, *per_step[block * length]]
             if not block:
                 step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
-            for picked in per_step[block * length : (block + 1) * length]:
-                tick()
-                out = step.run(*state, *constants, *picked)
-                state = list(out[: len(state)])
-                outs.append(out[len(state) :])
+            state, made = _stepped(step, state, constants, per_step[block * length : (block + 1) * length])
             ends.append(state)
+            outs += made
         stacked = [torch.stack(parts) for made in (ends, outs) for parts in zip(*made, strict=True)]
         last, outputs = pytree.tree_unflatten(stacked, step.spec())
         return last, outputs
@@ -454,6 +443,28 @@ def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
             stacklevel=5,
         )
     return not slower
+
+
+def _begun(carry: Any) -> tuple[list[Tensor], Any]:
+    """Leaves and structure of what steps carry.
+
+    A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
+    """
+    state, spec = pytree.tree_flatten(carry)
+    return [leaf.clone(memory_format=torch.contiguous_format) for leaf in state], spec
+
+
+def _stepped(
+    step: Step, state: list[Tensor], constants: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The carry's leaves after steps with these inputs, and what each has given besides."""
+    outs = []
+    for picked in inputs:
+        tick()
+        out = step.run(*state, *constants, *picked)
+        state = list(out[: len(state)])
+        outs.append(list(out[len(state) :]))
+    return state, outs
 
 
 def _chosen(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:

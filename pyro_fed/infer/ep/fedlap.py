@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.tilted import IVON, Laplace, Numerics, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import Around, Tilted
-from pyro_fed.infer.sites.gaussian_sites import gaussian, takes_gradients
+from pyro_fed.infer.sites.gaussian_sites import diagonal, gaussian, takes_gradients
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
@@ -129,9 +129,7 @@ class FedLapCov(FedEP):
         own = given(self)
         if "client" in own or isinstance(self.client, IVON) or not takes_gradients(self, problem):
             return self
-        settings: dict[str, Any] = {} if "start" in own else {"start": "fedavg"}
-        if self.structure(problem) == "full":
-            settings["covariance"] = "diag"
+        settings = diagonal(self, problem) | ({} if "start" in own else {"start": "fedavg"})
         return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **settings))
 
 

@@ -28,7 +28,7 @@ from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points, takes_gradients, with_full
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, diagonal, spread_points, takes_gradients, with_full
 from pyro_fed.infer.sites.online_newton import of_small_networks
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -53,9 +53,7 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
     newton = isinstance(algorithm.client, Newton)
     if not newton or own & EXACT or not takes_gradients(algorithm, problem, algorithm.held_back):
         return algorithm
-    settings: dict[str, Any] = {"client": IVON(**of_small_networks(problem))}
-    if algorithm.structure(problem) == "full":
-        settings["covariance"] = "diag"
+    settings = {"client": IVON(**of_small_networks(problem)), **diagonal(algorithm, problem)}
     if not own & {"start", "warm_tolerance"}:
         settings["start"] = "fedavg"
     if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):

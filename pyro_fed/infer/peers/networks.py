@@ -31,6 +31,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     GaussianAlgorithm,
     as_state,
+    diagonal,
     flat_site,
     gaussian,
     site_of,
@@ -63,12 +64,10 @@ def fitted(algorithm: Any, problem: Problem) -> Any:
         algorithm = with_full(algorithm, problem)
     if isinstance(algorithm.update, IVON) or own & EXACT or not takes_gradients(algorithm, problem):
         return algorithm
-    begun = own & {"start", "start_steps"}
-    settings: dict[str, Any] = {} if begun else {"start": "fedavg"}
-    if algorithm.structure(problem) == "full":
-        if begun:  # at exact steps' own
-            return algorithm
-        settings["covariance"] = "diag"
+    begun, settings = own & {"start", "start_steps"}, diagonal(algorithm, problem)
+    if begun and settings:  # at exact steps' own
+        return algorithm
+    settings |= {} if begun else {"start": "fedavg"}
     return replace(algorithm, update=IVON(**of_small_networks(problem)), **settings)
 
 

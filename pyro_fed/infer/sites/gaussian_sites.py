@@ -186,6 +186,16 @@ def takes_gradients(algorithm: Any, problem: Problem, held_back: bool = False) -
     return not held_back and has_layers(problem)
 
 
+def diagonal(algorithm: Any, problem: Problem) -> dict[str, Any]:
+    """The setting that makes full sites diagonal; none where they are.
+
+    Args:
+        algorithm: a `GaussianAlgorithm`.
+        problem: the model's densities.
+    """
+    return {"covariance": "diag"} if algorithm.structure(problem) == "full" else {}
+
+
 def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:
     """The structure that a setting `covariance` stands for: "auto" is full up to `full_dim` parameters."""
     if covariance == "auto":

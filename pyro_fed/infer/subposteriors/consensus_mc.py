@@ -34,7 +34,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.pooled.nuts_chains import Potential
+from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
 from pyro_fed.infer.subposteriors import products
 from pyro_fed.infer.subposteriors.lanes import Lanes
@@ -121,7 +121,7 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     ) -> tuple[State, State, State]:
         """All clients' chains at once."""
         power = 1.0 / int(shared["num_clients"][0])
-        lanes = Lanes(
+        how = Chains(
             num_samples=self.num_samples,
             warmup_steps=self.warmup_steps,
             target_accept_prob=self.target_accept_prob,
@@ -130,7 +130,7 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
             potential=Potential(self.temperature, power),
         )
         points, seeds = shared["draws"][:, :, -1].contiguous(), noise.T
-        found = lanes.run(problem, data.full_batch(), points, seeds, type(self).__name__)
+        found = Lanes(how).run(problem, data.full_batch(), points, seeds, type(self).__name__)
         each = [
             trajectory_figures({name: value[k : k + 1] for name, value in found.items()}, self.max_tree_depth)
             for k in range(len(points))

@@ -31,7 +31,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import progress
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
-from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Potential
+from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Chains
 from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Leaf
 
 Array = NDArray[Any]
@@ -51,23 +51,13 @@ PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 
 @dataclass(frozen=True)
 class Lanes:
-    """How chains are run.
+    """Chains all at once.
 
     Args:
-        num_samples: draws kept of each chain.
-        warmup_steps: draws before those.
-        target_accept_prob: that the step size is adapted to.
-        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
-        full_mass: adapt a dense mass matrix instead of a diagonal one.
-        potential: U.
+        how: they are run, but for one after the other.
     """
 
-    num_samples: int
-    warmup_steps: int
-    target_accept_prob: float
-    max_tree_depth: int
-    full_mass: bool
-    potential: Potential
+    how: Chains
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
         """Chains of K clients, n each.
@@ -82,11 +72,11 @@ class Lanes:
         Returns:
             `draws` (K, n, S, D) and `nuts_kernel.STATISTICS`, each (K, n, S).
         """
-        shape = points.shape[:2]
+        shape, how = points.shape[:2], self.how
         begun = problem.mapped(self.values_and_gradients, (0, BATCHES))
-        vector, root = problem.dim, 2 * (problem.dim,) if self.full_mass else (problem.dim,)
+        vector, root = problem.dim, 2 * (problem.dim,) if how.full_mass else (problem.dim,)
         like = [points.new_zeros(*shape, *size) for size in ((vector,), (vector,), (vector,), root, (), ())]
-        calls = LEAPFROGS_A_DRAW * (self.warmup_steps + self.num_samples)
+        calls = LEAPFROGS_A_DRAW * (how.warmup_steps + how.num_samples)
         step = problem.flat(self.leapfrogs, (*[0] * 6, BATCHES), (*like, batch), calls)
         rows = pytree.tree_leaves(batch)
 
@@ -95,10 +85,10 @@ class Lanes:
             return Leaf(*(part.flatten(0, 1).numpy() for part in step(*given, *rows)))  # type: ignore[arg-type]
 
         gradient, value = (part.detach().flatten(0, 1).numpy() for part in begun(points, batch))
-        total = (self.warmup_steps + self.num_samples) * shape.numel()
+        total = (how.warmup_steps + how.num_samples) * shape.numel()
         with progress.begin(label, total, "draw", shown=problem.progress, inner=True) as bar, np.errstate(all="ignore"):
             start = points.flatten(0, 1).numpy()
-            chains = Walk(self, start, gradient, value, seeds.flatten().tolist())
+            chains = Walk(how, start, gradient, value, seeds.flatten().tolist())
             while chains.left:
                 chains.step(leapfrog, bar.advance)
         kept = {name: torch.from_numpy(value).unflatten(0, shape) for name, value in chains.kept.items()}
@@ -107,13 +97,15 @@ class Lanes:
     def values_and_gradients(self, problem: Problem, z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """∇U and U of a client's chains: z (n, D) → (n, D), (n,)."""
         both: tuple[Tensor, Tensor]
-        both = problem.vmap(lambda one: self.potential.value_and_gradient(problem, one, batch))(z)
+        both = problem.vmap(lambda one: self.how.potential.value_and_gradient(problem, one, batch))(z)
         return both
 
     def leapfrogs(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
         """A leapfrog step of a client's chains."""
         *state, batch = state_and_batch
-        leaves: tuple[Tensor, ...] = problem.vmap(lambda *one: self.potential.leapfrog(problem, *one, batch))(*state)
+        leaves: tuple[Tensor, ...] = problem.vmap(lambda *one: self.how.potential.leapfrog(problem, *one, batch))(
+            *state
+        )
         return leaves
 
 
@@ -122,7 +114,7 @@ class Walk:
 
     ENDS: ClassVar = ("z", "r", "gradient")
 
-    def __init__(self, how: Lanes, start: Array, gradient: Array, potential: Array, seeds: list[int]) -> None:
+    def __init__(self, how: Chains, start: Array, gradient: Array, potential: Array, seeds: list[int]) -> None:
         (lanes, dim), numbers = start.shape, partial(np.zeros, dtype=start.dtype)
         self.how, self.every = how, np.arange(lanes)
         self.random = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]

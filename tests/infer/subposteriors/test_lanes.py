@@ -8,16 +8,16 @@ import torch
 from pyro.ops.dual_averaging import DualAveraging
 from pyro.ops.welford import WelfordCovariance
 
-from pyro_fed.infer.pooled.nuts_chains import Potential
+from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.subposteriors import lanes as module
-from pyro_fed.infer.subposteriors.lanes import Lanes, Walk
+from pyro_fed.infer.subposteriors.lanes import Walk
 
 SDS = np.array([1.0, 0.1, 5.0])
 
 
 def settings(**changed):
     usual = {"num_samples": 200, "warmup_steps": 150, "target_accept_prob": 0.8, "max_tree_depth": 8}
-    return Lanes(**{**usual, "full_mass": False, "potential": Potential(), **changed})
+    return Chains(**{**usual, "full_mass": False, "potential": Potential(), **changed})
 
 
 def leapfrog(z, r, gradient, root, step, energy):
