@@ -9,6 +9,7 @@ find wrong counts before what chains find right.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,19 +40,21 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed
     return weighted(found.weights, points, quantities(draws.double()), target.problem.dim)
 
 
-def few_draws_tell(target: Target, quantities: Quantities, draws: Tensor, found: Weighed | None) -> list[str]:
+def few_draws_tell(
+    target: Target, quantities: Quantities, draws: Tensor, census: Callable[[], Weighed | None]
+) -> list[str]:
     """A number whose tail is so long that so many draws, right as they may be, do not tell its SD.
 
     Args:
         target: the posterior, whitened by the draws.
         quantities: the numbers whose moments are wanted.
         draws: (S, D), the model's coordinates, as many as are given.
-        found: weighted points.
+        census: gives weighted points; it is asked where a tail is long alone.
 
     Returns:
         One sentence, or none: where no number has a long tail, or points do not tell it.
     """
-    if found is None or not bool((kurtosis(quantities(draws.double())) > LONG).any()):
+    if not bool((kurtosis(quantities(draws.double())) > LONG).any()) or (found := census()) is None:
         return []
     weights, points = found.weights, quantities(target.model(found.white))
     away = (points - weights @ points).square()

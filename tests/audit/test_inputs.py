@@ -12,33 +12,28 @@ from pyro_fed.federation.federation import Federation
 UNITS, COLUMNS, ROWS = 3, 4, 200
 
 
-def network(x, y):
+def observed(x, y, w):
     """tanh(x W) v, and noise of 0.5."""
-    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 1.0).to_event(2))
     v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
     mean = torch.tanh(x @ w) @ v
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def network(x, y):
+    observed(x, y, pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 1.0).to_event(2)))
 
 
 def narrow(x, y):
     """The same by weights of 0.001, for columns in the thousands."""
-    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 0.001).to_event(2))
-    v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
-    mean = torch.tanh(x @ w) @ v
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+    observed(x, y, pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), 0.001).to_event(2)))
 
 
 def horseshoe(x, y):
     """Weights whose scales have no mean."""
     t = pyro.sample("t", dist.HalfCauchy(x.new_ones(())))
     lam = pyro.sample("lam", dist.HalfCauchy(x.new_ones(COLUMNS, UNITS)).to_event(2))
-    w = pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), t * lam).to_event(2))
-    v = pyro.sample("v", dist.Normal(x.new_zeros(UNITS), 1.0).to_event(1))
-    mean = torch.tanh(x @ w) @ v
-    with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+    observed(x, y, pyro.sample("w", dist.Normal(x.new_zeros(COLUMNS, UNITS), t * lam).to_event(2)))
 
 
 def linear(x, y):

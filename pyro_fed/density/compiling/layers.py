@@ -65,7 +65,7 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     parts: dict[fx.Node, frozenset[fx.Node]] = {z: frozenset()}  # of z that a value is made of
-    of_rows: set[fx.Node] = set(rows)
+    of_rows = _made_of(nodes, rows)
     activated: set[fx.Node] = set()
     chosen: set[fx.Node] = set()  # weights of each row's own
     bends = _bends(nodes)
@@ -73,8 +73,6 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
         before = node.all_input_nodes
         if node.op == "placeholder" or node.op == "output":
             continue
-        if any(one in of_rows for one in before):
-            of_rows.add(node)
         weights = [one for one in before if one in parts]
         if not weights:
             continue
@@ -93,6 +91,15 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
                 if behind and in_front >= max(FEWEST, LEAST * dim):
                     return True
     return False
+
+
+def _made_of(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
+    """Nodes that depend on one of these, and these."""
+    found = set(sources)
+    for node in nodes:
+        if any(one in found for one in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _bends(nodes: list[fx.Node]) -> set[fx.Node]:
@@ -124,14 +131,10 @@ def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
         graph: traced, of the rows' log-likelihoods at z (D,).
     """
     z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    of_z, of_rows = {z}, set(rows)
+    nodes = list(graph.graph.nodes)
+    of_z, of_rows = _made_of(nodes, [z]), _made_of(nodes, rows)
     found = []
-    for node in graph.graph.nodes:
-        before = node.all_input_nodes
-        if any(one in of_rows for one in before):
-            of_rows.add(node)
-        if any(one in of_z for one in before):
-            of_z.add(node)
+    for node in nodes:
         factors = [node.args[at] for at in PRODUCTS.get(_name(node), ())]
         for x, w in (factors, factors[::-1]) if factors else ():
             if x in of_rows and x not in of_z and w in of_z and w not in of_rows:

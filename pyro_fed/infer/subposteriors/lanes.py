@@ -103,9 +103,8 @@ class Lanes:
     def leapfrogs(self, problem: Problem, *state_and_batch: Any) -> tuple[Tensor, ...]:
         """A leapfrog step of a client's chains."""
         *state, batch = state_and_batch
-        leaves: tuple[Tensor, ...] = problem.vmap(lambda *one: self.how.potential.leapfrog(problem, *one, batch))(
-            *state
-        )
+        leapfrog = self.how.potential.leapfrog
+        leaves: tuple[Tensor, ...] = problem.vmap(lambda *one: leapfrog(problem, *one, batch))(*state)
         return leaves
 
 

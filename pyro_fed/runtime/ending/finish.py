@@ -319,7 +319,7 @@ def _untold(evidence: Evidence) -> list[str]:
     """A note on SDs that so many draws do not tell."""
     if evidence.near is None:
         return []
-    return few_draws_tell(evidence.near, evidence.quantities, evidence.draws.flatten(0, 1), evidence.census)
+    return few_draws_tell(evidence.near, evidence.quantities, evidence.draws.flatten(0, 1), lambda: evidence.census)
 
 
 def _untold_evidence(record: Record) -> list[str]:
