@@ -3,7 +3,7 @@
     python -m benchmarks.networks                                    # 20 and 100 hidden units, three seeds
     python -m benchmarks.networks --hidden 1000 --seeds 1
     python -m benchmarks.networks --data cancer --hidden 20 --seeds 3 --algorithms FedDyn FedEP BayesADMM
-    python -m benchmarks.networks --write                            # docs/networks.md from what is there
+    python -m benchmarks.networks --write                            # docs/networks_measured.md from what is there
     python -m benchmarks.networks --cost --hidden 14 133 1333        # a round and memory against the parameters
 
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
@@ -52,7 +52,7 @@ TITLES = (
     "seeds",
 )  # fmt: skip
 KEPT = Cells(Path(__file__).with_name("sizes.json"))
-PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "networks_measured.md"
 BEGIN, END = "<!-- benchmarks/networks writes this table -->\n", "<!-- its end -->"
 #: What a cell has, as `measured` returns it.
 FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away", "peak_gb")
@@ -215,7 +215,7 @@ def main() -> None:
     )
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--again", action="store_true", help="run cells that are there once more")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/networks.md, and run nothing")
+    parser.add_argument("--write", action="store_true", help="write the table into its page of docs/, and run nothing")
     parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--cost", action="store_true", help="seconds of a round in place of the table")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a cell of --cost may take")
