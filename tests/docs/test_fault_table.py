@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-TABLE = TESTS.parent / "docs" / "faults.md"
+TABLE = TESTS.parent / "docs" / "fault_table.md"
 
 
 def rows():
