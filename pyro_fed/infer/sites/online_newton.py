@@ -41,7 +41,7 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
-#: parameters on the digits SDs and means still move after 40 (`benchmarks/README.md`, networks).
+#: parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
 SMALL_ROUNDS = 200
 #: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
 #: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
