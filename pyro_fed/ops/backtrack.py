@@ -63,7 +63,7 @@ def backtrack(
 ) -> Tensor:
     """The largest fraction of a change that leaves q positive definite, with a margin.
 
-    Use it as ``move(q, delta, backtrack(q, delta))``.
+    Use it as ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked``.
 
     Args:
         q: what is changed.
@@ -78,6 +78,29 @@ def backtrack(
     Raises:
         ValueError: if a setting is outside its range.
     """
+    return backtracked(q, delta, max_fraction=max_fraction, min_fraction=min_fraction, margin=margin)[0]
+
+
+def backtracked(
+    q: Gaussian,
+    delta: Gaussian,
+    *,
+    max_fraction: float = 1.0,
+    min_fraction: float = 1e-6,
+    margin: float = 0.05,
+) -> tuple[Tensor, Gaussian]:
+    """The same, and where it is not 0 the Gaussian q δ^fraction, whose factor is known already.
+
+    Args:
+        q: what is changed.
+        delta: the change.
+        max_fraction: as of ``backtrack``.
+        min_fraction: likewise.
+        margin: likewise.
+
+    Raises:
+        ValueError: if a setting is outside its range.
+    """
     if not (0 < min_fraction <= max_fraction and 0 <= margin < 1):
         raise ValueError(
             "backtrack: expected 0 < min_fraction <= max_fraction and margin in [0, 1), received "
@@ -85,6 +108,6 @@ def backtrack(
         )
     limit = largest_fraction(q, delta)
     fraction = ((1.0 - margin) * limit).clamp_max(max_fraction).to(q.eta.dtype)
-    proper = move(q, delta, fraction).is_proper()  # in the fields' own dtype, after its rounding
-    stalled = (fraction < min_fraction) | ~proper
-    return torch.where(stalled, 0.0, fraction)
+    moved = move(q, delta, fraction)
+    stalled = (fraction < min_fraction) | ~moved.is_proper()  # in the fields' own dtype, after its rounding
+    return torch.where(stalled, 0.0, fraction), moved

@@ -9,6 +9,7 @@ An argument that is not positive definite is never repaired: ``proper`` is False
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,16 @@ class Factor(NamedTuple):
         return half.transpose(-1, -2) @ half
 
 
-#: Factors by the matrix, as long as it is there, with the version of it that was factored.
+@dataclass
+class Known:
+    """What is remembered of a matrix P: the version of it that was factored, its factor, and its inverse once asked."""
+
+    version: int
+    factor: Factor
+    inverse: Tensor | None = None
+
+
+#: What is known of a matrix, as long as it is there.
 _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -71,16 +81,51 @@ def factor_of(matrix: Tensor) -> Factor:
     Args:
         matrix: P, (..., D, D). What is being traced or mapped is factored anew.
     """
-    plain = matrix.numel() <= REMEMBERED and torch._C._len_torch_dispatch_stack() == 0
-    if not plain or matrix.requires_grad or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not _is_plain(matrix):
         return equilibrated_cholesky(matrix.to(torch.float64))
-    known = _KNOWN.get(matrix)
-    if known is not None and known[0] == matrix._version:
-        found: Factor = known[1]
-        return found
-    found = equilibrated_cholesky(matrix.to(torch.float64))
-    _KNOWN[matrix] = (matrix._version, found)
-    return found
+    return _known(matrix).factor
+
+
+def inverse_of(matrix: Tensor) -> Tensor:
+    """The inverse by the same factor, (..., D, D): a round asks for it before and after its step, and the next again.
+
+    Args:
+        matrix: P, (..., D, D).
+    """
+    if not _is_plain(matrix):
+        return factor_of(matrix).inverse()
+    known = _known(matrix)
+    if known.inverse is None:
+        known.inverse = known.factor.inverse()
+    return known.inverse
+
+
+def _is_plain(matrix: Tensor) -> bool:
+    """Whether a matrix is neither traced nor mapped, and small enough to remember what is known of it."""
+    plain = matrix.numel() <= REMEMBERED and torch._C._len_torch_dispatch_stack() == 0
+    return plain and not matrix.requires_grad and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def _known(matrix: Tensor) -> Known:
+    known: Known | None = _KNOWN.get(matrix)
+    if known is None or known.version != matrix._version:
+        double = matrix.to(torch.float64)
+        known = Known(matrix._version, _factor_of_proper(double) or equilibrated_cholesky(double))
+        _KNOWN[matrix] = known
+    return known
+
+
+def _factor_of_proper(matrix: Tensor) -> Factor | None:
+    """`equilibrated_cholesky`, in a third of the time, where the whole batch is finite and positive definite."""
+    matrix = symmetrised(matrix)
+    diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
+    if not bool((diagonal > 0).all()):
+        return None
+    scale = diagonal.sqrt()
+    lower, info = torch.linalg.cholesky_ex(matrix / scale.unsqueeze(-1) / scale.unsqueeze(-2))
+    pivots = torch.diagonal(lower, dim1=-2, dim2=-1)  # a number that is none, anywhere, ends up in one of them
+    proper = info == 0
+    return Factor(scale, lower, proper) if bool((proper & torch.isfinite(pivots).all(-1)).all()) else None
 
 
 def equilibrated_cholesky(matrix: Tensor) -> Factor:

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from pyro_fed.ops.cholesky import Factor, equilibrated_cholesky, factor_of, symmetrised
+from pyro_fed.ops.cholesky import Factor, equilibrated_cholesky, factor_of, inverse_of, symmetrised
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.points import even_normals
 
@@ -71,7 +71,7 @@ class FullGaussian(Gaussian):
         return self._factor().solve(self.eta.unsqueeze(-1)).squeeze(-1)
 
     def _spread(self) -> Tensor:
-        return self._factor().inverse()
+        return inverse_of(self.precision)
 
     def _multiply(self, x: Tensor) -> Tensor:
         return torch.einsum("...ij,...j->...i", self.precision, x)

@@ -28,7 +28,7 @@ def test_a_name_stands_for_the_defaults(name):
 
 
 def test_an_algorithm_may_have_defaults_of_its_own():
-    assert pf.PVI(client="newton") == pf.PVI() == pf.PVI(client=pf.tilted.Newton(steps=10))
+    assert pf.PVI(client="newton") == pf.PVI() == pf.PVI(client=pf.tilted.Newton(steps=10, enough=0.1))
     assert pf.FedAvg(server_optimiser="adam").server_optimiser.betas == (0.9, 0.99)
     assert pf.FedEP(server_optimiser="adam", damping=0.1).server_optimiser.betas == (0.9, 0.999)
 
@@ -141,7 +141,7 @@ def one_guide(y):
 def test_whole_settings_say_every_field_and_are_read_back():
     read = ast.literal_eval(repr(whole(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
     assert list(read) == [field.name for field in dataclasses.fields(pf.FedEP)]
-    assert read["client"] == {"name": "newton", "steps": 2}
+    assert read["client"] == {"name": "newton", "steps": 2, "enough": 0.0}
     assert read["step_control"]["growth"] == 2.0
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.backtrack import backtrack, largest_fraction, move
+from pyro_fed.ops.backtrack import backtrack, backtracked, largest_fraction, move
 from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
 from pyro_fed.ops.points import standardised_sobol
 
@@ -59,6 +59,14 @@ def test_the_margin_is_kept_and_the_maximum_too(name):
     assert (kept >= 0.2 - 1e-9).all()
     held_back = fraction < 0.7
     torch.testing.assert_close(kept[held_back], torch.full_like(kept[held_back], 0.2), rtol=0, atol=1e-9)
+
+
+@each_structure
+def test_the_gaussian_that_a_fraction_leads_to_comes_with_it(name):
+    q, delta = pair(name)
+    fraction, moved = backtracked(q, delta, margin=0.2)
+    assert torch.equal(fraction, backtrack(q, delta, margin=0.2)) and bool((fraction > 0).all())
+    assert torch.equal(moved.precision, move(q, delta, fraction).precision) and bool(moved.is_proper().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.cholesky import factor_of
+from pyro_fed.ops.cholesky import equilibrated_cholesky, factor_of, inverse_of
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
 
@@ -24,6 +24,28 @@ def test_a_factor_is_remembered_until_the_matrix_changes():
     traced = make_fx(lambda x: factor_of(x).scale * factor_of(matrix).scale)(matrix)
     torch.testing.assert_close(traced(matrix.clone()), torch.tensor([9.0, 4.0], dtype=torch.float64))
     torch.testing.assert_close(vmap(lambda x: factor_of(x).scale)(matrix[None])[0], factor_of(matrix).scale)
+
+
+def test_an_inverse_is_remembered_until_the_matrix_changes():
+    matrix = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+    first = inverse_of(matrix)
+    assert inverse_of(matrix) is first and factor_of(matrix) is factor_of(matrix)
+    matrix[1, 1] = 5.0  # in place
+    torch.testing.assert_close(inverse_of(matrix).diagonal(), torch.tensor([1.0, 0.2], dtype=torch.float64))
+    traced = make_fx(inverse_of)(matrix)
+    torch.testing.assert_close(traced(4 * torch.eye(2, dtype=torch.float64)), 0.25 * torch.eye(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (2, 1), (1, 2)])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, -3.0])
+def test_the_quick_factor_is_the_careful_one_s_whatever_one_of_a_batch_holds(at, number):
+    matrices = covariances(K, D, 5)
+    quick, careful = factor_of(matrices), equilibrated_cholesky(matrices)
+    assert all(torch.equal(a, b) for a, b in zip(quick, careful, strict=True))
+    matrices[1][at] = number * (1.0 if at == (0, 0) else 10.0)
+    quick, careful = factor_of(matrices), equilibrated_cholesky(matrices)
+    assert quick.proper.tolist() == [True, False, True, True]
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(quick, careful, strict=True))
 
 
 def draw(*shape, seed=0):

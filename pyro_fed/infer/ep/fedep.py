@@ -89,8 +89,10 @@ from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction
 from pyro_fed.infer.sites.gaussian_sites import (
+    FEWEST_POINTS,
     GaussianAlgorithm,
     as_state,
+    at_mean,
     batched,
     flat_site,
     gaussian,
@@ -98,6 +100,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     kept_where,
     sds_moved,
     site_of,
+    spread_points,
     unbatched,
 )
 from pyro_fed.infer.sites.moments import Moments
@@ -105,6 +108,8 @@ from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
+NEAR_AND_FAR = (1.0, 100.0)
 #: Settings that only a Gaussian q has, and no hand-written guide.
 GAUSSIAN_ALONE = (
     "temperature",
@@ -409,6 +414,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "num_clients": torch.tensor(num_clients),
             "fractions": one.expand(num_clients).clone(),
             "prior_value": torch.zeros_like(one),
+            "prior_known": torch.tensor(not self.climbs and self._prior_stays(problem, q, prior)),
             "reset": torch.zeros_like(one),
             "cut": torch.zeros_like(one),
             **as_state(flat_site(problem, structure), "added_"),
@@ -438,7 +444,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return cast(float, self.damping)
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The change of the prior's site, by the same step as the clients'."""
+        """The change of the prior's site, by the same step as the clients'; none where it is known to have none."""
+        if bool(shared["prior_known"]):
+            return shared
         q, prior, points = batched(gaussian(shared)), gaussian(shared, "prior_"), None
         if isinstance(self.inference, IVON):
             points = few_points(q, len(self.points(q)))
@@ -446,6 +454,19 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         if points is not None and not unchanged(prior, delta):
             moments, delta = self._prior_change(problem, q, prior, self.points(q))
         return {**shared, **as_state(delta, "prior_delta_"), "prior_value": moments.value[0]}
+
+    def _prior_stays(self, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
+        """Whether the prior's site is the same near q and far from it, as a Gaussian prior's is: then no round asks it.
+
+        Where clients say what the bound is made of, its mean log density is a part of that.
+        """
+        if not bool(q.is_proper()):
+            return False
+        for wide in NEAR_AND_FAR:
+            at = batched(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+            if not unchanged(prior, self._prior_change(problem, at, prior, spread_points(at, FEWEST_POINTS))[1]):
+                return False
+        return True
 
     def _prior_change(self, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor) -> tuple[Moments, Gaussian]:
         """Means of the log prior over points under q, and the change of the prior's site by an expected Newton step."""

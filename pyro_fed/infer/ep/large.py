@@ -87,12 +87,14 @@ def unchanged(prior: Gaussian, delta: Gaussian) -> bool:
     """Whether the prior's site is where it was, as a Gaussian prior's is at any q, up to rounding.
 
     Args:
-        prior: its diagonal site.
+        prior: its site.
         delta: the change of it that few points show.
     """
-    scale = prior.precision.abs()
-    moved = delta.eta.abs() > ROUNDING * (prior.eta.abs() + scale.sqrt())
-    return not bool((moved | (delta.precision.abs() > ROUNDING * scale)).any())
+    own = prior.precision.diagonal() if prior.dense else prior.precision
+    root = own.abs().sqrt()
+    most = ROUNDING * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = delta.eta.abs() <= ROUNDING * (prior.eta.abs() + root)  # not a number is not less
+    return bool(still.all() and (delta.precision.abs() <= most).all())
 
 
 def mean_growth(before: State, after: State) -> float:

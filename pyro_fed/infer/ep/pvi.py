@@ -12,7 +12,7 @@ local free energy is minimised by expected Newton steps, natural gradients of st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
@@ -26,8 +26,10 @@ from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
 
-#: The clients' inference where none is set, and what "newton" stands for: the cavity is held fixed for ten steps.
+#: A client's inference with the cavity held fixed for ten steps.
 TEN_STEPS = Newton(steps=10)
+#: The same where the client has more turns: other clients move q by more than a tenth of what it does, between them.
+TURN = replace(TEN_STEPS, enough=0.1)
 
 
 @explains_unknown
@@ -83,7 +85,8 @@ class PVI(FedEP):
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
             from them in turn.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
-            ten steps; "ivon" is taken on models of more than 1000 parameters where none is set.
+            ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000 parameters
+            where none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
             `full_dim` parameters.
@@ -118,10 +121,10 @@ class PVI(FedEP):
 
     guided: ClassVar[type[GuidedFedEP] | None] = GuidedPVI
     held_back: ClassVar[bool] = False
-    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TURN}}
 
     order: Order = "sequential"
-    client: TiltedInference | tilted.Name = TEN_STEPS
+    client: TiltedInference | tilted.Name = TURN
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,6 +35,10 @@ from pyro_fed.ops.gaussian import Gaussian
 #: A q that still moves by more SDs than this in its last round has not settled.
 UNSETTLED = 1.0
 
+#: What a pass over the clients may move q by, of what the one before it did, for the next to be foreseen: slower ones
+#: are many together. And the share of the tolerance that it is foreseen to take, for rates grow towards the end.
+FAST, GROWING = 0.1, 0.5
+
 
 class Limits(NamedTuple):
     """Damping δ, the smallest fraction worth taking, and the margin of `ops.backtrack`."""
@@ -79,16 +83,28 @@ def _fraction(q: Gaussian, delta: Gaussian, limits: Limits) -> float:
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
     """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
+    Where clients work in turn, that pass over them need not be made where the two before it tell what it would be: of
+    passes that fall off as fast as `FAST` the next is taken to move q by as much less again than the last.
+
     Args:
         figures: of all rounds: `change`, `fraction`, `share`, that of the clients at work, and where the algorithm
             shortens its steps `cut`, whether it did.
         tolerance: largest change of a q that rests.
     """
     window = math.ceil(1 / figures[-1]["share"])
-    recent = figures[-window:]
-    return len(recent) == window and all(
-        f["change"] < tolerance and f["fraction"] > 0 and not f.get("cut") for f in recent
-    )
+    last, before = figures[-window:], figures[-2 * window : -window]
+    if not _free(last, window):
+        return False
+    largest = max(f["change"] for f in last)
+    if largest < tolerance or window == 1 or not _free(before, window):
+        return largest < tolerance
+    rate = sum(f["change"] for f in last) / sum(f["change"] for f in before)
+    return rate <= FAST and rate * largest < GROWING * tolerance
+
+
+def _free(figures: list[dict[str, float]], window: int) -> bool:
+    """Whether these are all rounds of a pass, and nothing was held back in them."""
+    return len(figures) == window and all(f["fraction"] > 0 and not f.get("cut") for f in figures)
 
 
 def site_warnings(record: Record, newton: bool) -> list[str]:

@@ -11,18 +11,21 @@ the order of the clients, which `PVI` goes on to mend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError, listed
+from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import exact
-from pyro_fed.infer.ep.pvi import PVI, Order
+from pyro_fed.infer.ep.pvi import PVI, TEN_STEPS, Order
 from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.tilted import TiltedInference
 
 #: A turn is taken whole, however far it goes: there is no second one.
 WHOLE = StepControl(reach=1e12, growth=1e12)
@@ -72,8 +75,10 @@ class StreamingVB(PVI):
     guided: ClassVar[type[GuidedFedEP] | None] = None
     steered: ClassVar[bool] = False
     settles: ClassVar[bool] = False
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
     start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
+    client: TiltedInference | tilted.Name = TEN_STEPS
     step_control: StepControl = WHOLE
     order: Order = "sequential"
 

@@ -15,12 +15,12 @@ import torch
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import moments_of, moves, site_of, spread_points
-from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.infer.sites.gaussian_sites import moments_of, moves, site_of, spread_points, where
+from pyro_fed.ops.backtrack import backtracked
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share: a tenth of what the algorithm is asked for a round. Its fixed point is the same whatever this is.
@@ -38,6 +38,8 @@ class Newton(TiltedInference):
     Args:
         steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
             each step is backtracked, which is partitioned variational inference.
+        enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
+            the client's next turn, so that the fixed point is the same.
 
     References:
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
@@ -47,27 +49,34 @@ class Newton(TiltedInference):
     """
 
     steps: int = 1
+    enough: float = 0.0
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps")
+        check_between(self, "enough", 0, 1, "[)")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
         q_hat, derivatives, count = received.q, numerics.derivatives, numerics.num_points
         moving = torch.ones(len(q_hat.eta), dtype=torch.bool, device=q_hat.eta.device)
         value = torch.zeros(len(q_hat.eta), dtype=torch.float64, device=q_hat.eta.device)
-        for _ in range(self.steps):
+        rest = torch.full_like(value, REST)
+        for number in range(self.steps):
             root = q_hat.root() if q_hat.dense else None
             found = None if root is None else derivatives.under(problem, q_hat.mean(), root, count, data)
             moments = found or derivatives.of_likelihood(problem, spread_points(q_hat, count), data.full_batch())
             site = site_of(moments, q_hat.mean())
             if self.steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)
-                taken = backtrack(q_hat, delta, min_fraction=numerics.min_fraction, margin=numerics.margin)
-                before, q_hat = q_hat, q_hat.product(delta.power(torch.where(moving, taken, 0.0)))
+                taken, moved = backtracked(q_hat, delta, min_fraction=numerics.min_fraction, margin=numerics.margin)
+                goes = moving & (taken > 0)
+                before, q_hat = q_hat, moved if bool(goes.all()) else where(goes, moved, q_hat)
             value = torch.where(moving, moments.value, value)
             if self.steps > 1:
-                moving = moving & ~(moves(moments_of(before), moments_of(q_hat)).amax(-1) <= REST)
+                length = moves(moments_of(before), moments_of(q_hat)).amax(-1)
+                if number == 0:
+                    rest = torch.fmax(rest, self.enough * length)
+                moving = moving & ~(length <= rest)
                 if not bool(moving.any()):
                     break
         if self.steps > 1:

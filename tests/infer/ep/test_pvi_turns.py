@@ -1,0 +1,90 @@
+"""What a turn of `PVI` leaves to the next, and when a pass over the clients need not be made."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.infer.ep import fedep
+from pyro_fed.infer.ep.site_updates import at_rest
+from pyro_fed.infer.ep.tilted import newton
+
+NORMAL = dist.Normal(0.0, 1.0)
+QUIET = {"progress": False, "log_likelihood": False, "audit": False, "num_draws": 2000, "seed": 0}
+
+
+def model(x, y, prior):
+    w = pyro.sample("w", prior.expand([3]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def federation(prior=NORMAL):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    odds = x @ torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+    y = (torch.rand(60, generator=generator, dtype=torch.float64) < odds.sigmoid()).double()
+    by = pf.partition.SortedBy(x[:, 0].numpy())
+    return pf.Federation(model, (x, y, prior), plate="data", num_clients=6, partition=by, seed=0)
+
+
+def moments(idata):
+    w = idata.posterior["w"].values[0]
+    return w.mean(0), w.std(0)
+
+
+def test_turns_that_leave_the_rest_to_the_next_end_where_whole_ones_do(monkeypatch):
+    steps, site_of = [], newton.site_of
+    monkeypatch.setattr(newton, "site_of", lambda *args: steps.append(1) or site_of(*args))
+    fed, found, counts = federation(), [], []
+    for client in (pf.tilted.Newton(steps=10), "newton"):
+        steps.clear()
+        found.append(moments(pf.run(pf.PVI(client=client), fed, **QUIET)))
+        counts.append(len(steps))
+    exact = moments(pf.run(pf.FedEP(tolerance=1e-8), fed, **QUIET))
+    for mean, sd in found:
+        assert np.abs((mean - exact[0]) / exact[1]).max() < 5e-3 and np.abs(np.log(sd / exact[1])).max() < 5e-3
+    assert counts[1] < 0.8 * counts[0]
+
+
+def test_a_single_turn_is_taken_whole():
+    assert pf.StreamingVB().client == pf.tilted.Newton(steps=10) == pf.StreamingVB(client="newton").inference
+    assert pf.PVI().client == pf.PVI(client="newton").inference == pf.tilted.Newton(steps=10, enough=0.1)
+
+
+def passes(*changes, **more):
+    return [{"change": change, "fraction": 1.0, "share": 0.5, **more} for change in changes]
+
+
+@pytest.mark.parametrize(
+    ("figures", "ends"),
+    [
+        (passes(1e-4, 1e-4), True),
+        (passes(1e-4, 2e-3), False),
+        (passes(0.1, 0.1, 4e-3, 4e-3), True),  # the next by 0.04 of that
+        (passes(0.1, 0.1, 2e-2, 1e-3), False),  # 0.1 of 0.02
+        (passes(0.04, 0.04, 4e-3, 4.1e-3), False),  # not so fast: 4e-4 would be the next, and many after it
+        (passes(0.1, 4e-3, 4e-3), False),  # one pass and a half
+        (passes(0.1, 0.1, cut=1.0) + passes(4e-3, 4e-3), False),
+        ([{"change": c, "fraction": 1.0, "share": 1.0} for c in (0.1, 4e-3)], False),  # all at once: they are asked
+    ],
+)
+def test_a_pass_that_two_others_foretell_is_not_made(figures, ends):
+    assert at_rest(figures, 1e-3) is ends
+
+
+@pytest.mark.parametrize("prior", [NORMAL, dist.StudentT(3.0, 0.0, 1.0)], ids=["normal", "student"])
+def test_the_site_of_a_gaussian_prior_is_asked_for_once(prior, monkeypatch):
+    asked, change = [], fedep.FedEP._prior_change
+    monkeypatch.setattr(fedep.FedEP, "_prior_change", lambda *args: asked.append(1) or change(*args))
+    fed = federation(prior)
+    idata = pf.run(pf.PVI(), fed, **QUIET)
+    mean, sd = moments(idata)
+    exact = moments(pf.run(pf.FedEP(tolerance=1e-8), fed, **QUIET))  # asks in every round
+    assert np.abs((mean - exact[0]) / exact[1]).max() < 5e-3 and np.abs(np.log(sd / exact[1])).max() < 5e-3
+    rounds = int((idata["federation"]["phase"].values == "PVI").sum())
+    asked.clear()
+    pf.run(pf.PVI(), fed, **QUIET)
+    assert len(asked) == (len(fedep.NEAR_AND_FAR) if prior is NORMAL else 1 + rounds)
