@@ -276,7 +276,7 @@ class Federation:
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
             with told(arguments, model, plate, self._place):
-                problem = build(model, arguments.to(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+                problem = build(model, arguments.taken(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:

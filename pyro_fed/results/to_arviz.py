@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, cast
@@ -78,7 +77,7 @@ def to_inference_data(
         "sites": sites_group(record, federation.problem),
     }
     if federation.holds_data:
-        groups |= _from_data(federation, problem, draws, stats, log_likelihood)
+        groups |= _from_data(federation, problem, draws, stats, log_likelihood, record.notes)
     else:
         groups["sample_stats"] = _stats(stats)
     attrs = _attributes(algorithm, federation, record, seed)
@@ -141,18 +140,21 @@ def posterior_alone(
 
 
 def _from_data(
-    federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor], log_likelihood: bool
+    federation: Federation,
+    problem: Problem,
+    draws: Tensor,
+    stats: dict[str, Tensor],
+    log_likelihood: bool,
+    notes: list[str],
 ) -> dict[str, xr.Dataset]:
-    """The groups that need the rows."""
+    """The groups that need the rows; `notes` gets a sentence on what is left out of them."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
     lp: dict[str, Tensor] = {}
     if log_likelihood and len(flat) * problem.widest > MAX_POINTWISE:
-        warnings.warn(
+        notes.append(
             f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than {MAX_POINTWISE:.0e} "
-            f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them",
-            UserWarning,
-            stacklevel=5,
+            f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them"
         )
         log_likelihood = False
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:

@@ -21,7 +21,7 @@ from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish, say
+from pyro_fed.runtime.ending import Finish, said_of
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
@@ -230,7 +230,6 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.by_sums, record.audited = answer.by_sums, answer.audited
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
     last.weigh(answer.draws)
-    say(record.said())
     trial.steps[answer.number].chosen = True
     found = last.result(answer.shared, answer.draws)
     more = {
@@ -241,4 +240,4 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     }
     found.attrs.update(more)
     found["posterior"].attrs.update(more)
-    return found
+    return said_of(found, record)

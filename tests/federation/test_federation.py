@@ -237,3 +237,24 @@ def test_the_users_tensors_are_not_changed():
 def test_repr_says_what_it_is():
     fed = pf.Federation(linear, (X, Y), plate="data", num_clients=2)
     assert repr(fed) == "Federation(2 clients, 13 rows, plate='data', 4 parameters, IID)"
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, torch.tensor], ids=["numpy", "torch"])
+def test_what_is_done_to_the_data_afterwards_changes_nothing(kind):
+    """A notebook that standardises in place, in a later cell: the federation has the rows that it was given."""
+
+    def model(x, g, y, scale):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(b * x + scale[g], 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    arrays = [kind(part) for part in (rng.normal(size=12), np.arange(12) % 2, rng.normal(size=12), np.ones(2))]
+    fed = pf.Federation(model, tuple(arrays), plate="data", num_clients=3)
+    other = fed.with_args(tuple(arrays))
+    z = torch.ones(1, dtype=torch.float64)
+    before = [part.problem.log_lik(z) for part in (fed, other)]
+    for part in arrays:
+        part[:] = 0
+    assert [part.problem.log_lik(z) for part in (fed, other)] == before
+    assert pf.Federation(model, tuple(arrays), plate="data", num_clients=3).problem.log_lik(z) != before[0]

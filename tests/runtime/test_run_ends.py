@@ -1,15 +1,19 @@
 """How a run ends: by its own criterion, by Ctrl-C, or by an update that leaves the finite numbers."""
 
+import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from algorithms import PAPER, SMALL, line, line_data, small, unequal_lines
+from arviz_results import groups_of
 from short_runs import QUIET, Interrupting, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.results import to_arviz
 
 #: Five particles leave no KDE worth the name.
 SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
@@ -161,3 +165,26 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
         found = pf.run(pf.FedEP(), unequal_lines(), seed=0, progress=False)
     assert np.array_equal(values(found), values(expected))
     assert "unjudged" in found.attrs["doubts"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.Auto(max_rounds=20)], ids=repr)
+def test_warnings_that_are_errors_leave_the_result(algorithm, monkeypatch):
+    """Python's `-W error`: what is said of a result ends the program, and must not take the work with it."""
+    monkeypatch.setattr(Record, "said", lambda record: ["something", "more"])
+    with pytest.raises(UserWarning, match="something") as caught:
+        pf.run(algorithm, unequal_lines(), **QUIET)
+    monkeypatch.undo()
+    whole = pf.run(algorithm, unequal_lines(), **QUIET)
+    assert np.array_equal(values(caught.value.result), values(whole))
+    assert caught.value.result.attrs["algorithm"] == whole.attrs["algorithm"]
+
+
+def test_what_is_left_out_of_a_result_costs_it_nothing(monkeypatch):
+    """Where a result is too large for its pointwise log-likelihood, the sentence comes with the others, at the end."""
+    monkeypatch.setattr(to_arviz, "MAX_POINTWISE", 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="is left out") as caught:
+            pf.run(pf.FedEP(), unequal_lines(), progress=False, audit=False)
+    assert "posterior" in groups_of(caught.value.result)

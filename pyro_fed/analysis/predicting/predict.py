@@ -166,7 +166,10 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
         if problem.local_dim:
-            federation, problem, draws = collected(federation, problem, draws, seed)
+            notes: list[str] = []
+            federation, problem, draws = collected(federation, problem, draws, seed, notes)
+            for note in notes:
+                warnings.warn(note, UserWarning, stacklevel=4)
         return posterior_group(federation, problem, draws, seed)
 
 

@@ -216,6 +216,15 @@ class Arguments:
         """
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
+    def taken(self, dtype: torch.dtype) -> Arguments:
+        """The same in tensors of their own: what is done to the caller's arrays afterwards changes nothing here.
+
+        Args:
+            dtype: of every floating one.
+        """
+        owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
+        return replace(self, leaves=tuple(owned))
+
     def on(self, device: torch.device) -> Arguments:
         """The same arguments with every tensor on a device.
 
@@ -248,7 +257,7 @@ class Arguments:
                     f"argument '{name}' says which group a row belongs to: that must stay as it was. Make a new "
                     "Federation for other groups"
                 )
-        return replace(self, leaves=other.to(dtype).leaves)
+        return replace(self, leaves=other.taken(dtype).leaves)
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -466,5 +475,7 @@ def _leaf_name(path: Any, labels: list[str]) -> str:
     return head + "".join(pytree.keystr((entry,)) for entry in rest)
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def _cast(leaf: Any, dtype: torch.dtype, *, copy: bool = False) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.to(dtype if leaf.is_floating_point() else leaf.dtype, copy=copy)

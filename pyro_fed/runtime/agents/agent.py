@@ -43,7 +43,7 @@ from pyro_fed.runtime.agents.together import Together
 from pyro_fed.runtime.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending import Finish, say
+from pyro_fed.runtime.ending import Finish, said_of
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
@@ -323,8 +323,7 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     finish.judge(alone, draws)
     record = finish.context.record
     record.notes += record.failed()
-    say(record.said())
-    return finish.result(alone, draws)
+    return said_of(finish.result(alone, draws), record)
 
 
 def _leave(links: Links, rounds: int) -> None:

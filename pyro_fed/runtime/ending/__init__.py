@@ -7,6 +7,6 @@ by_sums        the audit of a result whose rows are elsewhere
 privacy_noise  what the noise of differential privacy does to an answer
 """
 
-from pyro_fed.runtime.ending.finish import Finish, say
+from pyro_fed.runtime.ending.finish import Finish, said_of
 
-__all__ = ["Finish", "say"]
+__all__ = ["Finish", "said_of"]

@@ -6,7 +6,6 @@ The server sends its draws of θ, (S, D) numbers; what a client draws stays with
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from pyro_fed.ops.entries import evenly
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
 
-#: Draws × numbers of the rows' latents above which they are not collected, with a warning.
+#: Draws × numbers of the rows' latents above which they are not collected, which a note says.
 MAX_COLLECTED = 100_000_000
 #: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
 #: error of the log-likelihood that is the same everywhere changes nothing.
@@ -47,7 +46,9 @@ MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
 TRIED = 2
 
 
-def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int) -> tuple[Federation, Problem, Tensor]:
+def collected(
+    federation: Federation, problem: Problem, draws: Tensor, seed: int, notes: list[str]
+) -> tuple[Federation, Problem, Tensor]:
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
 
     Args:
@@ -55,14 +56,13 @@ def collected(federation: Federation, problem: Problem, draws: Tensor, seed: int
         problem: its problem, as it was compiled.
         draws: (chain, draw, D).
         seed: the run's seed.
+        notes: gets a sentence where they are too many to be collected.
     """
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
-        warnings.warn(
+        notes.append(
             f"{sorted(problem.layout.local)} of {len(theta)} draws × {problem.num_rows} rows are not collected (more "
-            f"than {MAX_COLLECTED:.0e} numbers); run with fewer draws to have them, or with collect_local=False",
-            UserWarning,
-            stacklevel=6,
+            f"than {MAX_COLLECTED:.0e} numbers); run with fewer draws to have them, or with collect_local=False"
         )
         return federation, problem, draws
     local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))

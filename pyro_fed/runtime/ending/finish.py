@@ -98,8 +98,7 @@ class Finish:
             self._judge_or_say(shared, draws)
             self.weigh(draws)
         self.context.record.notes += self.context.record.failed()
-        say(self.context.record.said())
-        return self.result(shared, draws)
+        return said_of(self.result(shared, draws), self.context.record)
 
     def drawn(self, shared: State) -> Tensor:
         """Draws (chain, draw, D), unconstrained.
@@ -301,7 +300,7 @@ class Finish:
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
         if problem.local_dim and self.collect_local and federation.holds_data:
-            federation, problem, draws = collected(federation, problem, draws, context.seed)
+            federation, problem, draws = collected(federation, problem, draws, context.seed, context.record.notes)
         return to_inference_data(
             self.algorithm,
             federation,
@@ -334,7 +333,16 @@ def _untold_evidence(record: Record) -> list[str]:
     ]
 
 
-def say(sentences: list[str]) -> None:
-    """Warn of each, where the user calls `run`."""
-    for sentence in sentences:
-        warnings.warn(sentence, UserWarning, stacklevel=5)
+def said_of(result: InferenceData, record: Record) -> InferenceData:
+    """The result, once what is to be said of it has been said, in warnings where the user calls `run`.
+
+    Raises:
+        UserWarning: the caller has made errors of warnings; its `result` is the result, which the run has cost.
+    """
+    try:
+        for sentence in record.said():
+            warnings.warn(sentence, UserWarning, stacklevel=5)
+    except UserWarning as error:
+        error.result = result  # type: ignore[attr-defined]
+        raise
+    return result
