@@ -26,7 +26,7 @@ def test_the_whole_standard_normal_becomes_the_multivariate_t():
 def factor():
     """One with a negative and a negligible precision among its directions, and a distant centre along another."""
     values = torch.tensor([0.8, 0.02, 1e-4, -0.3], dtype=torch.float64)
-    eta = torch.tensor([0.1, 0.5, 0.2, -0.1], dtype=torch.float64)
+    eta = torch.tensor([0.1, 0.1, 0.2, -0.1], dtype=torch.float64)
     return DiagGaussian(values, eta)
 
 
@@ -45,6 +45,13 @@ def test_where_draws_lie_the_factor_keeps_its_slope(factor):
     scale = (tails.typical / (tails.values * tails.centre.square()).sum()).sqrt()
     at = (tails.centre * (1 - scale))[None]
     torch.testing.assert_close(tails.log_ratio(at)[1], torch.zeros(1, DIM, dtype=torch.float64))
+
+
+def test_a_direction_in_which_other_factors_hold_the_whole_is_left_as_it_is():
+    """There tails that fall as a power would give way to them."""
+    one = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    tails = Tails.of(DiagGaussian(one, torch.tensor([0.5, 5.0], dtype=torch.float64)), FREEDOM)
+    assert tails.values.tolist() == [0.5, 0.0]
 
 
 def test_none_leaves_the_factor_as_it_is(factor):

@@ -44,6 +44,26 @@ def test_wider_tails_cost_some_draws_and_leave_the_evidence_as_it_is():
     assert abs(last(idata, "log_evidence") - evidence_of_line(*data)) < 5 * last(idata, "log_evidence_se")
 
 
+def weights(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_a_weight_far_out_in_its_prior_leaves_the_evidence_and_most_of_the_draws():
+    """Twenty prior SDs: the tails of the sites' product must not hand it over to the prior. Five standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 20, generator=generator, dtype=torch.float64)
+    x[:, 0] *= 0.3
+    w = torch.randn(20, generator=generator, dtype=torch.float64)
+    w[0] = 20.0
+    data = x, x @ w + torch.randn(60, generator=generator, dtype=torch.float64)
+    fed = pf.Federation(weights, data, plate="data", num_clients=5)
+    idata = pf.run(pf.FedAIS(), fed, audit=False, **QUIET)
+    assert abs(last(idata, "log_evidence") - evidence_of_line(*data)) < 5 * last(idata, "log_evidence_se") < 0.15
+    assert last(idata, "effective_draws") > 2000
+
+
 def unknown_scale(y):
     """Few rows of an unknown scale: the mean's tails are those of a t-distribution of few degrees of freedom."""
     mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 10.0))
