@@ -8,18 +8,24 @@ cut again and again over which the score changes by most that its own derivative
 
 until they are as short as rounding lets them be. Where the score is smooth, nothing is left. Where a row is `LOW` nats
 less likely than it can be, as where probabilities are rounded to zero, jumps do not count.
+
+Rows without linear predictors, a saturating curve's with errors of Laplace say, are followed along each coordinate, if
+operations of theirs can turn at all (`TURNING`). There is more there that jumps, and bends besides: a layer's rectified
+units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
+rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `TURN` of it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.predictors import Predictors, Rows, some_rows
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows
 from pyro_fed.density.compiling.tracing import resizing_quietly
 from pyro_fed.density.problem import Problem
 
@@ -32,6 +38,16 @@ KEPT, PIECES = 6, 16
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 LOW = 10.0
+#: A score that turns over an interval as short as rounding changes by this part of what it is at a cusp, or at most
+#: anywhere, or more: by 1 at a hinge, by 2 at an absolute value; and the log density by no more than this.
+TURN, SAME = 0.9, 1.0
+#: Operations after which a score may jump.
+TURNING = frozenset(
+    (
+        *("abs", "sgn", "sign", "relu", "leaky_relu", "threshold", "hardtanh", "clamp", "clamp_min", "clamp_max"),
+        *("maximum", "minimum", "max", "min", "amax", "amin", "gt", "ge", "lt", "le"),
+    )
+)
 
 
 def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
@@ -45,12 +61,73 @@ def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
     rows, generator = some_rows(problem, parts.rows), torch.Generator().manual_seed(0)
     try:
         with resizing_quietly():
-            return _jumps(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
+            found = _largest(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
+            return bool((found.jump > JUMP * found.most).any())
     except FAILURES:
         return False
 
 
-def _jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> bool:
+def scores_turn(problem: Problem) -> bool:
+    """Whether the scores of most rows jump along a coordinate by as much as they are, of rows of any structure.
+
+    Args:
+        problem: the model's densities.
+    """
+    if not may_have(problem):
+        return False
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    try:
+        with resizing_quietly():
+            if not _may_turn(problem):
+                return False
+            whole = Predictors(_everything, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
+            found = _largest(whole, z, some_rows(problem, CHECK_ROWS), torch.eye(len(z)).to(z))
+    except FAILURES:
+        return False
+    turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
+    turned = (turned & (found.change < SAME)).any(2)  # (D, m)
+    return bool((turned.double().mean(1) > 0.5).any())
+
+
+def _may_turn(problem: Problem) -> bool:
+    """Whether the rows' log-likelihoods have an operation after which scores can jump."""
+    named = (getattr(getattr(node.target, "_schema", None), "name", "") for node in rows_graph(problem, 1).graph.nodes)
+    return any(name.removeprefix("aten::") in TURNING for name in named)
+
+
+def _everything(z: Tensor, *rows: Tensor) -> Tensor:
+    """All of z as the predictors of each row, (m, D)."""
+    return z.expand(len(rows[0]), -1)
+
+
+def _each_by_itself(problem: Problem) -> Callable[..., Tensor]:
+    """Log-likelihoods (m,) of rows at a z of each row's own, (m, D)."""
+
+    def one(z: Tensor, *row: Tensor) -> Tensor:
+        value: Tensor = problem.log_parts(z, tuple(leaf.unsqueeze(0) for leaf in row))[1].squeeze(0)
+        return value
+
+    return lambda u, z, *rows: vmap(one)(u, *rows)
+
+
+class _Found(NamedTuple):
+    """Of intervals along lines, (L, m, K).
+
+    Attributes:
+        jump: what second derivatives leave of the scores' changes.
+        most: the largest score anywhere on the line so far, (L, m, 1).
+        cusp: the scores' size at the ends, where the density rises to the interval and falls behind it; else infinite.
+        change: of the log density.
+    """
+
+    jump: Tensor
+    most: Tensor
+    cusp: Tensor
+    change: Tensor
+
+
+def _largest(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Found:
+    """The largest jumps of rows' scores, over intervals as short as rounding lets them be."""
     ends = 10 ** torch.linspace(SMALLEST, LARGEST, (LARGEST - SMALLEST) * A_POWER + 1, dtype=torch.float64)
     ends = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).to(z.device)
     start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
@@ -59,11 +136,11 @@ def _jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> bool:
     line = usual, along / along.abs().amax(2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     shortest, most = torch.finfo(z.dtype).eps ** 0.5, torch.zeros(len(lines), parts.rows, 1).to(z)
     while True:
-        left, size = _unexplained(parts, z, rows, line, start, end)
-        most, best = torch.maximum(most, size), left.topk(KEPT, 2)
+        found = _unexplained(parts, z, rows, line, start, end)
+        most, best = torch.maximum(most, found.most), found.jump.topk(KEPT, 2)
         start, end = (part.gather(2, best.indices) for part in (start, end))
         if bool((end - start <= shortest * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
-            return bool((best.values > JUMP * most).any())
+            return _Found(best.values, most, *(part.gather(2, best.indices) for part in found[2:]))
         cut = torch.arange(PIECES + 1, dtype=start.dtype, device=start.device) / PIECES
         places = start.unsqueeze(-1) + cut * (end - start).unsqueeze(-1)
         start, end = places[..., :-1].flatten(2), places[..., 1:].flatten(2)
@@ -71,8 +148,8 @@ def _jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> bool:
 
 def _unexplained(
     parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What second derivatives leave of the scores' changes over intervals (L, m, K), and the largest score (L, m, 1).
+) -> _Found:
+    """What there is of some intervals (L, m, K).
 
     Args:
         parts: predictors of m rows.
@@ -103,9 +180,12 @@ def _unexplained(
     found = vmap(at)(places.flatten(0, 1), each_place, z.expand(len(each_place), -1))
     value, slope, bend = (part.reshape(places.shape).transpose(1, 2) for part in found)
     (a, b), (c, d) = slope.split(count, 2), bend.split(count, 2)
-    left = (b - a - (end - start) * (c + d) / 2).abs()
+    left, size = (b - a - (end - start) * (c + d) / 2).abs(), torch.maximum(a.abs(), b.abs())
+    cusp = torch.where((a > 0) & (b < 0), size, torch.inf)
+    first, last = value.split(count, 2)
+    change = (last - first).abs().nan_to_num(nan=torch.inf)
     value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
     likely = torch.maximum(*value.split(count, 2)) >= value.amax(2, keepdim=True) - LOW
-    both = torch.stack([left, torch.maximum(a.abs(), b.abs())]).nan_to_num(nan=0.0, posinf=0.0)
+    both = torch.stack([left, size]).nan_to_num(nan=0.0, posinf=0.0)
     kept = torch.where(likely, both, 0.0)
-    return kept[0], kept[1].amax(2, keepdim=True)
+    return _Found(kept[0], kept[1].amax(2, keepdim=True), cusp, change)

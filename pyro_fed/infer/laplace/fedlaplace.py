@@ -46,7 +46,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, SPIKE, aimed, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, JUMPS, SPIKE, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -59,6 +59,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     with_full,
 )
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
@@ -359,6 +360,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             return [SPIKE]
         if not record.latest.get("indefinite"):
             return []
+        if jumps(problem):
+            return [JUMPS]
         return [
             "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
             "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "

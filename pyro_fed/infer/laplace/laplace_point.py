@@ -34,6 +34,11 @@ SPIKE = (
     "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an approximation "
     "at the point on the way around which most mass was found: take an algorithm that looks at more than a point"
 )
+#: What is said where scores jump.
+JUMPS = (
+    "the rows' scores jump, as those of an absolute value do (a median's or a quantile's regression), so that second "
+    "derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures from scores there"
+)
 #: What is said of a mode at infinity.
 IMPROPER = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "

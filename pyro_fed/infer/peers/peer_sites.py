@@ -32,7 +32,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, likelihood_points, site_of, where
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -91,7 +91,8 @@ def new_site(
     """
     known = q.is_proper()
     if bool(known.all()):
-        return expected_site(algorithm, problem, q, batch, share, algorithm.points(q)), known
+        points = likelihood_points(problem, q, algorithm.num_points)
+        return expected_site(algorithm, problem, q, batch, share, points), known
     anchor = gaussian(local, "anchor_")
     anchored = anchor.is_proper()
     under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))

@@ -17,6 +17,12 @@ at its own share of the points, four antithetic pairs at least,
 so that what so few points miss of a row's curvature has another sign in the next row. It is exact where the curvature
 is constant. Models with linear predictors (`compiling.predictors`) are cheap enough, and have all of it. A network's
 curvature, from `NETWORK_NUMBERS` on, is taken in its first layer's units and in the parameters behind them.
+
+Where rows' scores jump, and there are no linear predictors, curvatures at points say nothing. That of the scores is
+taken, with m and S the points' mean and covariance, in which points that are those of a Gaussian to second moments
+leave no noise of a score that is linear:
+
+    E_q[-∇² f] = -E_q[∇f (z - m)'] S⁻¹                                              (Price's theorem)
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.rowwise import (
     WORTH,
     at_points,
+    bends_by_jumps,
     dealt_out,
     expected,
     jumps,
@@ -81,6 +88,8 @@ class Derivatives:
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
+        if self.kind == "hessian" and len(points) > 1 and bends_by_jumps(problem):
+            return self._by_scores(problem, points, batch)
         if self._worth(problem, len(points)):
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
@@ -114,6 +123,36 @@ class Derivatives:
         cuts = self.shares(problem, len(points), batch)
         found = means(points) if cuts == 1 else self._in_shares(problem, points, batch, cuts)
         return found if parabola is None else where_settled(parabola[1], parabola[0], found)
+
+    def _by_scores(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
+        """The same with the curvature that scores have over the points; of the diagonal, one coordinate by itself."""
+        away = points.double() - points.double().mean(0)
+        both = torch.stack([points.double(), away], 2)  # (S, C, 2, D)
+        blocks = in_blocks(both, points.shape[1] * batch.width() * problem.num_nodes, SCORE_BLOCK)
+        zero = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+        dim, full = points.shape[2], self.structure == "full"
+        carry = Moments(
+            zero, zero.new_zeros(points.shape[1:]), zero.new_zeros(len(zero), dim, *([dim] if full else []))
+        )
+        found, _ = problem.scan(self._scores_step, carry, batch, blocks, len(blocks), BATCHES)
+        value, score, product = (part / len(points) for part in found)
+        if not full:
+            return Moments(value, score, -product / away.square().mean(0))
+        spread = torch.einsum("sci,scj->cij", away, away) / len(points)
+        slope = torch.linalg.solve(spread, product)  # S⁻¹ E[(z - m) ∇f']
+        return Moments(value, score, -(slope + slope.mT) / 2)
+
+    def _scores_step(self, problem: Problem, total: Moments, batch: Batch, block: Tensor) -> tuple[Moments, Any]:
+        """Sums over a block of points of value, score, and the product of a point's place and its score."""
+
+        def log_lik(z: Tensor) -> Tensor:
+            return problem.log_lik(z, batch)
+
+        points, away = block[:, 0], block[:, 1]
+        score, value = problem.vmap(grad_and_value(log_lik))(points.to(problem.dtype))
+        score = score.double()
+        product = away.mT @ score if self.structure == "full" else (away * score).sum(0)
+        return Moments(total.value + value.double().sum(0), total.score + score.sum(0), total.curvature + product), ()
 
     def _at_many(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """The same where rows may have their curvatures at a share of the points."""

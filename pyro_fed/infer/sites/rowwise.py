@@ -37,10 +37,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pyro_fed.density.compiling.jumps import scores_jump
+from pyro_fed.density.compiling.jumps import scores_jump, scores_turn
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
+from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 from pyro_fed.ops.entries import choose
 
@@ -273,7 +274,7 @@ def _plan(problem: Problem, longest: int, order: int, several: bool) -> tuple[Ro
 
 
 def jumps(problem: Problem) -> bool:
-    """Whether rows have linear predictors in which their scores jump, found once.
+    """Whether rows' scores jump, in linear predictors or, of most rows and by all that they are, without; found once.
 
     Args:
         problem: the model's densities.
@@ -281,10 +282,21 @@ def jumps(problem: Problem) -> bool:
 
     def find() -> bool:
         parts, z = predictors(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
-        return parts is not None and scores_jump(problem, parts, z.to(problem.rows[0].device))
+        if parts is None:
+            return not is_large(problem) and scores_turn(problem)
+        return scores_jump(problem, parts, z.to(problem.rows[0].device))
 
     found: bool = problem.compiler.kept("scores jump", find, problem)
     return found
+
+
+def bends_by_jumps(problem: Problem) -> bool:
+    """Whether rows without linear predictors have scores that jump, so that curvatures are those of scores.
+
+    Args:
+        problem: the model's densities.
+    """
+    return predictors(problem, CHECK_ROWS) is None and jumps(problem)
 
 
 def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:

@@ -86,6 +86,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.nodes import MANY
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
@@ -151,8 +152,9 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             the prior), "apart" (the same without surrogates, for densities that have no useful
             mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
             "apart").
-            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
-            takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
+            "auto" looks for modes where the prior is proper, the model has at most `max_modes_dim` parameters and its
+            rows' scores do not jump (a mode of a quantile regression has no curvature); it takes the Gaussian
+            elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
         noise: the run ends when the KSD is at most this share of that of N exact draws,
@@ -240,7 +242,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             return self.start
         if is_large(problem):
             return "gaussian"
-        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim:
+        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim or jumps(problem):
             return "gaussian"
         return "modes" if problem.dim <= self.max_modes_dim else "checked"
 

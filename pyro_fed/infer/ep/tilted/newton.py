@@ -19,7 +19,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import moments_of, moves, site_of, spread_points, where
+from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import backtracked
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
@@ -64,7 +64,9 @@ class Newton(TiltedInference):
         for number in range(self.steps):
             root = q_hat.root() if q_hat.dense else None
             found = None if root is None else derivatives.under(problem, q_hat.mean(), root, count, data)
-            moments = found or derivatives.of_likelihood(problem, spread_points(q_hat, count), data.full_batch())
+            moments = found or derivatives.of_likelihood(
+                problem, likelihood_points(problem, q_hat, count), data.full_batch()
+            )
             site = site_of(moments, q_hat.mean())
             if self.steps > 1:
                 delta = site.product(received.cavity).quotient(q_hat)
