@@ -29,12 +29,13 @@ after the steps: the fixed point is the same, and a turn costs two scores of its
 A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
 with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
 
-Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a
-start as standardised points of the Gaussian of `survey`, or where it finds the posterior's modes and its mass; and an
-end, after a pass in which every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what
-N exact draws of the posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit
-of a D-dimensional cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical
-prior) the particles would go on drifting outwards while the discrepancy falls.
+Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a start
+as standardised points of the Gaussian of `survey`, or where it finds the posterior's modes and its mass; shorter steps
+and turns where that is the Gaussian nearest to a posterior of one mode (`NEAR`); and an end, after a pass in which
+every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what N exact draws of the
+posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit of a D-dimensional
+cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical prior) the particles
+would go on drifting outwards while the discrepancy falls.
 
 That says when nothing more is to be won, not that the particles are right: those draws are thought of where the
 particles are, so that bad particles raise the bar, and with too small a step it stops falling at once. A run has
@@ -105,6 +106,11 @@ FEWEST = 8
 #: Particles that start from a census are draws of the posterior: they take this share of a step, and half of it again
 #: after each pass that leaves their discrepancy no lower.
 SETTLING = 0.25
+#: Particles that start under the Gaussian nearest to a posterior of one mode have no more than its shape to find. They
+#: take this share of a step, for AdaGrad's are of one size at first, whatever the way; half as many of them a turn;
+NEAR, SHORTER = 0.4, 2
+#: and so many in all before an end: a discrepancy hardly sees what a skewed parameter still lacks.
+LEAST_STEPS = 100
 #: Median size of a standard normal number.
 NORMAL_MEDIAN = 0.6745
 #: Draws of the target have a discrepancy above this many times its mean in at most 5 % of cases: it is a weighted sum
@@ -148,10 +154,10 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             D passes over the kernel a step.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
-            found, or draws of a census where the posterior is elsewhere), "prior" (draws of
-            the prior), "apart" (the same without surrogates, for densities that have no useful
-            mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
-            "apart").
+            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or draws of a census where the
+            posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
+            for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
+            centre is no maximum: then "apart").
             "auto" looks for modes where the prior is proper, the model has at most `max_modes_dim` parameters and its
             rows' scores do not jump (a mode of a quantile regression has no curvature); it takes the Gaussian
             elsewhere, with a check where the prior is proper and the model too large for Hessians.
@@ -277,7 +283,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             "apart": float(found["apart"]),
             "pass": 0.0,
             "pass_length": 1.0 / num_clients,
-            "pace": SETTLING / self._narrower(problem, found) if bool(found["census"]) else 1.0,
+            "pace": self._first_pace(problem, found),
+            "near": float(found["near"]),
             "census": float(found["census"]),
             "pass_ksd": 0.0,
             "lowest_ksd": torch.inf,
@@ -285,6 +292,12 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         shared |= {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
         local = {"residual": residual, **as_state(sites)}
         return shared, {name: value.to(problem.dtype) for name, value in local.items()}
+
+    def _first_pace(self, problem: Problem, found: State) -> float:
+        """What of a step particles take that begin as draws of the posterior, or near them."""
+        if bool(found["census"]):
+            return SETTLING / self._narrower(problem, found)
+        return NEAR if bool(found["near"]) else 1.0
 
     def _narrower(self, problem: Problem, found: State) -> float:
         """How many times as narrow as all particles together the density is around them, at least one.
@@ -299,7 +312,19 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Everything but the server's figures."""
-        names = ("white", "residuals", "history", "steps", "mean", "factor", "precision", "eta", "apart", "pace")
+        names = (
+            "white",
+            "residuals",
+            "history",
+            "steps",
+            "mean",
+            "factor",
+            "precision",
+            "eta",
+            "apart",
+            "pace",
+            "near",
+        )
         return super().download({name: shared[name] for name in names}, clients)
 
     # -- corrected sites ------------------------------------------------------------------------------------
@@ -367,14 +392,14 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         own = self.own_scores(problem, const, shared["white"], data)
         figures = problem.mapped(mover.discrepancy, (0, 0, 0))(shared["white"], const, own)
         residual = residual_of(own, shared["white"], local)
-        carry = (shared["white"], AdaGradState(shared["history"], shared["steps"]))
+        carry, steps = (shared["white"], AdaGradState(shared["history"], shared["steps"])), self._turn(shared)
         if self._straight(problem, shared, residual, data):
             towards = {name: shared[name] for name in TOWARDS_SITES} | {"residuals": const["tilt"] + residual}
-            (white, optimiser), gains = problem.scan(mover._sites_step, carry, towards, (), self.local_steps)
+            (white, optimiser), gains = problem.scan(mover._sites_step, carry, towards, (), steps)
         else:
             rows, dims = with_batches(data, self.batch_size)
             (white, optimiser), gains = problem.scan(
-                mover._step, carry, (const, rows), noise, self.local_steps, (dict.fromkeys(const, 0), dims)
+                mover._step, carry, (const, rows), noise, steps, (dict.fromkeys(const, 0), dims)
             )
         residual = residual_of(self.own_scores(problem, const, white, data), white, local)
         message = {
@@ -385,6 +410,11 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             **figures,
         }
         return message, {**local, "residual": residual}, {"client_ksd": figures["ksd"], **self.entropy_figures(gains)}
+
+    def _turn(self, shared: State) -> int:
+        """Steps of a turn."""
+        near = self.batch_size is None and bool(shared["near"].any())
+        return -(-self.local_steps // SHORTER) if near else self.local_steps
 
     def _straight(self, problem: Problem, shared: State, residual: Tensor, data: ClientData) -> bool:
         """Whether rows are so many that the client's site stands for them while the particles move, see `STRAIGHT`.
@@ -407,11 +437,11 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         found = super().objections(received, messages)
         if "history" not in messages:  # where the server has it
             return found
-        steps = received["steps"] + self.local_steps
+        turn = self._turn(received)
         return {
             **found,
             "its running mean of squares is negative": (messages["history"] < 0).flatten(1).any(1),
-            f"it has not taken {self.local_steps} steps": messages["steps"] != steps,
+            f"it has not taken {turn} steps": messages["steps"] != received["steps"] + turn,
         }
 
     # -- a turn that is not trusted ---------------------------------------------------------------------------
@@ -506,6 +536,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             "pass": float(before["pass"]),
             "modes": float(after["modes"]),
             "apart": float(after["apart"]),
+            "near": float(after["near"]),
+            "steps": float(after["steps"]),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -518,6 +550,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
         last = figures[-width:]
         if len(figures) % width or not all(at_rest(each) for each in last):
+            return False
+        if figures[-1].get("near") and figures[-1]["steps"] < LEAST_STEPS:
             return False
         if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
             return True

@@ -46,6 +46,9 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
 from pyro_fed.ops.matrices import times
 
+#: Rounds of a search, for which the structure of rows is looked for once.
+USUAL_ROUNDS = 10
+
 
 class Look(NamedTuple):
     """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D) of a log density."""
@@ -221,7 +224,7 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
     clients, count, dim = points.shape
-    if problem.num_rows * dim * count >= WORTH:
+    if problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)

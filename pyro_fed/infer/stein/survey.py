@@ -2,8 +2,9 @@
 
     "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
                  to its `full_dim` parameters, and the Laplace approximation beyond
-    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says;
-                 but where `Census` finds that the posterior is elsewhere, draws of its weighted points, whitened by
+    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says, or
+                 under `Nearest`'s, nearest in KL(q || p), where that is one of a model of more dimensions than `Census`
+                 takes; where `Census` finds that the posterior is elsewhere, draws of its weighted points, whitened by
                  their moments
     "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
     "apart"      draws of the prior, in units of the prior's SDs and without surrogates: for densities that have no
@@ -54,6 +55,7 @@ from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
 from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
+from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (
     equal_sites,
     gaussian_points,
@@ -123,7 +125,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         if is_large(problem):
             return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
         if self.begin == "modes":
-            return self.census() if problem.dim <= MOST_DIM else self.modes()
+            return self.census() if problem.dim <= MOST_DIM else self.nearest()
         if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
             return self.ep()
         return self.laplace()
@@ -136,9 +138,9 @@ class Survey(Algorithm, Bounding, ServerWork):
         """Laplace's approximation at one mode."""
         return FedLaplace(min_curvature=self.min_curvature)
 
-    def modes(self) -> Algorithm:
-        """The search for modes, each with its Laplace approximation."""
-        return Modes(min_curvature=self.min_curvature)
+    def nearest(self) -> Algorithm:
+        """The search for modes, each with its Laplace approximation, and of one the Gaussian nearest to it."""
+        return Nearest(min_curvature=self.min_curvature)
 
     def census(self) -> Algorithm:
         """Weighted points, after the search for modes."""
@@ -152,7 +154,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The points, and the sites in whitened coordinates."""
-        start = started(start, self)
+        start = nearest_of(started(start, self))
         _, sites, prior = warm_sites(start, self.min_curvature)
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior).require_proper(f"{type(self).__name__}: the warm start's Gaussian")
@@ -175,6 +177,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             "draws": draws,
             "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
             "census": torch.tensor(census is not None),
+            "near": torch.tensor(self.begin == "modes" and census is None and is_at_rest(start.shared)),
             "checking": torch.tensor(self.begin == "checked"),
             "steep": torch.zeros((), dtype=torch.int64),
             "settled": torch.tensor(self.begin == "modes" and census_of(start.shared) is not None),
@@ -213,7 +216,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         whole = torch.ones(1, dtype=torch.float64)
         if self.begin in ("prior", "apart"):
             return coordinates.white(draws), whole
-        if self.begin == "modes":
+        if self.begin == "modes" and not is_at_rest(found):
             modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
             if len(modes):
                 return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
@@ -358,6 +361,15 @@ class PooledModes(Modes, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledNearest(Nearest, Pooled):
+    """The Gaussian nearest to the pooled data's posterior."""
+
+    def modes(self) -> Algorithm:
+        """Of the pooled data's posterior."""
+        return PooledModes(min_curvature=self.min_curvature)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PooledCensus(Census, Pooled):
     """The census of the pooled data's posterior."""
 
@@ -382,9 +394,9 @@ class PooledSurvey(Survey, Pooled):
         """The Gaussian nearest to the pooled data's posterior."""
         return PooledEP(min_curvature=self.min_curvature)
 
-    def modes(self) -> Algorithm:
-        """Modes of the pooled data's posterior."""
-        return PooledModes(min_curvature=self.min_curvature)
+    def nearest(self) -> Algorithm:
+        """Modes of the pooled data's posterior, and the Gaussian nearest to one."""
+        return PooledNearest(min_curvature=self.min_curvature)
 
     def census(self) -> Algorithm:
         """The census of the pooled data's posterior."""

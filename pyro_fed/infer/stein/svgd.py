@@ -36,10 +36,10 @@ class SVGD(DSVGD, Pooled):
             D passes over the kernel a step.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
-            found, or draws of a census where the posterior is elsewhere), "prior" (draws of
-            the prior), "apart" (the same without surrogates, for densities that have no useful
-            mode, as those of neural networks), or "checked" ("gaussian", unless its centre is no maximum: then
-            "apart").
+            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or draws of a census where the
+            posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
+            for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
+            centre is no maximum: then "apart").
             "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
             takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
