@@ -9,7 +9,8 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import TransformedDistribution, biject_to, constraints
+from torch.distributions.transforms import ComposeTransform, IndependentTransform
 
 from pyro_fed.errors import ModelError
 
@@ -32,12 +33,64 @@ def unconstraining(msg: Message) -> Any:
             f"latent site '{name}' is a Delta: report computed values by `pyro.deterministic('{name}', value)`"
         )
     try:
-        return biject_to(_of_parts(fn.support) if not _is_angle(fn) else _around(fn.support))
+        return _onto(fn)
     except NotImplementedError as error:
         raise ModelError(
             f"latent site '{name}' ({kind}) has the support {fn.support}, which has no transform to an unconstrained "
             "space: write it as a function of a latent that has one"
         ) from error
+
+
+def _onto(fn: Any) -> Any:
+    """The transform from the unconstrained space to where a distribution has its values.
+
+    PyTorch takes for the support of a transformed distribution all that its last transform can reach: the real line
+    for -1 + 2 Beta, or 3 + Exponential; of an ordered vector's exponential, whatever is positive. Beyond what its base
+    reaches it has no density, or a formula that goes on. There the transform is that onto the base's support, and its
+    own ones behind it.
+    """
+    inner = innermost(fn)
+    if not isinstance(inner, TransformedDistribution) or _reaches_all(inner):
+        return biject_to(_stated(fn))
+    onto = ComposeTransform([_onto(inner.base_dist), *inner.transforms])
+    more = len(fn.event_shape) - onto.codomain.event_dim
+    return IndependentTransform(onto, more) if more > 0 else onto
+
+
+def _reaches_all(fn: Any) -> bool:
+    """Whether the support that a transformed distribution states is what its values can be.
+
+    Either it states one of its own, as LogNormal does, or each transform gets all of its domain.
+    """
+    if type(fn).support is not TransformedDistribution.support or not all(part.bijective for part in fn.transforms):
+        return True
+    reached = _stated(fn.base_dist)
+    for transform in fn.transforms:
+        if not _same(reached, transform.domain):
+            return False
+        reached = transform.codomain
+    return True
+
+
+def _stated(fn: Any) -> Any:
+    """The support that a distribution states, of angles one turn."""
+    return _around(fn.support) if _is_angle(fn) else _of_parts(fn.support)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two constraints of the same shape are one, but for their ends."""
+    one, other = (_inside(part) for part in (one, other))
+    if one is other:
+        return True
+    ends = [(getattr(part, "lower_bound", None), getattr(part, "upper_bound", None)) for part in (one, other)]
+    return type(one) is type(other) and ends[0] == ends[1] == (None, None)
+
+
+def _inside(constraint: Any) -> Any:
+    """A constraint without its shape and its ends."""
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return constraints.positive if constraint is constraints.nonnegative else constraint
 
 
 def _is_angle(fn: Any) -> bool:
