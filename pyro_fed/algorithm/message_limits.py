@@ -17,7 +17,8 @@ LARGEST_GROWTH = 1e12
 LARGEST_SHARE = 1e12
 #: or so large where there are no others.
 LARGEST_ALONE = 1e18
-#: A change may take away so many times the precision that there is.
+#: A change may take away so many times the precision that there is, and as many times again as the client's expected
+#: log-likelihood is nats below zero (see `natural`).
 LARGEST_FALL = 100.0
 
 #: Why messages are refused: reason → the clients (C,) that it holds for.
@@ -63,11 +64,24 @@ def outlying_sites(messages: dict[str, Tensor]) -> Objections:
     }
 
 
-def natural(q: Gaussian, deltas: Gaussian) -> Objections:
+def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Objections:
     """Changes (C,) of the natural parameters of q, (1,), that no honest client sends.
 
     In units of the precision that q has, and of what the other clients add: |Δ_ij|, -Δ_ii, and the step in SDs.
+
+    A log-likelihood l of at most M has an expected curvature Λ with -Λ_ii ≤ P_ii (M - E_q[l]), by Stein's identity: in
+    the direction u of units of q, -u'Λu = E_q[(1 - (u'ε)²) (M - l)] and M - l ≥ 0; and at finitely many points Λ_ii
+    and the score are within that times their largest (u'ε)². So a client whose log-likelihood has fallen to -10⁵ nats
+    under q, as that of rows with scales of their own where a step, or a start, goes too far, may take away 10⁵ times
+    the precision and be honest: all three are measured by the fall. It is the step that is wrong, and whoever knows
+    the values takes it back.
+
+    Args:
+        q: what the clients received.
+        deltas: what they sent.
+        values: their expected log-likelihoods under q, (C,), where they say them.
     """
+    fall = torch.zeros_like(deltas.eta[:, 0]) if values is None else (-values).clamp_min(0.0)
     full = deltas.dense
     own, parts = (p.precision.diagonal(dim1=-2, dim2=-1) if full else p.precision for p in (q, deltas))
     scale = own + median_of_others(parts.abs())
@@ -75,9 +89,9 @@ def natural(q: Gaussian, deltas: Gaussian) -> Objections:
     change = deltas.precision / (root.unsqueeze(-1) * root.unsqueeze(-2) if full else scale)
     moved = deltas.precision @ q.mean().unsqueeze(-1) if full else (parts * q.mean()).unsqueeze(-1)
     return {
-        **outlying(sizes(change), "change of the precision"),
-        **outlying(sizes((deltas.eta - moved.squeeze(-1)) / root), "step"),
-        "its precision has the wrong sign": (parts < -LARGEST_FALL * scale).any(-1),
+        **outlying(sizes(change) / (1 + fall), "change of the precision"),
+        **outlying(sizes((deltas.eta - moved.squeeze(-1)) / root) / (1 + fall), "step"),
+        "its precision has the wrong sign": (parts < -(LARGEST_FALL + fall).unsqueeze(-1) * scale).any(-1),
     }
 
 

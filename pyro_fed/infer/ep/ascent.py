@@ -14,6 +14,11 @@ fraction of a natural gradient gains. Before there is any best q (a start at whi
 halved instead; and those of the best one where no fraction of its change leaves a Gaussian within the radius: there L
 is finite, but of the size of 1e40, as where a half-Cauchy scale is looked at 30 SDs out.
 
+A network's mode has directions along which the likelihood bends nowhere at the point and falls steeply a little
+further, so that Laplace's approximation is far wider than the mass there: at its points the log density is 50 to 10⁷
+nats a parameter below the mode's, where that of a Gaussian is half a nat, and Newton's steps from there lead anywhere.
+Its SDs are halved too, until no more than `WIDE` nats a parameter are lost.
+
 Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
 from the prior. No easy run takes a step back.
 """
@@ -30,19 +35,21 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, lar
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
-UNKNOWN = frozenset({"best_value", "radius", "prior_value"})
+UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level"})
 #: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
 FIRST_RADIUS = 2.0
 #: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
 CLOSE = 0.02
+#: Nats a parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's own.
+WIDE = 3.0
 #: So often the SDs of a start are halved at which likelihoods overflow, and a fraction in search of the radius.
 NARROWINGS, HALVINGS = 20, 100
 
 
 def nothing_best(q: Gaussian) -> State:
-    """What is known before the first round: no best q."""
+    """What is known before the first round: no best q, and no `level`, the log density at the mode that q is about."""
     zero = type(q).zeros((), q.dim, device=q.eta.device)
     return {
         **as_state(zero, "best_"),
@@ -50,6 +57,7 @@ def nothing_best(q: Gaussian) -> State:
         "best_value": q.eta.new_full((), -torch.inf),
         "radius": q.eta.new_full((), torch.inf),
         "narrowed": q.eta.new_zeros(()),
+        "level": q.eta.new_full((), -torch.inf),
     }
 
 
@@ -68,10 +76,10 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
         fall: how much of L a step may lose.
     """
     q, best = gaussian(shared), shared["best_value"]
+    if not bool(best.isfinite()):
+        return None if bool(value.isfinite()) and not _too_wide(shared, q, value) else _narrowed(shared, q)
     if bool(value.isfinite() & (value >= best - fall)):
         return None
-    if not bool(best.isfinite()):
-        return _narrowed(shared, q)
     start, onward = gaussian(shared, "best_"), gaussian(shared, "onward_")
     tried = largest_move(moments_of(start), moments_of(q))
     length = float(tried) if bool(tried.isfinite()) else math.inf
@@ -82,6 +90,12 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
     if not fraction:
         return _narrowed(shared, start)
     return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius)}
+
+
+def _too_wide(shared: State, q: Gaussian, value: Tensor) -> bool:
+    """Whether the log density falls off further under a start than under any Gaussian near a mode of a network."""
+    expected = value - bound(q, torch.zeros_like(value))
+    return bool(expected < shared["level"] - WIDE * q.dim)
 
 
 def _narrowed(shared: State, q: Gaussian) -> tuple[Gaussian, State] | None:

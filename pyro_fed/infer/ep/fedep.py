@@ -55,6 +55,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, SettingError
@@ -87,7 +88,7 @@ from pyro_fed.infer.ep.step_control import StepControl, nothing_added
 from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
     GaussianAlgorithm,
@@ -385,7 +386,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
-        return self._states(problem, q, prior, sites)
+        shared, local = self._states(problem, q, prior, sites)
+        if start is not None and "level" in shared and has_layers(problem):
+            shared["level"] = torch.full_like(shared["level"], mode_level(start.shared))
+        return shared, local
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """q = t_0 Π t_k of the clients that are there, each with the site that it had.
@@ -539,7 +543,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         if isinstance(self.client, IVON):
             return large_objections(gaussian(received), self.changes_of(messages))
         alike = {name: received[name][:1] for name in ("precision", "eta")}
-        return message_limits.natural(gaussian(alike), self.changes_of(messages))
+        return message_limits.natural(gaussian(alike), self.changes_of(messages), messages.get("value"))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Algorithm 3, with fractions that keep q a distribution."""

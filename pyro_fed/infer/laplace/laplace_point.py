@@ -5,6 +5,8 @@ See `fedlaplace` for the letters and the source.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -69,6 +71,17 @@ def flat_direction(q: Gaussian, problem: Problem) -> str:
     terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
     first, *others = terms
     return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
+
+
+def mode_level(state: State) -> float:
+    """The log density at the point of a federated Laplace approximation, -inf where that is not told.
+
+    Args:
+        state: the server's last one; that of a climb which has turned back and not arrived has the value of another
+            point.
+    """
+    on_the_way = bool(state.get("back", False)) and bool(state["decrement"] > 0)
+    return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
 def aimed(state: State) -> Tensor:
