@@ -15,6 +15,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_deterministic
 from pyro_fed.errors import DataError, SettingError
+from pyro_fed.ops.entries import all_finite
 
 
 def not_finite(
@@ -37,7 +38,7 @@ def not_finite(
     """
     _check_shared(arguments)
     for name, nested, leaf in arguments.columns:
-        if not leaf.is_floating_point() or bool(torch.isfinite(leaf).all()):
+        if not leaf.is_floating_point() or all_finite(leaf):
             continue
         for client, rows in zip(names, clients, strict=True):
             index = arguments.rows_of(nested, rows)

@@ -1,4 +1,4 @@
-"""Which entries of tensors: by numbers or flags of the leading axes; evenly spaced, or those that lie far apart."""
+"""Which entries of tensors: by numbers or flags of the leading axes; evenly spaced, far apart; all finite."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def widened(values: Tensor, like: Tensor) -> Tensor:
 def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
     """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the others hold."""
     return torch.where(widened(which, new), new, old)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether there is no NaN and no infinity: by the sum where that is finite, which takes no memory."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def evenly(count: int, most: int) -> Tensor:

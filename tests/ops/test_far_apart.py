@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_fed.ops.entries import CANDIDATES, far_apart
+from pyro_fed.ops.entries import CANDIDATES, all_finite, far_apart
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -24,3 +24,11 @@ def test_a_tenth_at_the_edge_has_a_point_and_long_tails_do_not_take_all(seed, ta
 def test_equal_draws_are_chosen_once_each():
     assert far_apart(torch.zeros(12, 3), 5).tolist()[:3] == [0, 1, 2]
     assert len(far_apart(torch.zeros(12, 3), 5)) == 5
+
+
+@pytest.mark.parametrize(
+    "values, finite",
+    [([1.0, -2.0], True), ([1.0, torch.nan], False), ([torch.inf, -torch.inf], False), ([1e308, 1e308], True)],
+)
+def test_all_finite_is_told_by_the_sum_and_where_that_is_not_by_each(values, finite):
+    assert all_finite(torch.tensor(values, dtype=torch.float64)) == finite

@@ -43,6 +43,8 @@ FUNCTIONS = frozenset(
 #: Numbers of a constant at most that is kept in place of the operations that make it; larger ones cost memory, and of
 #: their operations the time is not that of the calls.
 LARGEST_KEPT = 100_000
+#: Numbers from which on an input is rows of data: a copy would cost memory.
+ROWS = 10_000_000
 #: Views; of the same numbers in another shape or order, those of the same shape and strides show the same.
 VIEW = torch.ops.aten.view.default
 #: A view that does not say so.
@@ -174,11 +176,15 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
 def copied(leaf: Tensor) -> Tensor:
     """A copy of the same strides, which `clone` makes smaller where a tensor is a part of another: its views differ.
 
+    Of more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
+
     Args:
         leaf: any tensor.
     """
     if not leaf.numel():
         return leaf.clone()
+    if leaf.numel() > ROWS and leaf.is_contiguous() and leaf.storage_offset() == 0:
+        return leaf.detach()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
     return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride(), 0)
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyro_fed.density.rows.containers import as_tree, is_column
 from pyro_fed.density.rows.leaves import Labels, read_leaf
 from pyro_fed.errors import DataError
+from pyro_fed.ops.entries import all_finite
 
 logger = logging.getLogger(__name__)
 
@@ -192,9 +193,7 @@ class Arguments:
             _disable_current_modes()
         ):  # it may be asked for in the midst of a trace, whose business these values are not
             return any(
-                leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
-                for leaf in self.leaves
-                if isinstance(leaf, Tensor)
+                leaf.is_floating_point() and not all_finite(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)
             )
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
