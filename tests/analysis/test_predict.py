@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pyro
@@ -48,6 +49,22 @@ def test_numpy_arguments_are_taken_as_the_federation_takes_them():
     fitted = posterior(w=np.random.default_rng(1).normal(size=(50, 2)))
     found, expected = (pf.predict(fitted, line, (a, None)).posterior_predictive["y"] for a in (x, torch.from_numpy(x)))
     np.testing.assert_array_equal(found, expected)
+
+
+def powers(x, y, power=1):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x**power, 0.01), obs=y)
+
+
+def test_what_partial_held_at_the_federation_is_held_where_it_predicts():
+    """It was left out: rows were predicted by the defaults of the model's parameters, without a word."""
+    x = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+    fed = pf.Federation(partial(powers, power=3), (x, x**3), plate="data", num_clients=2)
+    fitted = posterior(w=np.ones(20))
+    for args, kwargs, power in [((x, None), None, 3), ((x, None), {"power": 2}, 2), (None, {"x": x, "y": None}, 3)]:
+        found = pf.predict(fitted, fed, args, kwargs).posterior_predictive["y"].values[0]
+        np.testing.assert_allclose(found.mean(0), x.numpy() ** power, atol=0.02)
 
 
 def test_draws_are_independent_over_draws_and_rows():

@@ -30,7 +30,7 @@ from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
-from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names
+from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.density.rows.nested import Members, NestedRows
 from pyro_fed.density.running.handlers import run_model
@@ -373,7 +373,10 @@ def _row_dims(first: dict[str, Any]) -> frozenset[str]:
 def _arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if args is not None or kwargs:
         args = () if args is None else args
-        return (tuple(args) if isinstance(args, tuple | list) else (args,)), dict(kwargs or {})
+        args = tuple(args) if isinstance(args, tuple | list) else (args,)
+        if isinstance(model, Federation):  # what `functools.partial` held is no part of its model
+            kwargs = with_held(model.problem.arguments, model.problem.model, args, kwargs)
+        return args, dict(kwargs or {})
     if isinstance(model, Federation):
         return model.problem.arguments.whole()
     raise DataError("predict needs the model's arguments for the new data, or a Federation, whose own data are taken")

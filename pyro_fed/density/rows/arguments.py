@@ -370,8 +370,7 @@ def rows_like(
         DataError: the arguments do not have the structure, or the row shapes, of the federation's.
     """
     given = positional(model, args, kwargs)
-    held = {**_without_rows(arguments), **(kwargs or {})}
-    kwargs = held if _binds(model, given, held) else kwargs
+    kwargs = with_held(arguments, model, given, kwargs)
     other = flatten(model, given, kwargs, arguments.labels).to(arguments.floating_dtype())
     if other.spec != arguments.spec:
         raise DataError(f"expected arguments {list(arguments.names)}, received {list(other.names)}")
@@ -385,6 +384,21 @@ def rows_like(
                 f"argument '{name}' has rows of shape {tuple(theirs.shape[1:])}, expected {tuple(mine.shape[1:])}"
             )
     return rows
+
+
+def with_held(
+    arguments: Arguments, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Keyword arguments beside other data, the federation's own among them that have no rows and are not given.
+
+    Args:
+        arguments: the federation's.
+        model: the Pyro model, without what `functools.partial` held.
+        args: positional arguments, of the other data.
+        kwargs: keyword arguments.
+    """
+    held = {**_without_rows(arguments), **(kwargs or {})}
+    return held if _binds(model, args, held) else kwargs
 
 
 def _without_rows(arguments: Arguments) -> dict[str, Any]:
