@@ -29,6 +29,7 @@ from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
+from pyro_fed.federation.counted import asks_for_double
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
 from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
@@ -155,6 +156,7 @@ class Federation:
             quadrature=quadrature,
             seen=seen,
             said=shard is not None,
+            free=given is None,
             device=place,
         )
 
@@ -225,6 +227,7 @@ class Federation:
             ),
             quadrature=quadrature,
             said=shard is not None,
+            free=given is None,
             device=device_of(device, (values, kwargs)),
         )
         return self
@@ -245,6 +248,7 @@ class Federation:
         quadrature: Quadrature | None = None,
         seen: FirstRun | None = None,
         said: bool = False,
+        free: bool = False,
         device: torch.device = CPU,
     ) -> None:
         """What all ways of making a federation end in.
@@ -263,6 +267,7 @@ class Federation:
             quadrature: how latent sites inside the plate are integrated out at the clients.
             seen: a validated run of the model on all rows, where there has been one.
             said: whether the user has said which arguments are split.
+            free: whether float64 may be taken in place of float32, as nobody has said which.
             device: where clients' steps are computed.
         """
         self.client_rows = clients
@@ -277,6 +282,9 @@ class Federation:
         try:
             with told(arguments, model, plate, self._place):
                 problem = build(model, arguments.taken(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
+                if free and dtype == torch.float32 and asks_for_double(problem):
+                    wide = arguments.taken(torch.float64)
+                    problem = build(model, wide, plate, num_rows, torch.float64, quadrature=quadrature, seen=None)
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:

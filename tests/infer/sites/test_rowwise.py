@@ -92,7 +92,9 @@ def federation(model, dtype=torch.float64, clients=3):
     args = {intercepts: (x, number % 4, (u.exp()).round()), softmax: (x, number % 3)}.get(model, (x, y))
     args = tuple(part.to(dtype) if part.is_floating_point() else part for part in args)
     parts = pf.partition.Explicit([list(range(5)), list(range(5, 30)), list(range(30, ROWS))][:clients])
-    return pf.Federation(model, args, plate="data", partition=parts if clients == 3 else None, num_clients=clients)
+    return pf.Federation(
+        model, args, plate="data", partition=parts if clients == 3 else None, num_clients=clients, dtype=dtype
+    )
 
 
 def shrunk(x, y):
