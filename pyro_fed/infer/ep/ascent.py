@@ -19,6 +19,10 @@ further, so that Laplace's approximation is far wider than the mass there: at it
 nats a parameter below the mode's, where that of a Gaussian is half a nat, and Newton's steps from there lead anywhere.
 Its SDs are halved too, until no more than `WIDE` nats a parameter are lost.
 
+Where a small fraction gains nothing either, L at the round's points has its maximum elsewhere than where the clients'
+expected Hessians put it, as of a network: from the best q the same steps then lead to the same fall, round and round. A
+run that has come back to one best q so often (`RETURNS`), with no shorter radius, ends there, and has not converged.
+
 Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
 from the prior. No easy run takes a step back.
 """
@@ -35,11 +39,14 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, lar
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
-UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level"})
+UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius"})
 #: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
 FIRST_RADIUS = 2.0
+#: Returns to a best q that no step from it has bettered by so many nats, before the end; but none is counted that has
+#: less than half the radius of those before it, which tries what has not been tried.
+RETURNS, GAIN, LESS = 3, 0.01, 0.5
 #: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
 CLOSE = 0.02
 #: Nats a parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's own.
@@ -58,6 +65,9 @@ def nothing_best(q: Gaussian) -> State:
         "radius": q.eta.new_full((), torch.inf),
         "narrowed": q.eta.new_zeros(()),
         "level": q.eta.new_full((), -torch.inf),
+        "returns": q.eta.new_zeros(()),
+        "returned_to": q.eta.new_full((), -torch.inf),
+        "return_radius": q.eta.new_full((), torch.inf),
     }
 
 
@@ -86,10 +96,30 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
     if length < CLOSE and bool(value.isfinite()):
         return None
     radius = min(SHRINK * length, FIRST_RADIUS)
+    known = _returned(shared, q.eta.new_tensor(radius))
+    if bool(known["returns"] >= RETURNS):
+        return start, known
     fraction = within(start, onward, 1.0, radius)
     if not fraction:
         return _narrowed(shared, start)
-    return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius)}
+    return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius), **known}
+
+
+def _returned(shared: State, radius: Tensor) -> State:
+    """How often the best q has been returned to with this radius, and what that is measured by."""
+    best, shortest = shared["best_value"], shared["return_radius"]
+    again = best <= shared["returned_to"] + GAIN
+    count = torch.where(again & (radius >= LESS * shortest), shared["returns"] + 1, 1.0)
+    return {
+        "returns": count,
+        "returned_to": torch.where(again, shared["returned_to"], best),
+        "return_radius": torch.where(again, torch.minimum(shortest, radius), radius),
+    }
+
+
+def is_in_vain(state: State) -> bool:
+    """Whether the round that led to a state has come back to the best q for the last time."""
+    return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
 
 
 def _too_wide(shared: State, q: Gaussian, value: Tensor) -> bool:

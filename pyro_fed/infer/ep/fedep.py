@@ -109,6 +109,12 @@ from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
+#: What is said of rounds that were in vain.
+IN_VAIN = (
+    f"the last rounds were in vain: {ascent.RETURNS} times steps from the best Gaussian, which is the result, led to "
+    "where the evidence's lower bound is lower by more than step_control.fall, as those of a network may, whose "
+    "curvature is another at every point. More rounds do not help: sample it, by FSGLD, DSVGD or NUTS"
+)
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)
 #: Settings that only a Gaussian q has, and no hand-written guide.
@@ -741,9 +747,11 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         fractions, figures = after["fractions"], super().monitor(before, after)
         share = len(fractions) / int(after["num_clients"])
         growth = {"sd_growth": mean_growth(before, after)} if isinstance(self.client, IVON) else {}
+        in_vain = {"in_vain": 1.0} if ascent.is_in_vain(after) else {}
         return {
             **figures,
             **growth,
+            **in_vain,
             "change": figures["change"] / self.part_taken(after),
             "fraction": float(fractions.min()),
             "skipped": float((fractions == 0).sum()),
@@ -754,14 +762,17 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
-        Where the clients' inference is random q never comes to rest, and there is no criterion.
+        Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
+        end the run, too, which has not converged then, for its last one takes nothing of the clients' changes.
         """
+        if figures[-1].get("in_vain"):
+            return True
         return at_rest(figures, self.tolerance) if self.deterministic else None
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
-        notes = site_warnings(record, newton)
+        notes = [IN_VAIN] if record.latest.get("in_vain") else site_warnings(record, newton)
         if self.settles:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):

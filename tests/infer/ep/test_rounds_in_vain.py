@@ -1,0 +1,83 @@
+"""`FedEP`'s rounds end where steps from the best q lead to the same fall, time and again; it has not converged then."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.ops.gaussian_structures import DiagGaussian
+
+QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
+
+
+def poisson(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Poisson((x @ w).exp()), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fed():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    y = torch.poisson(x.sum(1).exp(), generator=generator)
+    return pf.Federation(poisson, (x, y), plate="data", num_clients=4, seed=0)
+
+
+def run_with(bounds, fed, monkeypatch):
+    """A run whose bound in round i is the i-th of these, and the last one ever after; and q in each."""
+    seen = []
+
+    def bound(self, shared, messages):
+        seen.append(shared["eta"].clone())
+        return shared["eta"].new_tensor(bounds[min(len(seen), len(bounds)) - 1])
+
+    monkeypatch.setattr(pf.FedEP, "_value", bound)
+    return pf.run(pf.FedEP(start="prior", tolerance=1e-12), fed, **QUIET), seen
+
+
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds were in vain")
+def test_a_cycle_is_ended_at_the_best(fed, monkeypatch):
+    idata, seen = run_with([0.0, *[-2.0, -0.5] * 30], fed, monkeypatch)
+    assert len(seen) == 8 and not idata.attrs["converged"]  # after three falls of one radius and a longer one before
+    figures = idata["federation"]
+    assert figures["in_vain"].values[-1] == 1 and figures["fraction"].values[-1] == 0
+    assert "in vain" in idata.attrs["warnings"] and "not converged after 8 rounds" in idata.attrs["doubts"]
+    w = idata.posterior["w"].values[0]  # of the prior, where the bound was highest
+    assert abs(w.mean(0)).max() < 0.05 and abs(w.std(0) - 1).max() < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:the last rounds were in vain")
+def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
+    bounds = [0.0]
+    for best in range(1, 20):
+        bounds += [best - 3.0, float(best)]
+    idata, seen = run_with(bounds, fed, monkeypatch)
+    assert len(seen) == 50 and "in_vain" not in idata["federation"]
+
+
+def q_at(distance):
+    eta = torch.tensor([distance], dtype=torch.float64)
+    return DiagGaussian(torch.ones(1, dtype=torch.float64), eta)
+
+
+def returned(distances):
+    """Which of the falls at so many SDs from the best q are the end."""
+    state = ascent.nothing_best(q_at(0.0)) | as_state(q_at(0.0), "best_") | as_state(q_at(8.0), "onward_")
+    state |= {"onward_precision": torch.zeros(1, dtype=torch.float64), "best_value": torch.tensor(0.0)}
+    ends = []
+    for distance in distances:
+        back = ascent.way_back(state | as_state(q_at(distance)), torch.tensor(-2.0), 1.0)
+        state |= back[1]
+        ends.append(ascent.is_in_vain(state | {"reset": torch.ones(())}))
+    assert not ascent.is_in_vain(state | {"reset": torch.zeros(())})  # a run that goes on from there
+    return ends
+
+
+def test_a_radius_that_has_not_been_tried_is():
+    assert returned([1.0, 0.9, 1.1]) == [False, False, True]
+    assert returned([1.0, 0.4, 0.15, 0.06]) == [False] * 4
+    assert returned([1.0, 0.4, 0.5, 0.4]) == [False, False, False, True]
