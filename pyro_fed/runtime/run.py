@@ -35,7 +35,7 @@ from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, thre
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.running.handlers import check_outside
+from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.density.size import affordable_draws, repays_threads
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
@@ -189,7 +189,13 @@ def run(
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
         federation = federation.joint
-    with threads(num_threads), torch.no_grad(), showing(progress), kept_while_computing():
+    with (
+        threads(num_threads),
+        torch.no_grad(),
+        default_of(federation.problem.dtype),
+        showing(progress),
+        kept_while_computing(),
+    ):
         seconds = min(filter(None, (max_seconds, plan.max_seconds if plan else None)), default=None)
         problem = compiled(federation.problem, compile, rounds, progress is not False, seconds)
         record = Record(federation.client_names)

@@ -165,3 +165,22 @@ def test_a_model_with_the_normal_distribution_function_is_mapped():
         graph = to_graph(lambda z: likelihood_scores(problem, z, batch), (draws,))
         sizes.append(len(graph.graph.nodes))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_choices_by_one_hot_vectors_are_mapped():
+    """A softmax whose choice is picked by `one_hot`: it was run one particle at a time, a hundred times slower."""
+
+    def model(x, choice):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)):
+            chosen = nn.functional.one_hot(choice, 4)
+            pyro.factor("chosen", (torch.log_softmax((x * w).sum(-1), -1) * chosen).sum(-1))
+
+    x = torch.randn(12, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = pf.Federation(model, (x, torch.arange(12) % 4), plate="data", num_clients=2).problem
+    z = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
+    found = problem.vmap(problem.log_lik)(z)
+    expected = torch.log_softmax((x * z[:, None, None]).sum(-1), -1)[:, torch.arange(12), torch.arange(12) % 4].sum(1)
+    torch.testing.assert_close(found, expected)
+    assert not problem.looped

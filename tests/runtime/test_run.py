@@ -1,10 +1,13 @@
 """The round loop: one answer whatever the executor and thread count, and wrong settings."""
 
 import itertools
+import warnings
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import PAPER, line, small, unequal_lines
@@ -171,3 +174,33 @@ def test_threads_are_chosen_by_the_work(monkeypatch):
         assert seen() == {2}
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_default_dtype_that_changes_after_the_federation_changes_nothing():
+    """Persons' latents are integrated out in float32; the session has gone on to float64 since."""
+
+    def model(y):
+        a = pyro.sample("a", dist.LogNormal(torch.zeros(3), 0.5).to_event(1))
+        b = pyro.sample("b", dist.Normal(torch.zeros(3), 1.5).to_event(1))
+        with pyro.plate("person", len(y)):
+            ability = pyro.sample("ability", dist.Normal(0.0, 1.0))
+            logits = a * (ability.unsqueeze(-1) - b)
+            pyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=y)
+
+    y = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)) < 0.5
+    options = {"progress": False, "num_draws": 200}
+    before = torch.get_default_dtype()
+    fed = pf.Federation(model, (y,), plate="person", num_clients=2, seed=0)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = pf.run(pf.FedEP(), fed, **options)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = pf.run(pf.FedEP(), fed, **options)
+    assert "not all checks were made" not in found.attrs["doubts"]
+    np.testing.assert_array_equal(found.posterior["a"].values, expected.posterior["a"].values)

@@ -33,7 +33,7 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.density.rows.nested import Members, NestedRows
-from pyro_fed.density.running.handlers import run_model
+from pyro_fed.density.running.handlers import default_of, run_model
 from pyro_fed.density.running.trace_sites import frame_of, is_deterministic, row_axis
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
 from pyro_fed.federation.federation import Federation
@@ -162,7 +162,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         raise DataError(
             f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}"
         )
-    with threads(1), torch.no_grad():
+    with threads(1), torch.no_grad(), default_of(problem.dtype):
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
         if problem.local_dim:

@@ -150,6 +150,21 @@ def check_outside() -> None:
 
 
 @contextmanager
+def default_of(dtype: torch.dtype) -> Iterator[None]:
+    """What is made without a dtype is no wider than what is computed, whatever a session has said since.
+
+    Args:
+        dtype: of a problem.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if dtype == torch.float32 else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = None) -> Iterator[None]:
     """Pyro's validation as asked, and constants inside the model made in the problem's dtype.
 

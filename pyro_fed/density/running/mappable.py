@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 #: Where the lower tail of the normal distribution begins, in which Φ is the scaled complementary error function's.
 TAIL = -1.0
@@ -106,6 +106,18 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None =
     return torch.where(same, 0.0, torch.where(same, 1.0, squares).sqrt())
 
 
+def one_hot(values: Tensor, num_classes: int = -1) -> Tensor:
+    """`torch.nn.functional.one_hot`, without a look at the values; they have been looked at in the model's first run.
+
+    Args:
+        values: whole numbers, any shape.
+        num_classes: how many there are; torch's own is taken where that is left to the values.
+    """
+    if num_classes < 0:
+        return nn.functional.one_hot(values)
+    return (values.unsqueeze(-1) == torch.arange(num_classes, device=values.device)).to(torch.int64)
+
+
 def _lstm_cell(parts: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     enter, forget, new, leave = (parts + _linear(hidden[0], weights)).chunk(4, -1)
     cell = forget.sigmoid() * hidden[1] + enter.sigmoid() * new.tanh()
@@ -193,6 +205,7 @@ MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.unfold: windows,
     Tensor.clamp_: clamp_in_place,
     torch.cdist: distances,
+    nn.functional.one_hot: one_hot,
     torch.lstm: recurrent(torch.lstm, _lstm_cell),
     torch.gru: recurrent(torch.gru, _gru_cell),
     torch.rnn_tanh: recurrent(torch.rnn_tanh, _plain_cell(torch.tanh)),
