@@ -14,3 +14,4 @@ from .stillness import missed_aim as missed_aim
 from .stillness import off_aim as off_aim
 from .stillness import perhaps_wrong as perhaps_wrong
 from .tails import few_draws_tell as few_draws_tell
+from .tails import reported_without_variance as reported_without_variance

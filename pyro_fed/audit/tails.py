@@ -4,6 +4,9 @@ Chains that begin at a result's draws go into a tail that these lack slowly, and
 zero-inflated count they saw an SD of 1.03 ± 0.05 times the result's where it is 1.33. In few dimensions weights of
 points that begin elsewhere have no such memory. They say nothing of a number whose variance few points make. What they
 find wrong counts before what chains find right.
+
+What the model computes of its latents is judged by its draws' own tails: it is right where these are, but may have no
+variance, where theirs have one.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails
 from pyro_fed.audit.quantities import Quantities, quoted
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import SD_MATTERS
+from pyro_fed.density.problem import Problem
+from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 #: Points that a number's variance has to be made of.
 FEWEST = 50
 #: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told;
 #: where but one does, the SD is told that is so many times these larger than the draws', a tail that they lack.
 SIGMAS = 3
+#: Draws whose tail has a shape: a tenth of them make it, and its k has a standard error of 0.2.
+FEWEST_OF_A_TAIL = 800
 
 
 def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
@@ -67,6 +74,38 @@ def few_draws_tell(
         f"a few draws far out make the SD of {name}, and its mean: the posterior's tail is so long (a kurtosis of "
         f"{float(longest[number]):.2g}) that {len(draws)} draws do not tell them, right as they may be. Tell its "
         "median and quantiles: az.summary(idata, stat_focus='median')"
+    ]
+
+
+def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
+    """A deterministic site whose draws show by their tail that it has no variance, as a ratio of two normals has none.
+
+    Args:
+        problem: the model.
+        draws: (S, D), the model's coordinates.
+
+    Returns:
+        One sentence, on the longest tail, or none: where draws are few, or depend on rows.
+    """
+    names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
+    if not names or len(draws) < FEWEST_OF_A_TAIL:
+        return []
+    found = problem.constrain(draws.to(problem.dtype), problem.fewest_rows)
+    longest, said = LARGEST_PARETO_K, ""
+    for name in names:
+        for number, values in enumerate(found[name].reshape(len(draws), -1).double().T):
+            away = (values - values.median()).abs()
+            if not bool(away.isfinite().all()) or not float(away.median()) > 0:
+                continue
+            k = smoothed(away.clamp_min(torch.finfo(away.dtype).tiny).log()).pareto_k
+            if k > longest:
+                longest, said = k, quoted(problem.entry_of(problem.reported[name], number))
+    if not said:
+        return []
+    return [
+        f"{said} has no variance that its draws could tell: its tail is that of a Pareto distribution with k = "
+        f"{longest:.1f}, and from 0.5 on there is none. A few draws make its SD, and its mean; tell its median and "
+        "quantiles: az.summary(idata, stat_focus='median')"
     ]
 
 

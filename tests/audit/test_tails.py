@@ -166,3 +166,25 @@ def test_points_far_out_count_for_nothing_on_the_sites_own_scale():
     assert kurtosis == pytest.approx(square**4 + 2 * square**3 + 3 * square**2 - 3, rel=0.5)
     narrow = moments(problem, 0.7 * draws)
     assert bool(wrong(narrow)[1, 1]) and float(narrow.log_sd[1]) > math.log(1.25)
+
+
+def test_a_ratio_without_a_variance_is_noted():
+    """m1 / m0, normal over normal, has the tail of a Cauchy (k = 1); m0 m1 and a distance from zero have moments."""
+
+    def model(group, y):
+        m = pyro.sample("m", dist.Normal(torch.zeros(2), 3.0).to_event(1))
+        pyro.deterministic("ratio", m[1] / m[0])
+        pyro.deterministic("both", torch.stack([m.prod(), m.square().sum().sqrt()]))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(m[group], 1.0), obs=y)
+
+    group = torch.arange(40) % 2
+    y = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    y = y - torch.where(group == 0, y[::2].mean() - 0.3, y[1::2].mean() - 2.0)
+    for options, noted in (({}, True), ({"num_draws": 100}, False)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pf.run(pf.FedEP(), pf.Federation(model, (group, y), plate="data", num_clients=4), progress=False, **options)
+        said = [str(one.message) for one in caught if "no variance" in str(one.message)]
+        assert len(said) == noted
+        assert all(one.startswith("'ratio' has no variance") for one in said)

@@ -29,6 +29,7 @@ from pyro_fed.audit import (
     not_audited,
     of_density,
     of_draws,
+    reported_without_variance,
 )
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.say import answer_and_sites
@@ -256,6 +257,7 @@ class Finish:
         if record.audited and not record.doubts:
             evidence = self._evidence_of(draws)
             record.notes += _untold(evidence) + as_numbers(evidence)
+            record.notes += reported_without_variance(evidence.problem, draws.flatten(0, 1))
         if not record.doubts:
             record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
 
