@@ -50,7 +50,9 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.laplace_point import JUMPS
 from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
 from pyro_fed.infer.stein.held_turns import held_residuals
@@ -64,7 +66,7 @@ from pyro_fed.infer.stein.starting_points import (
     points_of_census,
     unit_coordinates,
 )
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened
 
 #: A Gaussian so many times as wide as the prior is none.
@@ -75,6 +77,13 @@ STEEP, NEARER = 100.0, 10
 #: Numbers of all clients' scores above which they are worked out client by client: 40 MB in double precision.
 AT_ONCE = 5_000_000
 
+#: What is said where the phase before has found nothing to begin at.
+NOWHERE = (
+    "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
+    "distribution. Its precision is not positive definite, or no number, as where no mode was found: pf.run on the same "
+    "federation with FedLaplace shows where it went. A prior that is flat, or a density that is no number in parts of "
+    "its support, may be the cause"
+)
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
 
@@ -126,7 +135,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
         if self.begin == "modes":
             return self.census() if problem.dim <= MOST_DIM else self.nearest()
-        if self.begin == "gaussian" and problem.dim <= FedEP.full_dim:
+        if problem.dim <= FedEP.full_dim and (self.begin == "gaussian" or jumps(problem)):
             return self.ep()
         return self.laplace()
 
@@ -157,7 +166,9 @@ class Survey(Algorithm, Bounding, ServerWork):
         start = nearest_of(started(start, self))
         _, sites, prior = warm_sites(start, self.min_curvature)
         sites = sites.power(1.0 / self.temperature)
-        q = sites.product_over(0).product(prior).require_proper(f"{type(self).__name__}: the warm start's Gaussian")
+        q = sites.product_over(0).product(prior)
+        if not bool(q.is_proper()):
+            raise ImproperGaussianError(NOWHERE if not jumps(problem) else f"{NOWHERE}. Here {JUMPS}")
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
         seed = int(torch.randint(2**31, (), generator=generator))

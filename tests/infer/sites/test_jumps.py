@@ -8,6 +8,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.rowwise import jumps
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.ops.points import standardised_sobol
 
 
@@ -229,3 +230,11 @@ def test_laplace_approximations_say_that_there_is_none(curve):
     with pytest.raises(UserWarning) as caught:  # the first of what is said
         pf.run(pf.FedLaplace(), curve[0], num_rounds=20, progress=False, audit=False, log_likelihood=False)
     assert "the rows' scores jump" in caught.value.result.attrs["doubts"]
+
+
+def test_particles_without_a_place_to_begin_say_why():
+    """A hinge at a product of latents: no mode has a curvature. From the prior they move in coordinates of scores."""
+    fed, options = federation(margins, 60, 3), {"progress": False, "audit": False, "log_likelihood": False}
+    with pytest.raises(ImproperGaussianError, match=r"nowhere to begin.* the rows' scores jump"):
+        pf.run(pf.DSVGD(start="modes"), fed, **options)
+    assert not pf.run(pf.DSVGD(start="prior"), fed, **options).attrs["doubts"]
