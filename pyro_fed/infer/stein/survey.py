@@ -80,9 +80,9 @@ AT_ONCE = 5_000_000
 #: What is said where the phase before has found nothing to begin at.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
-    "distribution. Its precision is not positive definite, or no number, as where no mode was found: pf.run on the same "
-    "federation with FedLaplace shows where it went. A prior that is flat, or a density that is no number in parts of "
-    "its support, may be the cause"
+    "distribution. Its precision is not positive definite, or no number, as where no mode was found: pf.run on the "
+    "same federation with FedLaplace shows where it went. A prior that is flat, or a density that is no number in "
+    "parts of its support, may be the cause"
 )
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
