@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_fed.density.rows.arguments import rows_like
+from pyro_fed.density.running.torch_modes import replacing
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows, without_event_dims
 from pyro_fed.errors import DataError
 
@@ -52,8 +53,9 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
         kwargs: its keyword arguments.
 
     Returns:
-        `log_prob` (m,), `value` (m, ...) the observations, and `mean` (m, ...), or `probs` (m, C) where
-        the observations are categories; `labels` (m, L), the probability of each, where a row has several of 0 or 1.
+        `log_prob` (m,), `value` (m, ...) the observations, and where torch knows it `mean` (m, ...), or `probs` (m, C)
+        where the observations are categories; `labels` (m, L), the probability of each, where a row has several of 0
+        or 1.
 
     Raises:
         DataError: there are no rows.
@@ -70,6 +72,11 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
         return out | {"probs": fn.probs}
     if isinstance(fn, Bernoulli):
         return out | {"probs": torch.stack([1 - fn.probs, fn.probs], -1)}
-    if isinstance(without_event_dims(fn), Bernoulli) and fn.mean.dim() == 2:
-        out |= {"labels": fn.mean}
-    return out | {"mean": fn.mean}
+    try:
+        with replacing():  # Student's t writes NaN by a mask where it has no mean
+            mean = fn.mean
+    except NotImplementedError:  # of most transformed distributions
+        return out
+    if isinstance(without_event_dims(fn), Bernoulli) and mean.dim() == 2:
+        out |= {"labels": mean}
+    return out | {"mean": mean}

@@ -118,6 +118,32 @@ def test_rmse_does_not_broadcast():
         metrics.rmse(torch.zeros(3), torch.zeros(3, 1))
 
 
+def tails_learned(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    tails = pyro.sample("tails", dist.Gamma(2.0, 0.5))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.StudentT(1.0 + tails, w * x, 0.5), obs=y)
+
+
+def skewed(x, y):
+    w, tails = pyro.sample("w", dist.Normal(0.0, 1.0)), pyro.sample("tails", dist.Gamma(2.0, 0.5))
+    noise = dist.TransformedDistribution(dist.Gumbel(w * x, 1.0), [dist.transforms.AffineTransform(0.0, tails)])
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", noise, obs=y)
+
+
+@pytest.mark.parametrize(("model", "has_mean"), [(tails_learned, True), (skewed, False)])
+def test_outcomes_whose_mean_torch_writes_by_a_mask_or_does_not_know(model, has_mean):
+    """Of Student's t with learned tails there was an error of `vmap`, of others "NotImplementedError"."""
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    fed = pf.Federation(model, (x, x), plate="data", num_clients=2)
+    draws = {name: (("chain", "draw"), np.array([[0.5, 1.5]])) for name in ("w", "tails")}
+    idata = make_inference_data({"posterior": xr.Dataset(draws)}, {})
+    found = pf.metrics.test_metrics(idata, fed, (x, x))
+    assert math.isfinite(found["log_predictive_density"])
+    assert found.get("rmse") == (pytest.approx(0.0, abs=1e-6) if has_mean else None)
+
+
 def test_multilabel_figures_are_scikit_learn_s():
     from sklearn.metrics import f1_score, precision_score, recall_score
 

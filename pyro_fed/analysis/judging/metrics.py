@@ -37,7 +37,8 @@ class Predictions(NamedTuple):
     Args:
         log_prob: (S, n), log-density of each observed row.
         value: (n, ...), what was observed.
-        mean: (n, ...), mean of the observation, averaged over the draws; None where it is a class.
+        mean: (n, ...), mean of the observation, averaged over the draws; None where it is a class, or has no mean that
+            torch knows.
         probs: (n, C), class probabilities, averaged over the draws; None where it is no class.
         labels: (n, L), the probability of each of a row's labels, averaged over the draws; None where it has no such.
     """
@@ -61,7 +62,8 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
 
     Returns:
         ``num_rows``; ``log_predictive_density``, a mean per row; ``accuracy`` in [0, 1] for classes, else
-        ``rmse`` in the units of the observation; for rows with several labels of 0 or 1 those of `multilabel` too.
+        ``rmse`` in the units of the observation, where torch knows its mean; for rows with several labels of 0 or 1
+        those of `multilabel` too.
 
     Raises:
         DataError: the test data have no rows, or hold a NaN.

@@ -27,6 +27,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     Batch,
@@ -110,9 +111,11 @@ class FedAvg(Algorithm, Bounding):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Near the prior's mean, or at zeros where a flat prior has none."""
-        flat = bool(problem.layout.improper)
-        point = torch.zeros(problem.dim, dtype=problem.dtype) if flat else central_start(problem, generator)
+        """Near the prior's mean, further off where gradients vanish there, or at zeros where a flat prior has none."""
+        if problem.layout.improper:
+            point = torch.zeros(problem.dim, dtype=problem.dtype)
+        else:
+            point = central_start(problem, generator, has_layers(problem))
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
