@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import pyro
+import torch
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_fed.density.checks.blame import line_of, quoted
 from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.errors import ModelError, PyroFedError
+from pyro_fed.errors import ModelError, PyroFedError, listed
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
@@ -118,12 +122,34 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             "While the model runs its arguments are tensors that NumPy cannot read: take torch's functions, such as "
             "torch.log1p in place of np.log1p, or compute the column before the model."
         )
+    if weights := _weights_of_rows(arguments, model, plate, error):
+        return (
+            f"Sites {listed(weights)} are drawn by a module that is called inside plate '{plate}', so that each row has "
+            f'weights of its own: call the module before `with pyro.plate("{plate}", ...)`, and use what it returns '
+            "inside."
+        )
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:
         held = held_data(model, arguments.num_rows)
         return as_arguments(model, list(arguments.names), held, plate) if held else ""
     return ""
+
+
+def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str, error: Exception) -> list[str]:
+    """Latent sites in the plate, where a module that samples its weights has failed; none elsewhere."""
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if not any(isinstance(one, PyroModule) and getattr(one, "_pyro_samples", {}) for one in frames):
+        return []
+    args, kwargs = arguments.whole()
+    tracer = pyro.poutine.trace()
+    with torch.random.fork_rng(devices=[]), suppress(Exception), tracer:  # it fails again
+        model(*args, **kwargs)
+    return [
+        name
+        for name, site in tracer.trace.nodes.items()
+        if site["type"] == "sample" and not site["is_observed"] and plate in [f.name for f in site["cond_indep_stack"]]
+    ]
 
 
 def _ragged(arguments: Arguments) -> tuple[str, str] | None:

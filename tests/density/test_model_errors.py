@@ -1,11 +1,16 @@
 """Models that cannot be split are refused by name, with the cure."""
 
+import warnings
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.nn import PyroSample
+from pyro.nn.module import to_pyro_module_
+from torch import nn
 from zoo_data import SEEN, N, X, Y, normal
 
 import pyro_fed as pf
@@ -274,3 +279,39 @@ def test_text_without_rows():
     text, y = np.array(["m", "f"] * 5, dtype=object), np.arange(10.0)
     with pytest.raises(pf.DataError, match="argument 's' is text, or of dtype object, and has no rows"):
         pf.Federation.from_clients(by_label, [(text, y), (text[:0], y[:0])], plate="data")
+
+
+def module_of_priors():
+    """A layer whose weights are sampled where it is called."""
+    net = nn.Sequential(nn.Linear(3, 1))
+    to_pyro_module_(net)
+    for name, value in list(net[0].named_parameters()):
+        setattr(net[0], name, PyroSample(dist.Normal(torch.zeros_like(value), 1.0).to_event(value.dim())))
+    return net
+
+
+def test_a_module_called_inside_the_plate_is_told_to_be_called_before_it():
+    net = module_of_priors()
+
+    def model(x, y):
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(net(x)[:, 0], 1.0), obs=y)
+
+    with pytest.raises(pf.ModelError, match=r"Sites 0\.weight, 0\.bias are drawn by a module that is called inside"):
+        pf.Federation(model, (torch.randn(6, 3), torch.zeros(6)), plate="data", num_clients=2)
+
+
+def test_frozen_weights_are_not_named_at_every_run():
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+
+    def model(x, y):
+        pyro.module("frozen", frozen)
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(frozen(x) @ w, 1.0), obs=y)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fed = pf.Federation(model, (torch.randn(6, 3), torch.zeros(6)), plate="data", num_clients=2)
+        pf.run(pf.FedLaplace(), fed, progress=False, audit=False)
+    assert sum("weight was not registered" in str(one.message) for one in caught) <= 1  # 20 and more

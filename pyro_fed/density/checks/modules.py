@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,14 @@ from torch import nn
 
 from pyro_fed.errors import ModelError
 
+#: What `pyro.module` says of each frozen weight at every run of the model: that it is no parameter, as it was meant.
+FROZEN = r".* was not registered in the param store because requires_grad=False"
+
 
 def check_modules(model: Callable[..., Any]) -> None:
     """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to.
+
+    Frozen weights are fine, and what Pyro says of them is left out from here on.
 
     Args:
         model: the Pyro model.
@@ -20,6 +26,7 @@ def check_modules(model: Callable[..., Any]) -> None:
     Raises:
         ModelError: names the layer and the cure.
     """
+    warnings.filterwarnings("ignore", FROZEN, UserWarning)
     for module in _modules_of(model):
         for name, layer in module.named_modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
