@@ -5,9 +5,10 @@
 The first points are of a fit to the draws; around them, `NEAR` times as wide as they, and far wider, up to the
 prior's width; and of a fit to draws of the prior. Where a search for modes would climb from a slab to the spike on top
 of it, and chains from the spike never leave it, some of these points are in the slab. A mixture is fitted to all
-weighted points, the next ones are drawn from it, and all are weighed anew (Cornuet et al. 2012, *Adaptive multiple
-importance sampling*), until they are worth `ENOUGH` with a tail that can be trusted. Where they are not after `ROUNDS`,
-as in many dimensions, they say nothing.
+weighted points, those far out for more, as they make the variances; the next ones are drawn from it, and all are
+weighed anew (Cornuet et al. 2012, *Adaptive multiple importance sampling*), until they are worth `ENOUGH` with a tail
+that can be trusted, which what is averaged has to have too (Vehtari et al.): shares of the variances, w (z - m)².
+Where they are not worth `WORTH` after `ROUNDS`, as in many dimensions, they say nothing.
 
 Rows that stand for all do so around the draws alone: where these take the place of all rows, so do the points.
 
@@ -83,12 +84,20 @@ def weighed_points(
             return None
         found = smoothed(log_weights.clamp_min(float(log_weights.max()) - NOTHING))
         trusted = found.pareto_k <= LONGEST_TAIL
-        if taken == rounds or (trusted and found.effective >= ENOUGH):
+        enough = trusted and found.effective >= ENOUGH
+        if taken == rounds or (enough and _longest_of_squares(found.weights, white) <= LONGEST_TAIL):
             return _kept(found.weights, white, log_weights) if trusted and found.effective >= WORTH else None
-        flat = flattened(log_weights, FEWEST * COMPONENTS)
+        flat = flattened(log_weights + white.square().mean(1).log1p(), FEWEST * COMPONENTS)
         drawn = fitted(white, flat, COMPONENTS, STEPS, generator).shared_out(POINTS).used()
         every = every.joined(drawn)
     return None
+
+
+def _longest_of_squares(weights: Tensor, white: Tensor) -> float:
+    """Pareto's k of what makes the variances: the largest over coordinates of weights times squared distances."""
+    away = (white - weights @ white).square()
+    terms = (weights.unsqueeze(1) * away).clamp_min(torch.finfo(away.dtype).tiny).log()
+    return max(smoothed(term.clamp_min(float(term.max()) - NOTHING)).pareto_k for term in terms.T)
 
 
 def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:

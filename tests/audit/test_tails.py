@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -188,3 +189,41 @@ def test_a_ratio_without_a_variance_is_noted():
         said = [str(one.message) for one in caught if "no variance" in str(one.message)]
         assert len(said) == noted
         assert all(one.startswith("'ratio' has no variance") for one in said)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_long_tail_that_few_weighted_points_reach_is_found(seed):
+    """A lognormal's shift: its logit has an exponential tail, from which FedAIS has few draws, and chains go slowly.
+
+    By quadrature over the shift, its place and scale integrated on a grid. Few of the points made the SD, and
+    chains went first: of seed 0 it was said to be 1.13 times that of the draws; it is 1.42.
+    """
+    y = torch.tensor(2 + np.exp(0.5 * np.random.default_rng(1).normal(size=30)))
+    most = float(y.min()) - 1e-4
+
+    def model(y):
+        shift = pyro.sample("shift", dist.Uniform(0.0, most))
+        m, s = pyro.sample("m", dist.Normal(0.0, 2.0)), pyro.sample("s", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(y)):
+            left = (y - shift).clamp_min(1e-12).log()
+            pyro.factor("lognormal", -0.5 * ((left - m) / s) ** 2 - s.log() - left)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fed = pf.Federation(model, (y,), plate="data", num_clients=3, seed=seed)
+        idata = pf.run(pf.FedAIS(), fed, progress=False, seed=seed)
+    logit = torch.linspace(-10, 14, 481).double()
+    at = torch.cartesian_prod(torch.linspace(-3, 3, 121).double(), torch.linspace(-3, 1.5, 61).double())
+    left = (y - most * logit.sigmoid()[:, None]).clamp_min(1e-12).log()
+    first, second = left.sum(1)[:, None], left.square().sum(1)[:, None]
+    m, s = at[:, 0], at[:, 1].exp()
+    density = -0.5 * (second - 2 * m * first + len(y) * m**2) / s**2 - len(y) * s.log() - first
+    density += -0.5 * (m / 2) ** 2 - 0.5 * s**2 + s.log() + (logit.sigmoid() * (-logit).sigmoid()).log()[:, None]
+    mass = density.sub(density.max()).exp().sum(1)
+    mass /= mass.sum()
+    mean = mass @ logit
+    exact = float((mass @ (logit - mean).square()).sqrt())
+    drawn = torch.tensor(idata.posterior["shift"].values).flatten().double() / most
+    found = float(idata.audit.sd_ratio.sel(parameter="shift (unconstrained)"))
+    assert found == pytest.approx(exact / float(drawn.logit().std()), rel=0.1)
+    assert "take the SD of 'shift' (unconstrained)" in idata.attrs["doubts"]
