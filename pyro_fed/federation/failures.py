@@ -124,9 +124,9 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
         )
     if weights := _weights_of_rows(arguments, model, plate, error):
         return (
-            f"Sites {listed(weights)} are drawn by a module that is called inside plate '{plate}', so that each row has "
-            f'weights of its own: call the module before `with pyro.plate("{plate}", ...)`, and use what it returns '
-            "inside."
+            f"Sites {listed(weights)} are drawn by a module that is called inside plate '{plate}', so that each row "
+            f'has weights of its own: call the module before `with pyro.plate("{plate}", ...)`, and use what it '
+            "returns inside."
         )
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
