@@ -106,9 +106,9 @@ def _shape(record: Record) -> _Table:
 def _participation(record: Record, table: _Table) -> dict[str, Any]:
     took_part = np.zeros((table.rounds, table.width), dtype=bool)
     numbers = np.full((table.rounds, table.width), -1)
-    for i, one in enumerate(record.rounds):
-        took_part[i, table.columns(one)] = True
-        numbers[i, table.columns(one)] = one.clients
+    at = _cells(record.rounds, np.arange(table.rounds), table)
+    took_part.flat[at] = True
+    numbers.flat[at] = [client for one in record.rounds for client in one.clients]
     found = {"participated": (table.dims, took_part)}
     return found if table.full else {**found, "client": (table.dims, numbers)}
 
@@ -117,29 +117,39 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
     """Bytes and seconds: sums over a client's visits."""
     values = {name: table.empty() for name in ("bytes_down", "bytes_up", "seconds")}
     for i, one in enumerate(record.rounds):
-        at, visits = _visits(one, table)
-        asked_down, asked_up = one.asked or (np.nan, np.nan)
-        values["bytes_down"][i], values["bytes_up"][i] = asked_down, asked_up
-        sent = one.bytes_up + (one.asked or (0, 0))[1]
-        for name, value in {"bytes_down": one.bytes_down, "bytes_up": sent, "seconds": one.seconds}.items():
-            values[name][i, at] = value * visits
+        if one.asked:
+            values["bytes_down"][i], values["bytes_up"][i] = one.asked
+    at = _cells(record.rounds, np.arange(table.rounds), table)
+    visits = np.bincount(at, minlength=table.rounds * table.width)[at]
+    each: dict[str, list[Any]] = {
+        "bytes_down": [one.bytes_down for one in record.rounds],
+        "bytes_up": [one.bytes_up + (one.asked or (0, 0))[1] for one in record.rounds],
+        "seconds": [one.seconds for one in record.rounds],
+    }
+    for name, value in each.items():  # of a round one number for all of its clients, or one each
+        whose = zip(value, record.rounds, strict=True)
+        alike = [np.broadcast_to(np.asarray(one, dtype=float), len(of.clients)) for one, of in whose]
+        values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
     return {name: (table.dims, value) for name, value in values.items()}
 
 
 def _means(record: Record, table: _Table, name: str) -> Any:
     """A figure of the clients: the mean over a client's visits."""
     values = table.empty()
-    for i, one in enumerate(record.rounds):
-        if name in one.info:
-            at, visits = _visits(one, table)
-            values[i, at] = np.bincount(at, weights=one.info[name], minlength=table.width)[at] / visits
+    known = [i for i, one in enumerate(record.rounds) if name in one.info]
+    those = [record.rounds[i] for i in known]
+    at = _cells(those, np.array(known, dtype=np.int64), table)
+    each, size = np.concatenate([one.info[name] for one in those]), table.rounds * table.width
+    visits = np.bincount(at, minlength=size)[at]
+    values.flat[at] = np.bincount(at, weights=each, minlength=size)[at] / visits
     return table.dims, values
 
 
-def _visits(one: Round, table: _Table) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of a round's clients, and how often each of them was visited in it."""
-    at = table.columns(one)
-    return at, np.bincount(at, minlength=table.width)[at]
+def _cells(rounds: list[Round], numbers: np.ndarray, table: _Table) -> np.ndarray:
+    """Where the clients of some rounds, of these numbers, stand in a table that is laid out row by row."""
+    columns = np.concatenate([table.columns(one) for one in rounds]) if rounds else np.zeros(0, dtype=np.int64)
+    found: np.ndarray = np.repeat(numbers, [len(one.clients) for one in rounds]) * table.width + columns
+    return found
 
 
 def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) -> Any:

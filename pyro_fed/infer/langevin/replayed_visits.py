@@ -51,12 +51,24 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
         shape = len(sent), len(sent[0].clients)
         if "held_mean" not in before[0]:
             return torch.zeros(shape, dtype=torch.float64)
-        each = [self._replay(shared, one) for shared, one in zip(before, sent, strict=True)]
-        steps, noise, weight = (torch.stack(parts) for parts in zip(*each, strict=True))
+        steps, noise, weight = self._replays(before, sent)
         chains = before[0]["position"].shape[0]
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(shape[1] // chains, 1)
         ends = torch.stack([one.messages["position"] for one in sent])
         return departures(before[0], start, ends, steps, noise, self.midpoint) * weight
+
+    def _replays(self, before: Sequence[State], sent: Sequence[Sent]) -> tuple[Tensor, Tensor, Tensor]:
+        """What `_replay` has of each round, (R, ...): all at once where steps are alike and the noise is known."""
+        drawn = [one.noise["normal"] for one in sent if one.noise is not None]
+        if self.decay or len(drawn) < len(sent):
+            each = [self._replay(shared, one) for shared, one in zip(before, sent, strict=True)]
+            steps, noise, weight = (torch.stack(parts) for parts in zip(*each, strict=True))
+            return steps, noise, weight
+        weight = torch.stack(
+            [self.visit_weights(shared, one.clients) for shared, one in zip(before, sent, strict=True)]
+        )
+        steps = torch.stack([shared["step_size"] for shared in before]).unsqueeze(1).expand(-1, self.local_steps)
+        return steps, torch.stack(drawn).transpose(1, 2).contiguous() * weight.rsqrt()[..., None, None], weight
 
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, in their units."""
