@@ -34,12 +34,14 @@ from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
+from pyro_fed.density.no_number import no_number
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.density.size import affordable_draws, repays_threads
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
@@ -220,12 +222,15 @@ def run(
                 shared = run_phases(first, context, rounds, schedule)
         except StoppedError as error:
             if isinstance(error, DivergenceError):
-                error.args = (with_hint(str(error), problem),)
+                error.args = (with_hint(_with_cause(str(error), federation), problem),)
             if error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
                     # its error speaks against it: it is not audited, which could take long
                     error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
                     error.result.attrs["stopped"] = str(error)
+            raise
+        except ImproperGaussianError as error:
+            error.args = (_with_cause(str(error), federation),)
             raise
         finally:
             context.executor.close()
@@ -338,3 +343,9 @@ def compiled(problem: Problem, mode: str, rounds: int, progress: bool, seconds: 
             return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
         levels[mode] = level
     return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)
+
+
+def _with_cause(said: str, federation: Federation) -> str:
+    """What ended a run, and the site whose density is no number, where there is one and its rows are here."""
+    found = no_number(federation.problem) if federation.holds_data else []
+    return ". ".join([said, *(cause[0].upper() + cause[1:] for cause in found)])

@@ -4,6 +4,8 @@ import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import PAPER, SMALL, line, line_data, small, unequal_lines
@@ -13,6 +15,7 @@ from short_runs import QUIET, Interrupting, quiet, values
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
+from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results import to_arviz
 
 #: Five particles leave no KDE worth the name.
@@ -188,3 +191,20 @@ def test_what_is_left_out_of_a_result_costs_it_nothing(monkeypatch):
         with pytest.raises(UserWarning, match="is left out") as caught:
             pf.run(pf.FedEP(), unequal_lines(), progress=False, audit=False)
     assert "posterior" in groups_of(caught.value.result)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "error"), [(pf.FedEP(), pf.DivergenceError), (pf.DSVGD(), ImproperGaussianError)], ids=repr
+)
+def test_a_density_that_is_no_number_is_named(algorithm, error):
+    """An order that a factor asks for, of two Normals: log(b - a) is none at zero, where Newton's method begins."""
+
+    def model(y):
+        a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.factor("order", torch.log(a[1] - a[0]))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a.sum(), 0.3), obs=y)
+
+    fed = pf.Federation(model, (torch.linspace(0.5, 1.5, 12).double(),), plate="data", num_clients=3)
+    with pytest.raises(error, match=r"The density of 'order' is no finite number at \d+ of 33 points"):
+        pf.run(algorithm, fed, **QUIET)
