@@ -514,6 +514,14 @@ def test_sds_that_still_change_are_said_to(fed, growth, said):
     assert sum("not settled" in note for note in notes) == said
 
 
+@pytest.mark.parametrize(("growth", "rounds", "said"), [(1.03, 100, 1), (1.0, 100, 0), (0.95, 100, 0), (1.03, 30, 0)])
+def test_a_point_whose_steps_grow_is_said_to_be_on_its_way(fed, growth, rounds, said):
+    """A convolution had the base rate's predictions after 100 rounds of FedAvg, in silence, and good ones after 200."""
+    figures = [{"change": growth**number} for number in range(rounds)]
+    notes = pf.FedAvg().warnings(SimpleNamespace(figures=figures), fed.problem)
+    assert sum("the server's steps grow" in note for note in notes) == len(notes) == said
+
+
 @pytest.mark.filterwarnings("ignore:the SDs still changed")  # by 1 % a round, where that is said
 @pytest.mark.parametrize("seed", range(3))
 def test_a_noise_scale_leaves_the_mode_at_which_the_network_knows_all_rows(seed):

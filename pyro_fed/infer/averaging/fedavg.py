@@ -24,6 +24,7 @@ from pyro_fed.algorithm.bounding import relative_rows, within_cohort
 from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -43,6 +44,10 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.descent import descended
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+
+#: Rounds whose steps are averaged, and how many times the middle's the last ones of a point on its way may be: steps of
+#: minibatches stay as long, and steps towards a point get shorter.
+RECENT, GROWN = 10, 2.0
 
 
 @explains_unknown
@@ -218,6 +223,21 @@ class FedAvg(Algorithm, Bounding):
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the server's step."""
         return {"change": float((after["point"] - before["point"]).norm())}
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Steps that grow at the end, where the point is only on its way."""
+        steps = [figures["change"] for figures in record.figures if "change" in figures]
+        if len(steps) < 4 * RECENT:
+            return []
+        half = len(steps) // 2
+        before, late = (sum(part) / RECENT for part in (steps[half - RECENT : half], steps[-RECENT:]))
+        if not late > GROWN * before:
+            return []
+        return [
+            f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
+            "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
+            "(num_rounds=)"
+        ]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The point, (1, 1, D)."""
