@@ -13,6 +13,8 @@ Rows without linear predictors, a saturating curve's with errors of Laplace say,
 operations of theirs can turn at all (`TURNING`). There is more there that jumps, and bends besides: a layer's rectified
 units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
 rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `TURN` of it.
+
+The prior's score is followed likewise, as if it were a row's: a lasso's jumps at the centre of each weight.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.func import grad_and_value, vjp, vmap
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows
-from pyro_fed.density.compiling.tracing import resizing_quietly
+from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.size import is_large
 
 #: The intervals at first: ends by powers of ten, so many a power, to both sides of zero.
 SMALLEST, LARGEST, A_POWER = -2, 4, 4
@@ -78,20 +81,48 @@ def scores_turn(problem: Problem) -> bool:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     try:
         with resizing_quietly():
-            if not _may_turn(problem):
+            if not _can_turn(rows_graph(problem, 1)):
                 return False
             whole = Predictors(_everything, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
             found = _largest(whole, z, some_rows(problem, CHECK_ROWS), torch.eye(len(z)).to(z))
     except FAILURES:
         return False
-    turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
-    turned = (turned & (found.change < SAME)).any(2)  # (D, m)
-    return bool((turned.double().mean(1) > 0.5).any())
+    return bool((_turned(found).double().mean(1) > 0.5).any())
 
 
-def _may_turn(problem: Problem) -> bool:
-    """Whether the rows' log-likelihoods have an operation after which scores can jump."""
-    named = (getattr(getattr(node.target, "_schema", None), "name", "") for node in rows_graph(problem, 1).graph.nodes)
+def prior_turns(problem: Problem) -> Tensor:
+    """Along which coordinates the prior's score jumps, (D,): all of a site, where one of those looked at does.
+
+    Args:
+        problem: the model's densities; of more than `LARGE_DIM` parameters none is looked at.
+    """
+    turns = torch.zeros(problem.dim, dtype=torch.bool)
+    sites = [site for site in problem.layout.latents.values() if site.size]
+    looked = [sorted({site.start, site.start + site.size - 1}) for site in sites]
+    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    try:
+        with resizing_quietly():
+            if is_large(problem) or not _can_turn(to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))):
+                return turns
+            whole = Predictors(_everything, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1)
+            lines = torch.eye(len(z))[[entry for entries in looked for entry in entries]].to(z)
+            turned = _turned(_largest(whole, z, (z[:1],), lines))[:, 0].tolist()
+    except FAILURES:
+        return turns
+    for site, entries in zip(sites, looked, strict=True):
+        found, turned = turned[: len(entries)], turned[len(entries) :]
+        turns[site.start : site.start + site.size] = any(found)
+    return turns
+
+
+def _turned(found: _Found) -> Tensor:
+    """Of which rows the score has turned along which lines, (L, m)."""
+    return ((found.jump > TURN * torch.minimum(found.most, found.cusp)) & (found.change < SAME)).any(2)
+
+
+def _can_turn(graph: fx.GraphModule) -> bool:
+    """Whether log densities have an operation after which scores can jump."""
+    named = (getattr(getattr(node.target, "_schema", None), "name", "") for node in graph.graph.nodes)
     return any(name.removeprefix("aten::") in TURNING for name in named)
 
 

@@ -104,9 +104,9 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     unbatched,
 )
+from pyro_fed.infer.sites.kinks import has_kinks
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: What is said of rounds that were in vain.
@@ -161,7 +161,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
-            `full_dim` parameters, or rows' scores jump, whose curvatures say nothing (a quantile regression's).
+            `full_dim` parameters, or scores jump, whose curvatures say nothing (a quantile regression's, a lasso's).
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
             (100 of a network of at most 1000 parameters that does not classify), and measures the curvature there.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
@@ -365,7 +365,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
         if self.start == "auto":
-            return not problem.layout.improper and (problem.dim > self.full_dim or jumps(problem))
+            return not problem.layout.improper and (problem.dim > self.full_dim or has_kinks(problem))
         return self.start == "prior"
 
     def init(

@@ -59,6 +59,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     with_full,
 )
+from pyro_fed.infer.sites.kinks import prior_jumps
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -358,10 +359,10 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             return [IMPROPER]
         if record.latest.get("back"):
             return [SPIKE]
+        if bool(prior_jumps(problem).any()) or (record.latest.get("indefinite") and jumps(problem)):
+            return [JUMPS]
         if not record.latest.get("indefinite"):
             return []
-        if jumps(problem):
-            return [JUMPS]
         return [
             "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
             "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "

@@ -38,8 +38,9 @@ SPIKE = (
 )
 #: What is said where scores jump.
 JUMPS = (
-    "the rows' scores jump, as those of an absolute value do (a median's or a quantile's regression), so that second "
-    "derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures from scores there"
+    "scores jump, as those of an absolute value do (rows' in a median's or a quantile's regression, the prior's in a "
+    "lasso), so that second derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures "
+    "from scores there"
 )
 #: What is said of a mode at infinity.
 IMPROPER = (

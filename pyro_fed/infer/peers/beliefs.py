@@ -10,8 +10,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state, batched
+from pyro_fed.infer.sites.kinks import prior_jumps
 from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -20,6 +22,8 @@ def gaussian_prior(
     algorithm: GaussianAlgorithm, problem: Problem, num_steps: int, drawn: bool, generator: torch.Generator
 ) -> State:
     """The prior, or its Laplace approximation where it is not Gaussian, as the entries (1, ...) of a state.
+
+    Of a prior whose score jumps, which has none, the Gaussian of smallest KL(q ‖ prior).
 
     Args:
         algorithm: its `derivatives` are used.
@@ -32,6 +36,9 @@ def gaussian_prior(
         ModelError: the prior has no Gaussian approximation.
     """
     start = problem.init(1, generator).double()
+    if bool(prior_jumps(problem).any()) and not problem.layout.improper:
+        nearest = batched(fit_prior(algorithm, problem, generator))
+        return as_state(nearest if not drawn else type(nearest).from_moments(start, nearest.moments()[1]))
     row = tuple(leaf[None, :1] for leaf in problem.rows)
     nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))
     prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start, num_steps)

@@ -36,7 +36,7 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole,
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
-from pyro_fed.infer.sites.rowwise import jumps
+from pyro_fed.infer.sites.kinks import has_kinks, prior_jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of a change that is made in a round where rows' scores jump and none is set.
@@ -87,8 +87,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
             random, nor as published where data count again in every round.
-        damping: share of a site's change that is made in a round, in (0, 1]; a half where it is not set and rows'
-            scores jump, as those of a median regression.
+        damping: share of a site's change that is made in a round, in (0, 1]; a half where it is not set and
+            scores jump, as those of a median regression or of a lasso's prior.
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
             round).
@@ -99,7 +99,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
             it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`. "auto" is
             "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
-            otherwise "consensus", or "local" where groups of agents are awake in turn.
+            "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
+            where groups of agents are awake in turn.
         start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
@@ -209,14 +210,16 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: agents that take stochastic gradients, from the point that averaging finds.
 
-        Where rows' scores jump: from the prior, by half of a change, see the module's header.
+        Where scores jump: from the prior, by half of a change, see the module's header. The sites hold their shares of
+        a prior whose own scores jump, which is none of a Gaussian's.
         """
         peers: P2PVI = networks.fitted(self, problem)
         newton = isinstance(peers.update, Newton) and peers.weighting == "exact"
-        if not newton or problem.layout.improper or not jumps(problem):
+        if not newton or problem.layout.improper or not has_kinks(problem):
             return peers
         halved = with_defaults(peers, {"damping": DAMPING_OF_JUMPS})
-        return replace(halved, start="prior") if halved.start == "auto" else halved
+        begin: Any = "local" if bool(prior_jumps(problem).any()) else "prior"
+        return replace(halved, start=begin) if halved.start == "auto" else halved
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""

@@ -53,6 +53,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     moves,
     where,
 )
+from pyro_fed.infer.sites.kinks import prior_jumps
+from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
@@ -169,6 +171,9 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if start is None:
             point = problem.init(START_DRAWS, generator).median(0).values.double()
             local["start"] = point.expand(num_clients, -1).clone()
+            if bool(prior_jumps(problem).any()) and not problem.layout.improper:
+                nearest = as_state(fit_prior(self, problem, generator))  # no agent has a Laplace approximation
+                anchor = gaussian({name: value.expand(num_clients, *value.shape) for name, value in nearest.items()})
         else:
             point, found = start.local["point"], gaussian(start.local)
             local["start"] = point

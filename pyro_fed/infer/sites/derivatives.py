@@ -43,6 +43,7 @@ from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
 from pyro_fed.infer.sites.agreement import as_many_as_needed, where_settled, where_straight
 from pyro_fed.infer.sites.composed_rows import at_each_composed, means_at, means_of_parabola, shares
 from pyro_fed.infer.sites.fisher import fisher_information
+from pyro_fed.infer.sites.kinks import with_kinks
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.rowwise import (
@@ -307,7 +308,8 @@ class Derivatives:
         generator = torch.Generator().manual_seed(SIGN_SEED)
         signs = torch.randint(0, 2, points.shape, generator=generator).to(points) * 2 - 1
         both = torch.stack([points, signs.to(points.device)], 2)
-        return self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
+        found = self._mean(problem, self._prior_step, in_blocks(both, points.shape[-1]), (), 0, len(points))
+        return with_kinks(problem, points, found)
 
     def _mean(self, problem: Problem, step: Any, blocks: Tensor, const: Any, dims: Any, count: int) -> Moments:
         clients, dim = blocks.shape[1], blocks.shape[-1]

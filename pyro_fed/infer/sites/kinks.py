@@ -1,0 +1,125 @@
+"""Scores and curvatures of a prior whose score jumps, as a lasso's does: by scores along a coordinate.
+
+There second derivatives are zero almost everywhere, and a site made of them says nothing of what the prior knows. Along
+coordinate i, what z_i has left given the others is r ~ N(0, 1 / P_ii) under q = N(m, P⁻¹), and (Price's theorem, the
+other coordinates given)
+
+    E_q[-∂_i ∂_j f] = -E E_t[t ∂_j f(z - r e_i + t s_i e_i)] / s_i,    t ~ N(0, 1),    s_i = P_ii^(-1/2)
+
+with the outer expectation over q's points and the inner one over cells of t, in each of which the density of t is taken
+for its mean: exact where scores are linear, and zero, without noise, where ∂_j f does not depend on z_i. The mean of
+∂_i f over a cell is the difference of f at its ends, so that nothing jumps as q passes a kink, and q comes to rest;
+E_q[∂_i f] is made of the same.
+
+Letters: P `precision`, r `left`, s `sd`, t `EDGES`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from pyro_fed.density.compiling.jumps import prior_turns
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.rowwise import jumps
+from pyro_fed.ops.entries import evenly
+
+#: Ends of the cells along a coordinate, in SDs.
+EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)
+#: Points under q at which it is followed, at most, and numbers of a call's places.
+POINTS, NUMBERS = 64, 4_000_000
+
+
+def prior_jumps(problem: Problem) -> Tensor:
+    """Along which coordinates the prior's score jumps, (D,); found once.
+
+    Args:
+        problem: the model's densities.
+    """
+    found: Tensor = problem.compiler.kept("prior turns", lambda: prior_turns(problem), problem)
+    return found
+
+
+def has_kinks(problem: Problem) -> bool:
+    """Whether scores jump, the rows' or the prior's, so that there is no Laplace approximation to begin with.
+
+    Args:
+        problem: the model's densities.
+    """
+    return jumps(problem) or bool(prior_jumps(problem).any())
+
+
+def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
+    """The prior's moments, scores and curvatures along coordinates along which its score jumps by the scores there.
+
+    Args:
+        problem: the model's densities.
+        points: under Gaussians, (S, C, D), with their first two moments.
+        found: means of the prior's value, score and negative Hessian (or its diagonal) at these points.
+    """
+    turns = prior_jumps(problem).to(points.device)
+    if len(points) == 1 or not bool(turns.any()):
+        return found
+    points, full = points.double(), found.curvature.dim() > 2
+    mean = points.mean(0)
+    away = points - mean
+    if full:
+        precision = torch.linalg.inv(torch.einsum("sci,scj->cij", away, away) / len(points))
+        own = precision.diagonal(dim1=-2, dim2=-1)
+        left = torch.einsum("sci,cij->scj", away, precision) / own
+    else:
+        own, left = 1 / away.square().mean(0), away
+    some = evenly(len(points), POINTS).to(points.device)
+    score, curvature = found.score.clone(), found.curvature.clone()
+    for entry in turns.nonzero().flatten().tolist():
+        others = points[some].clone()
+        others[..., entry] -= left[some, :, entry]
+        slope, column = _along(problem, others, own[:, entry] ** -0.5, entry)
+        score[:, entry] = slope + ((others.mean(0) - mean) * column).sum(-1)  # to where the mean is
+        if full:
+            curvature[:, entry], curvature[:, :, entry] = column, column
+        else:
+            curvature[:, entry] = column[:, entry]
+    return Moments(found.value, score, curvature)
+
+
+def _along(problem: Problem, others: Tensor, sd: Tensor, entry: int) -> tuple[Tensor, Tensor]:
+    """Mean score (C,) along a coordinate, and its column of the curvature, (C, D).
+
+    Args:
+        problem: the model's densities.
+        others: points (S, C, D) whose entry there is its mean given the others.
+        sd: its SD given them, (C,).
+        entry: which.
+    """
+    edges, (mass, slope) = EDGES.to(others), (part.to(others) for part in _cells())
+    places = others.unsqueeze(1).repeat(1, len(edges), 1, 1)  # (S, K + 1, C, D)
+    places[..., entry] += edges[None, :, None] * sd
+    both = problem.mapped(_scores, (0,))
+    flat = places.flatten(0, 2).to(problem.dtype)
+    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS // flat.shape[1]))]
+    score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
+    score, value = score.reshape(places.shape), value.reshape(places.shape[:-1])
+    over_cells = (score[:, 1:] + score[:, :-1]) / 2
+    over_cells[..., entry] = value.diff(dim=1) / (edges.diff()[None, :, None] * sd)
+    mean = torch.einsum("k,skc->c", mass, over_cells[..., entry]) / len(others)
+    return mean, -torch.einsum("k,skcd->cd", slope, over_cells) / (len(others) * sd.unsqueeze(-1))
+
+
+def _scores(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The prior's scores and values at points (S, D)."""
+    score, value = problem.vmap(grad_and_value(problem.log_prior))(points)
+    return score, value
+
+
+@lru_cache(maxsize=1)
+def _cells() -> tuple[Tensor, Tensor]:
+    """The mass of t in each cell, (K,), and t times it: such that linear scores have their slope."""
+    density = torch.exp(-EDGES.square() / 2) / (2 * torch.pi) ** 0.5
+    first = -density.diff()
+    mass = torch.special.ndtr(EDGES).diff()
+    return mass / mass.sum(), first / (first * (EDGES[1:] + EDGES[:-1]) / 2).sum()
