@@ -30,7 +30,6 @@ from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 
 #: The intervals at first: ends by powers of ten, so many a power, to both sides of zero.
 SMALLEST, LARGEST, A_POWER = -2, 4, 4
@@ -38,6 +37,9 @@ SMALLEST, LARGEST, A_POWER = -2, 4, 4
 LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
 KEPT, PIECES = 6, 16
+#: Parameters up to which a prior is looked at, and numbers of the lines that are followed at once, each in some hundred
+#: intervals.
+MOST_DIM, TOGETHER = 200_000, 40_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 LOW = 10.0
@@ -94,7 +96,7 @@ def prior_turns(problem: Problem) -> Tensor:
     """Along which coordinates the prior's score jumps, (D,): all of a site, where one of those looked at does.
 
     Args:
-        problem: the model's densities; of more than `LARGE_DIM` parameters none is looked at.
+        problem: the model's densities; of more than `MOST_DIM` parameters none is looked at.
     """
     turns = torch.zeros(problem.dim, dtype=torch.bool)
     sites = [site for site in problem.layout.latents.values() if site.size]
@@ -102,11 +104,14 @@ def prior_turns(problem: Problem) -> Tensor:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     try:
         with resizing_quietly():
-            if is_large(problem) or not _can_turn(to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))):
+            if len(z) > MOST_DIM or not _can_turn(to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))):
                 return turns
             whole = Predictors(_everything, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1)
-            lines = torch.eye(len(z))[[entry for entries in looked for entry in entries]].to(z)
-            turned = _turned(_largest(whole, z, (z[:1],), lines))[:, 0].tolist()
+            every = torch.tensor([entry for entries in looked for entry in entries])
+            turned = []
+            for some in every.split(max(1, TOGETHER // len(z))):
+                lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
+                turned += _turned(_largest(whole, z, (z[:1],), lines))[:, 0].tolist()
     except FAILURES:
         return turns
     for site, entries in zip(sites, looked, strict=True):

@@ -9,7 +9,7 @@ other coordinates given)
 with the outer expectation over q's points and the inner one over cells of t, in each of which the density of t is taken
 for its mean: exact where scores are linear, and zero, without noise, where ∂_j f does not depend on z_i. The mean of
 ∂_i f over a cell is the difference of f at its ends, so that nothing jumps as q passes a kink, and q comes to rest;
-E_q[∂_i f] is made of the same.
+E_q[∂_i f] is made of the same. A diagonal site's curvature is -E_q[∂_i f (z - m)_i] / S_ii, at q's points.
 
 Letters: P `precision`, r `left`, s `sd`, t `EDGES`.
 """
@@ -64,15 +64,15 @@ def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
     turns = prior_jumps(problem).to(points.device)
     if len(points) == 1 or not bool(turns.any()):
         return found
-    points, full = points.double(), found.curvature.dim() > 2
+    points = points.double()
     mean = points.mean(0)
     away = points - mean
-    if full:
-        precision = torch.linalg.inv(torch.einsum("sci,scj->cij", away, away) / len(points))
-        own = precision.diagonal(dim1=-2, dim2=-1)
-        left = torch.einsum("sci,cij->scj", away, precision) / own
-    else:
-        own, left = 1 / away.square().mean(0), away
+    if found.curvature.dim() == 2:
+        own = -(away * _at(problem, points)[0]).mean(0) / away.square().mean(0)
+        return found._replace(curvature=torch.where(turns, own, found.curvature))
+    precision = torch.linalg.inv(torch.einsum("sci,scj->cij", away, away) / len(points))
+    own = precision.diagonal(dim1=-2, dim2=-1)
+    left = torch.einsum("sci,cij->scj", away, precision) / own
     some = evenly(len(points), POINTS).to(points.device)
     score, curvature = found.score.clone(), found.curvature.clone()
     for entry in turns.nonzero().flatten().tolist():
@@ -80,10 +80,7 @@ def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
         others[..., entry] -= left[some, :, entry]
         slope, column = _along(problem, others, own[:, entry] ** -0.5, entry)
         score[:, entry] = slope + ((others.mean(0) - mean) * column).sum(-1)  # to where the mean is
-        if full:
-            curvature[:, entry], curvature[:, :, entry] = column, column
-        else:
-            curvature[:, entry] = column[:, entry]
+        curvature[:, entry], curvature[:, :, entry] = column, column
     return Moments(found.value, score, curvature)
 
 
@@ -99,15 +96,20 @@ def _along(problem: Problem, others: Tensor, sd: Tensor, entry: int) -> tuple[Te
     edges, (mass, slope) = EDGES.to(others), (part.to(others) for part in _cells())
     places = others.unsqueeze(1).repeat(1, len(edges), 1, 1)  # (S, K + 1, C, D)
     places[..., entry] += edges[None, :, None] * sd
-    both = problem.mapped(_scores, (0,))
-    flat = places.flatten(0, 2).to(problem.dtype)
-    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS // flat.shape[1]))]
-    score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
-    score, value = score.reshape(places.shape), value.reshape(places.shape[:-1])
+    score, value = _at(problem, places)
     over_cells = (score[:, 1:] + score[:, :-1]) / 2
     over_cells[..., entry] = value.diff(dim=1) / (edges.diff()[None, :, None] * sd)
     mean = torch.einsum("k,skc->c", mass, over_cells[..., entry]) / len(others)
     return mean, -torch.einsum("k,skcd->cd", slope, over_cells) / (len(others) * sd.unsqueeze(-1))
+
+
+def _at(problem: Problem, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The prior's scores (..., D) and values (...) at places (..., D), some at a time."""
+    flat = places.reshape(-1, places.shape[-1]).to(problem.dtype)
+    both = problem.mapped(_scores, (0,))
+    pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS // flat.shape[1]))]
+    score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
+    return score.reshape(places.shape), value.reshape(places.shape[:-1])
 
 
 def _scores(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
