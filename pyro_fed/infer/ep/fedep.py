@@ -107,6 +107,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.infer.sites.kinks import has_kinks
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: What is said of rounds that were in vain.
@@ -365,7 +366,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
         if self.start == "auto":
-            return not problem.layout.improper and (problem.dim > self.full_dim or has_kinks(problem))
+            # A network is stationary at its prior's mean; where only its prior's scores jump it begins where others do.
+            kinks = jumps(problem) or (has_kinks(problem) and not has_layers(problem))
+            return not problem.layout.improper and (problem.dim > self.full_dim or kinks)
         return self.start == "prior"
 
     def init(

@@ -124,3 +124,22 @@ def test_rows_of_a_network_share_the_points_from_a_tenth_of_the_work_on():
     """1.7e8 numbers: two shares of any other model's rows."""
     fed = scales_of_rows()
     assert Derivatives("full", "hessian").shares(fed.problem, 128, fed.client_data().full_batch()) == 16
+
+
+def of_heavy_weights(x, y, layers):
+    """Laplace's priors, of a network or of a regression."""
+    inputs = x
+    for number in range(layers):
+        width = 6 if number + 1 < layers else 1
+        w = pyro.sample(f"w{number}", dist.Laplace(x.new_zeros(inputs.shape[-1], width), 1.0).to_event(2))
+        inputs = torch.tanh(inputs @ w) if number + 1 < layers else inputs @ w
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(inputs[..., 0], 0.3), obs=y)
+
+
+@pytest.mark.parametrize(("layers", "at_prior"), [(1, True), (2, False)])
+def test_a_network_whose_priors_scores_jump_begins_at_no_prior(layers, at_prior):
+    """A lasso does; a network is stationary there, and had a log density of -0.63 in place of -0.25."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    fed = pf.Federation(partial(of_heavy_weights, layers=layers), (x, x[:, 0]), plate="data", num_clients=2)
+    assert pf.FedEP().starts_at_prior(fed.problem) == at_prior
