@@ -1,5 +1,7 @@
 """How data and clients come together, whichever way they are given."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pyro
@@ -258,3 +260,13 @@ def test_what_is_done_to_the_data_afterwards_changes_nothing(kind):
         part[:] = 0
     assert [part.problem.log_lik(z) for part in (fed, other)] == before
     assert pf.Federation(model, tuple(arrays), plate="data", num_clients=3).problem.log_lik(z) != before[0]
+
+
+def test_a_federation_that_has_run_can_be_pickled():
+    """What is compiled stays behind, and the copy answers to the bit."""
+    fed = pf.Federation(linear, (X, Y), plate="data", num_clients=3)
+    options = {"progress": False, "log_likelihood": False, "audit": False}
+    first = pf.run(pf.FedEP(), fed, seed=1, **options)
+    again = pf.run(pf.FedEP(), pickle.loads(pickle.dumps(fed)), seed=1, **options)
+    for name, values in first["posterior"].items():
+        np.testing.assert_array_equal(values, again["posterior"][name])

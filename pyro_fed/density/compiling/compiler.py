@@ -120,6 +120,10 @@ class Compiler:
         auto = mode == "auto" and level == "trace"
         return replace(self, level=level, auto=auto, rounds=rounds, seconds=seconds, common=common, untraceable=[])
 
+    def __reduce__(self) -> Any:
+        """What is compiled stays in its process: a copy has nothing yet."""
+        return Compiler, (self.level, self.auto, self.rounds, self.seconds)
+
     def forget(self) -> None:
         """Drop what was made of a model that has become another, in this form and in its others."""
         for kept in (self.cache, self.levels, self.calls, self.found):
