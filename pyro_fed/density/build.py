@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
 from pyro_fed.errors import DataError
 
@@ -42,6 +44,7 @@ def build(
     constants: Mapping[str, Any] | None = None,
     seen: FirstRun | None = None,
     whole: Mapping[str, int] | None = None,
+    free: bool = False,
 ) -> Problem:
     """A model's densities, once it is checked that they can be split over the rows.
 
@@ -55,6 +58,7 @@ def build(
         constants: values of `pyro.param` statements; others are read from the model.
         seen: a validated run of the model on all of these rows, where there has been one.
         whole: sizes of the split plates with others' rows too, where these are a part that has been checked whole.
+        free: whether float64 may be taken in place of float32, as nobody has said which.
 
     Raises:
         ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
@@ -64,6 +68,9 @@ def build(
     bound = BoundModel(model, arguments, plate, num_rows, dtype, {**(constants or {})})
     if seen is None:
         seen = first_run(lambda source: bound.execute(source, bound.all_rows, validate=True), dtype)
+    if free and dtype == torch.float32 and asks_for_double(seen.execution.trace):
+        wide = partial(build, model, arguments.to(torch.float64), plate, num_rows, torch.float64)
+        return wide(quadrature=quadrature, constants=constants, whole=whole)
     bound.constants.update(seen.execution.filler.constants)
     layout = describe(bound, seen, whole)
     problem = _mapped(

@@ -29,7 +29,6 @@ from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.errors import DataError, ModelError, SettingError, listed
 from pyro_fed.federation import partition as partitions
-from pyro_fed.federation.counted import asks_for_double
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
 from pyro_fed.federation.devices import device_of
 from pyro_fed.federation.failures import is_failure, told
@@ -281,10 +280,8 @@ class Federation:
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
             with told(arguments, model, plate, self._place):
-                problem = build(model, arguments.taken(dtype), plate, num_rows, dtype, quadrature=quadrature, seen=seen)
-                if free and dtype == torch.float32 and asks_for_double(problem):
-                    wide = arguments.taken(torch.float64)
-                    problem = build(model, wide, plate, num_rows, torch.float64, quadrature=quadrature, seen=None)
+                own = arguments.taken(dtype)
+                problem = build(model, own, plate, num_rows, dtype, quadrature=quadrature, seen=seen, free=free)
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:

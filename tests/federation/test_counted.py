@@ -73,3 +73,16 @@ def test_a_dispersion_that_counts_do_not_bound_is_that_of_quadrature():
     assert not idata.attrs["doubts"]
     assert abs(drawn.mean() - mean) < 0.2 * sd
     assert drawn.std() == pytest.approx(sd, rel=0.15)
+
+
+def test_a_single_count_outside_the_plate_is_looked_at_too():
+    def model(total, y):
+        m = pyro.sample("m", dist.LogNormal(1.0, 1.0))
+        pyro.sample("total", dist.Poisson(m), obs=total)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(m, 1.0), obs=y)
+
+    y = torch.arange(10.0)
+    for total, dtype in ((3.0, torch.float32), (1e6, torch.float64)):
+        fed = pf.Federation(model, (torch.tensor(total), y), plate="data", num_clients=5)
+        assert fed.problem.dtype == dtype

@@ -262,6 +262,7 @@ def test_what_is_done_to_the_data_afterwards_changes_nothing(kind):
     assert pf.Federation(model, tuple(arrays), plate="data", num_clients=3).problem.log_lik(z) != before[0]
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning")  # torch's own, in reading its trees
 def test_a_federation_that_has_run_can_be_pickled():
     """What is compiled stays behind, and the copy answers to the bit."""
     fed = pf.Federation(linear, (X, Y), plate="data", num_clients=3)

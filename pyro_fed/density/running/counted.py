@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import Message, innermost
 
 logger = logging.getLogger(__name__)
@@ -31,21 +31,17 @@ COUNTED = (dist.Poisson, dist.ZeroInflatedPoisson, dist.Binomial, dist.Multinomi
 LARGEST_NOISE = 0.05
 
 
-def asks_for_double(problem: Problem) -> bool:
+def asks_for_double(trace: Any) -> bool:
     """Whether counts are to be computed in float64 where nobody has asked for float32.
 
     Args:
-        problem: the model's densities, in float32.
+        trace: Pyro's, of a run of the model on all rows.
     """
-    said = next(filter(None, (_why(name, msg) for name, msg in _observed(problem))), "")
+    sites = ((name, msg) for name, msg in trace.nodes.items() if msg["type"] == "sample" and msg["is_observed"])
+    said = next(filter(None, (_why(name, msg) for name, msg in sites)), "")
     if said:
         logger.info("computed in float64: %s; dtype=torch.float32 has it all the same", said)
     return bool(said)
-
-
-def _observed(problem: Problem) -> list[tuple[str, Message]]:
-    trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
-    return [(name, trace.nodes[name]) for name in problem.layout.observed if name not in problem.layout.factors]
 
 
 def _why(name: str, msg: Message) -> str:
@@ -56,5 +52,5 @@ def _why(name: str, msg: Message) -> str:
     if not isinstance(fn, COUNTED) or not isinstance(value, Tensor) or not value.numel():
         return ""
     most = float(value.double().nan_to_num().abs().max())
-    noise = torch.finfo(torch.float32).eps * most * math.log(max(most, math.e)) * len(value) ** 0.5
+    noise = torch.finfo(torch.float32).eps * most * math.log(max(most, math.e)) * value.numel() ** 0.5
     return f"'{name}' has counts of {most:.2g}, whose log density float32 rounds" if noise > LARGEST_NOISE else ""
