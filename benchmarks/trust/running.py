@@ -46,8 +46,9 @@ def run_all(wanted: list[Trial], jobs: int) -> Iterable[dict[str, str]]:
     if jobs == 1:
         yield from map(row_of, wanted)
         return
+    numbers = {(trial.posterior, trial.label): number for number, trial in enumerate(trials())}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_row_of_number, [trials().index(trial) for trial in wanted])
+        yield from pool.imap_unordered(_row_of_number, [numbers[trial.posterior, trial.label] for trial in wanted])
 
 
 def _row_of_number(number: int) -> dict[str, str]:
