@@ -166,6 +166,17 @@ def test_missing_values_that_the_model_handles_are_predicted_from():
     np.testing.assert_allclose(found, [1.0, np.nan, 3.0], atol=0.05)
 
 
+def test_no_new_rows_are_named():
+    def one(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w + x, 1.0), obs=y)
+
+    posterior = to_arviz.make_inference_data({"posterior": four_draws()}, {})
+    with pytest.raises(pf.DataError, match=r"predict: there are no rows in x; nothing can be predicted"):
+        pf.predict(posterior, one, (torch.zeros(0), None))
+
+
 def four_draws():
     import xarray as xr
 

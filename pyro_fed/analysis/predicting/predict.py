@@ -326,6 +326,11 @@ def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[s
     """
     try:
         return run.first(values)
+    except ZeroDivisionError as error:  # a plate of no size
+        empty = [name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if 0 in np.shape(leaf)]
+        if not empty:
+            raise
+        raise DataError(f"predict: there are no rows in {listed(empty)}; nothing can be predicted") from error
     except (TypeError, AttributeError) as error:
         nothing = [name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if leaf is None]
         if not nothing or "NoneType" not in str(error):
