@@ -14,7 +14,7 @@ operations of theirs can turn at all (`TURNING`). There is more there that jumps
 units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
 rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `TURN` of it.
 
-The prior's score is followed likewise, as if it were a row's: a lasso's jumps at the centre of each weight.
+The prior's score is followed likewise, as if it were a row's, and any jump counts: a lasso's at the centre of each weight.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def scores_turn(problem: Problem) -> bool:
             found = _largest(whole, z, some_rows(problem, CHECK_ROWS), torch.eye(len(z)).to(z))
     except FAILURES:
         return False
-    return bool((_turned(found).double().mean(1) > 0.5).any())
+    turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
+    turned = (turned & (found.change < SAME)).any(2)  # (D, m)
+    return bool((turned.double().mean(1) > 0.5).any())
 
 
 def prior_turns(problem: Problem) -> Tensor:
@@ -111,18 +113,14 @@ def prior_turns(problem: Problem) -> Tensor:
             turned = []
             for some in every.split(max(1, TOGETHER // len(z))):
                 lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
-                turned += _turned(_largest(whole, z, (z[:1],), lines))[:, 0].tolist()
+                found = _largest(whole, z, (z[:1],), lines)
+                turned += ((found.jump > JUMP * found.most) & (found.change < SAME)).any(2)[:, 0].tolist()
     except FAILURES:
         return turns
     for site, entries in zip(sites, looked, strict=True):
-        found, turned = turned[: len(entries)], turned[len(entries) :]
-        turns[site.start : site.start + site.size] = any(found)
+        of_site, turned = turned[: len(entries)], turned[len(entries) :]
+        turns[site.start : site.start + site.size] = any(of_site)
     return turns
-
-
-def _turned(found: _Found) -> Tensor:
-    """Of which rows the score has turned along which lines, (L, m)."""
-    return ((found.jump > TURN * torch.minimum(found.most, found.cusp)) & (found.change < SAME)).any(2)
 
 
 def _can_turn(graph: fx.GraphModule) -> bool:

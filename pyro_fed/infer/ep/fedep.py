@@ -104,7 +104,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     unbatched,
 )
-from pyro_fed.infer.sites.kinks import has_kinks
+from pyro_fed.infer.sites.kinks import begins_under_prior
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.rowwise import jumps
@@ -367,7 +367,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         """Whether the run starts from q = prior."""
         if self.start == "auto":
             # A network is stationary at its prior's mean; where only its prior's scores jump it begins where others do.
-            kinks = jumps(problem) or (has_kinks(problem) and not has_layers(problem))
+            kinks = jumps(problem) or (begins_under_prior(problem) and not has_layers(problem))
             return not problem.layout.improper and (problem.dim > self.full_dim or kinks)
         return self.start == "prior"
 

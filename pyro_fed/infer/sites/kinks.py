@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.compiling.jumps import prior_turns
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.entries import evenly
 
 #: Ends of the cells along a coordinate, in SDs.
@@ -44,13 +44,21 @@ def prior_jumps(problem: Problem) -> Tensor:
     return found
 
 
-def has_kinks(problem: Problem) -> bool:
-    """Whether scores jump, the rows' or the prior's, so that there is no Laplace approximation to begin with.
+def begins_under_prior(problem: Problem) -> bool:
+    """Whether the prior's kinks leave no Laplace approximation to begin with, and the prior is a place to begin at.
+
+    Where scales are latent, as a hierarchical lasso's, the Gaussian nearest to the prior is too wide to begin with: the
+    likelihood overflows there, and Laplace's is the better place.
 
     Args:
         problem: the model's densities.
     """
-    return jumps(problem) or bool(prior_jumps(problem).any())
+
+    def find() -> bool:
+        return bool(prior_jumps(problem).any()) and next(latent_scales(problem), None) is None
+
+    found: bool = problem.compiler.kept("begins under prior", find, problem)
+    return found and not problem.layout.improper
 
 
 def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:

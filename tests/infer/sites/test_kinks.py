@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.sites.kinks import prior_jumps, with_kinks
+from pyro_fed.infer.sites.kinks import begins_under_prior, prior_jumps, with_kinks
 from pyro_fed.infer.sites.moments import Moments
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
@@ -27,6 +27,20 @@ def lasso(x, y):
 
 def ridge(x, y):
     w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), WIDTH).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def fused(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 3.0).to_event(1))
+    pyro.factor("steps", -(w[1:] - w[:-1]).abs().sum())
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def scaled(x, y):
+    tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+    w = pyro.sample("w", dist.Laplace(x.new_zeros(x.shape[1]), tau).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
@@ -75,7 +89,25 @@ def test_it_is_seen_which_sites_have_kinks():
         *[False],
         *[True] * 4,
     ]
+    assert prior_jumps(pf.Federation(fused, orthogonal(), plate="data", num_clients=3).problem).all()
     assert not prior_jumps(pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem).any()
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
+    """Under the Gaussian nearest to its prior likelihoods overflow: all were 10^7 SDs off from there in float32."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(60, 8, generator=generator).to(dtype)
+    y = 2 * x[:, 0] - x[:, 1] + torch.randn(60, generator=generator).to(dtype)
+    fed = pf.Federation(scaled, (x, y), plate="data", num_clients=3)
+    assert not begins_under_prior(fed.problem)
+    idata = pf.run(getattr(pf, name)(), fed, seed=0, **QUIET, **HERE[name])
+    assert idata.attrs["converged"]
+    w = torch.as_tensor(idata["posterior"]["w"].values).double().reshape(-1, 8)
+    least_squares = torch.linalg.inv(x.double().T @ x.double())
+    assert bool((w.std(0) < 1.05 * least_squares.diagonal().sqrt()).all())
+    assert bool(((w.mean(0) - least_squares @ (x.double().T @ y.double())).abs() < w.std(0)).all())
 
 
 @pytest.mark.parametrize("full", [True, False])
