@@ -324,18 +324,19 @@ def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[s
     Raises:
         DataError: the model cannot be run on these arguments.
     """
+    named = list(zip(arguments.names, arguments.leaves, strict=True))
     try:
         return run.first(values)
     except ZeroDivisionError as error:  # a plate of no size
-        empty = [name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if 0 in np.shape(leaf)]
+        empty = [name for name, leaf in named if 0 in np.shape(leaf)]
         if not empty:
             raise
         raise DataError(f"predict: there are no rows in {listed(empty)}; nothing can be predicted") from error
     except (TypeError, AttributeError) as error:
-        nothing = [name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if leaf is None]
+        nothing = [name for name, leaf in named if leaf is None]
         if not nothing or "NoneType" not in str(error):
             raise
-        rows = next((name for name, leaf in zip(arguments.names, arguments.leaves, strict=True) if np.ndim(leaf)), "x")
+        rows = next((name for name, leaf in named if np.ndim(leaf)), "x")
         raise DataError(
             f"predict: the model cannot do without {listed(nothing)}, which is None{line_of(error)}: {error}. A "
             f"plate's size may be taken from an argument that is given, such as len({rows}); or pass any values of the "

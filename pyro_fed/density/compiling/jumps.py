@@ -110,17 +110,16 @@ def prior_turns(problem: Problem) -> Tensor:
             if len(z) > MOST_DIM or not _can_turn(to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))):
                 return turns
             whole = Predictors(_everything, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1)
-            every = torch.tensor([entry for entries in looked for entry in entries])
-            turned = []
+            every, jumped = torch.tensor([entry for entries in looked for entry in entries]), dict[int, bool]()
             for some in every.split(max(1, TOGETHER // len(z))):
                 lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
                 found = _largest(whole, z, (z[:1],), lines)
-                turned += ((found.jump > JUMP * found.most) & (found.change < SAME)).any(2)[:, 0].tolist()
+                jumps = ((found.jump > JUMP * found.most) & (found.change < SAME)).any(2)[:, 0]
+                jumped |= zip(some.tolist(), jumps.tolist(), strict=True)
     except FAILURES:
         return turns
     for site, entries in zip(sites, looked, strict=True):
-        of_site, turned = turned[: len(entries)], turned[len(entries) :]
-        turns[site.start : site.start + site.size] = any(of_site)
+        turns[site.start : site.start + site.size] = any(jumped[entry] for entry in entries)
     return turns
 
 

@@ -366,8 +366,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
         if self.start == "auto":
-            # A network is stationary at its prior's mean; where only its prior's scores jump it begins where others do.
-            kinks = jumps(problem) or (begins_under_prior(problem) and not has_layers(problem))
+            kinks = jumps(problem) or begins_under_prior(problem)
             return not problem.layout.improper and (problem.dim > self.full_dim or kinks)
         return self.start == "prior"
 

@@ -24,6 +24,7 @@ from torch.func import grad_and_value
 
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.compiling.jumps import prior_turns
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import evenly
@@ -48,14 +49,16 @@ def begins_under_prior(problem: Problem) -> bool:
     """Whether the prior's kinks leave no Laplace approximation to begin with, and the prior is a place to begin at.
 
     Where scales are latent, as a hierarchical lasso's, the Gaussian nearest to the prior is too wide to begin with: the
-    likelihood overflows there, and Laplace's is the better place.
+    likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
 
     Args:
         problem: the model's densities.
     """
 
     def find() -> bool:
-        return bool(prior_jumps(problem).any()) and next(latent_scales(problem), None) is None
+        if not bool(prior_jumps(problem).any()) or has_layers(problem):
+            return False
+        return next(latent_scales(problem), None) is None
 
     found: bool = problem.compiler.kept("begins under prior", find, problem)
     return found and not problem.layout.improper
