@@ -6,6 +6,7 @@ meant; what is looked at is exact equality and plain gaps, and no model of the d
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -23,6 +24,9 @@ OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
 FEWEST_TWICE, PART_TWICE = 5, 0.1
 #: Rows are told apart by a column if such a part of the different rows differ in it: a measurement, and no code.
 TOLD_APART = 0.9
+#: All of a client's rows are counted m times where each is there m times, or a multiple of it: of so many different
+#: ones chance makes that one in a million times, whatever the columns.
+FEWEST_DIFFERENT = 20
 #: Rows on a grid are told to be there twice where they are so many times as many as chance makes equal.
 CHANCE = 2.0
 #: Numbers are on a grid where they are nearer to it than this part of its gap: those of float32 are rounded.
@@ -106,17 +110,23 @@ def _far_in(flat: Tensor) -> Iterator[tuple[int, float, float, float]]:
 
 def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> None:
     columns = [leaf.reshape(len(leaf), -1) for _, _, leaf in arguments.columns if leaf.dim() and leaf.numel()]
-    if not any(leaf.is_floating_point() for leaf in columns):
+    if not columns:
         return
-    generator = torch.Generator().manual_seed(0)
-    key = torch.zeros(len(columns[0]), dtype=torch.float64)
-    for leaf in columns:  # equal rows have equal sums, and others have not, by chance of one in 1e15
-        factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
-        for part, sums in zip(leaf.split(BLOCK), key.split(BLOCK), strict=True):
-            sums += (part.double() * factors).sum(1)  # NaN is equal to none: what is missing may differ
-    _, group, count = key.unique(return_inverse=True, return_counts=True)
+    _, group, count = _row_keys(columns).unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
-    if int(twice.sum()) < FEWEST_TWICE or not _told_apart(columns, group, len(count), int(twice.sum())):
+    if int(twice.sum()) < FEWEST_TWICE:
+        return
+    if whole := [(times, names[k]) for k, rows in enumerate(clients) if (times := _times(group[rows])) > 1]:
+        each = [f"every row of client {name} is there {times} times" for times, name in whole[:MOST_LISTED]]
+        more = f"; and so are those of {len(whole) - MOST_LISTED} more clients" if len(whole) > MOST_LISTED else ""
+        warnings.warn(
+            f"{'; '.join(each)}{more}, equal in every column: each counts as often, and the posterior is too narrow "
+            "where these are the same cases. Leave the copies out (a table joined twice?)",
+            UserWarning,
+            stacklevel=6,
+        )
+        return
+    if not _told_apart(columns, group, len(count), int(twice.sum())):
         return
     sizes = [(int(twice[rows].sum()), k) for k, rows in enumerate(clients) if len(rows)]
     many = [(n, k) for n, k in sizes if n >= FEWEST_TWICE and n >= PART_TWICE * len(clients[k])]
@@ -140,6 +150,25 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
         UserWarning,
         stacklevel=6,
     )
+
+
+def _row_keys(columns: Sequence[Tensor]) -> Tensor:
+    """A number of each row, (N,): equal rows have equal ones, and others have not, by chance of one in 1e15."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.zeros(len(columns[0]), dtype=torch.float64)
+    for leaf in columns:
+        factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
+        for part, sums in zip(leaf.split(BLOCK), key.split(BLOCK), strict=True):
+            sums += (part.double() * factors).sum(1)  # NaN is equal to none: what is missing may differ
+    return key
+
+
+def _times(rows: Tensor) -> int:
+    """By what the numbers of equal rows of a client can all be divided; one where it has too few different rows."""
+    if len(rows) < 2 * FEWEST_DIFFERENT:
+        return 1
+    counts = rows.unique(return_counts=True)[1]
+    return math.gcd(*counts.tolist()) if len(counts) >= FEWEST_DIFFERENT else 1
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.analysis.criticism.influence import kept_sites
+from pyro_fed.audit.clients.influence import apart_by_sites, who_stands_apart
 
 QUIET = {"progress": False, "compile": "trace", "audit": False, "log_likelihood": False}
 
@@ -281,6 +283,44 @@ def test_nobody_is_named_where_nobody_is_corrupted():
         assert pf.influence(pf.run(pf.FedEP(), fed, **QUIET)).attrs["stands_apart"] == ""
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_client_of_forty_times_as_many_rows_is_no_reason_to_warn(seed):
+    """`influence` says who moves the answer; that so many rows do is no doubt of it, unless they count for more."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [800, 20, 20, 20, 30, 10, 20, 20]
+    x = torch.randn(sum(sizes), 3, generator=generator, dtype=torch.float64)
+    w = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    y = (torch.rand(len(x), generator=generator, dtype=torch.float64) < (x @ w).sigmoid()).double()
+    parts = zip(x.split(sizes), y.split(sizes), strict=True)
+    fed = pf.Federation.from_clients(logistic, {f"clinic {k}": part for k, part in enumerate(parts)}, plate="data")
+    idata = pf.run(pf.FedEP(), fed, **{**QUIET, "audit": True})
+    assert idata.attrs["stands_apart"].startswith("client clinic 0 moves")
+    q, sites = kept_sites(idata.sites)
+    times = torch.ones(len(sizes), dtype=torch.float64)
+    times[5] = 100.0  # ten rows that count a thousand
+    told = sites.power(times)
+    said = apart_by_sites(
+        q.product(told.quotient(sites).product_over(0)), told, fed.client_names, list("abc"), fed.row_counts
+    )
+    assert "client clinic 5 moves" in said
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_row_a_client_of_which_some_say_more_than_others_is_no_reason_to_warn():
+    """Rows of a long-tailed covariate: one narrows a slope by 13 times what the median row does, and that by 3 %."""
+    x = torch.tan(torch.linspace(-1.3, 1.3, 60, dtype=torch.float64))
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def line(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    fed = pf.Federation(line, (x, x + noise), plate="data", num_clients=60)
+    assert pf.run(pf.FedEP(), fed, **{**QUIET, "audit": True}).attrs["stands_apart"] == ""
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_liar_is_seen_in_what_it_has_sent():
     """Its data and its own site are honest; its messages are not."""
@@ -315,7 +355,6 @@ def test_it_is_named_without_sites_too(algorithm, options, kind):
 @pytest.mark.parametrize("kind", ["labels flipped", "units wrong", "rows duplicated", "none"])
 def test_the_corrupted_client_is_named_without_sites(kind):
     """In every trial, by the clients' scores and curvatures at the point of FedAvg; nobody where nobody is."""
-    from pyro_fed.audit.clients.influence import who_stands_apart
     from pyro_fed.audit.clients.say import answer_and_sites
 
     named = []
@@ -338,7 +377,6 @@ def measured(w, y):
 
 def test_of_skewed_draws_no_honest_client_stands_apart():
     """Sites divided out of the draws' Gaussian, which is not their product, leave what nobody has said (the first)."""
-    from pyro_fed.audit.clients.influence import who_stands_apart
     from pyro_fed.audit.clients.say import answer_and_sites
 
     named = []

@@ -77,11 +77,31 @@ def test_rows_of_another_client_and_rows_twice_are_named():
     x, y = rows(1)
     shared = (torch.cat([x, rows(0)[0][:12]]), torch.cat([y, rows(0)[1][:12]]))
     assert "12 of the 20 rows of client 0 are there more than once, at client(s) 1," in said(rows(0), shared)
-    assert "40 of the 40 rows of client 1 are there more than once, twice at" in said(
-        rows(0), (x.repeat(2, 1), y.repeat(2)), rows(2)
+    assert "24 of the 32 rows of client 1 are there more than once, twice at" in said(
+        rows(0), (torch.cat([x, x[:12]]), torch.cat([y, y[:12]])), rows(2)
     )
     coarse = [((x > 0).double(), y) for x, y in (rows(0), rows(1))]
     assert said(*coarse) == ""  # a few combinations of codes recur in any data
+
+
+@pytest.mark.parametrize("times", [2, 3, 100])
+@pytest.mark.parametrize("kind", ["measurements", "codes"])
+def test_a_client_whose_rows_are_all_there_several_times_is_named(times, kind):
+    """A table that was joined twice: most rows recur then, as codes do, but none other than `times` times."""
+    x, y = rows(1, 40)
+    if kind == "codes":
+        x = torch.arange(80).reshape(40, 2).double()
+    words = said(rows(0), (x.repeat(times, 1), y.repeat(times)), rows(2))
+    assert f"every row of client 1 is there {times} times, equal in every column" in words
+
+
+def test_codes_that_recur_by_chance_are_not_said_to_be_counted_several_times():
+    """Forty different rows, each as often as chance has it: the numbers have no common divisor."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randint(0, 20, (400, 1), generator=generator).double()
+        y = torch.randint(0, 2, (400,), generator=generator).double()
+        assert said((x[:200], y[:200]), (x[200:], y[200:])) == ""
 
 
 def one_column(y):

@@ -22,6 +22,13 @@ has one degree of freedom in place of as many as there are parameters: of a few 
 A large client has influence and no disagreement; one whose labels are flipped has both; one whose rows are counted a
 hundred times has the influence of a large one. A hospital with another population disagrees too: this says what
 differs, and decides nothing.
+
+Where the clients' numbers of rows n_k are known, of n, a client that narrows the posterior no more than so many rows do
+is not named for narrowing it. Rows that say as much as the others' make
+
+    (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k)
+
+and what a client says for each of its rows, as a multiple of that, is compared with the median client's.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
@@ -40,9 +48,9 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Directions in which a client adds less than this share to what the others know are none that it speaks of.
 LEAST_SHARE = 1e-3
 #: A client is said to stand apart where it disagrees with the others by so many SDs, one false alarm in 15,000 of those
-#: with the same parameters, or narrows the posterior so many times as much as the median client does; and where its
-#: influence is so many times the median client's. Rows are few and no normal numbers: with both, 1 % of cohorts of ten
-#: honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
+#: with the same parameters, or narrows the posterior so many times as much as the median client does, and some SD by
+#: as much as matters; and where its influence is so many times the median client's. Rows are few and no normal numbers:
+#: with both, 1 % of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
 FAR, NARROWER, TIMES = 4.0, 10.0, 2.5
 #: A client says the opposite of the others where most of its disagreement, and more than chance, is of that kind.
 OPPOSITE, TOLD = 0.8, 3.0
@@ -141,18 +149,21 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
     return torch.stack([torch.where(degrees > 0, torch.maximum(sds, unfounded), unfounded), opposed])
 
 
-def who_stands_apart(sites: State, names: list[str], labels: list[str]) -> str:
+def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Tensor | None = None) -> str:
     """A sentence on the clients that stand apart; "" where none does, or there are no sites.
 
     Args:
         sites: as in `Record.sites`.
         names: the clients'.
         labels: the parameters', (D,).
+        rows: the clients' numbers of rows, (K,), which are then no reason to name one.
     """
-    return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels) if sites else ""
+    return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels, rows) if sites else ""
 
 
-def apart_by_sites(q: Gaussian, sites: Gaussian, names: list[str], labels: list[str]) -> str:
+def apart_by_sites(
+    q: Gaussian, sites: Gaussian, names: list[str], labels: list[str], rows: Tensor | None = None
+) -> str:
     """The same of Gaussians: a client that stands apart is divided out before the others are compared.
 
     One liar of ten puts the others' mean so far away that honest clients disagree with it, and two hide each other.
@@ -162,13 +173,15 @@ def apart_by_sites(q: Gaussian, sites: Gaussian, names: list[str], labels: list[
         sites: (K,).
         names: the clients', (K,).
         labels: the parameters', (D,).
+        rows: the clients' numbers of rows, (K,), which are then no reason to name one.
     """
     said, more, left = list[str](), 0, list(range(len(names)))
     fewest = max(FEWEST, len(names) // 2 + 1)
     while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
-        chosen = _far(found)[: min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)]
+        together = min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)
+        chosen = _far(found, None if rows is None else rows[left].numpy())[:together]
         if not chosen:
             break
         described = chosen[: max(0, MOST_SAID - len(said))]
@@ -200,15 +213,26 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
     return "; ".join(said)
 
 
-def _far(found: Without) -> list[int]:
+def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
     """The clients that stand apart, those of most influence first."""
     narrowing = -np.log(found.sd_ratio).sum(1)
     if len(narrowing) < FEWEST or not np.isfinite(narrowing).any():
         return []
-    far = (found.disagreement > FAR) | (found.opposed > FAR)
-    far |= narrowing > NARROWER * np.abs(np.nanmedian(narrowing))
+    narrower = (narrowing > NARROWER * np.abs(np.nanmedian(narrowing))) & (found.sd_ratio.min(1) * SD_MATTERS < 1)
+    if rows is not None:
+        narrower &= ~_as_many_rows(found, rows)
+    far = (found.disagreement > FAR) | (found.opposed > FAR) | narrower
     least = TIMES * float(np.median(found.influence))
     return [int(k) for k in np.argsort(-found.influence) if far[k] and found.influence[k] > least]
+
+
+def _as_many_rows(found: Without, rows: np.ndarray) -> np.ndarray:
+    """Whether a client's rows say no more than `NARROWER` times as much as the median client's, each, (K,)."""
+    here = (rows > 0) & np.isfinite(found.sd_ratio).all(1)
+    said = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
+    usual = np.zeros(len(rows), dtype=bool)
+    usual[here] = said <= NARROWER * np.abs(np.median(said)) if len(said) else False
+    return usual
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:

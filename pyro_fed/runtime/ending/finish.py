@@ -59,8 +59,8 @@ UNTOLD = 1.0
 OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
 #: What may be behind a client that moves the answer more than others do, honest as it may be.
 WHY_APART = (
-    "Its rows may be of another kind than the others' (the one event, the largest value, a split by the outcome, many "
-    "more rows), or of another population; or units, labels or counts may be wrong"
+    "Its rows may be of another kind than the others' (the one event, the largest value, a split by the outcome), or "
+    "of another population; or units, labels or counts may be wrong"
 )
 
 
@@ -275,12 +275,14 @@ class Finish:
         labels = [problem.name_of(number) for number in range(problem.dim)]
         sites = record.sites or self._asked_of_clients(draws)
         record.stands_apart = who_stands_apart(sites, record.client_names, labels)
+        rows = self.context.federation.row_counts
+        odd = who_stands_apart(sites, record.client_names, labels, rows) if record.stands_apart else ""
         own = record.sites_of == type(self.algorithm).__name__
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
             record.notes += record.movers()
-        note = f"{record.stands_apart}: see pf.influence. {WHY_APART}"
-        if record.stands_apart and note not in record.notes:
+        note = f"{odd}: see pf.influence. {WHY_APART}"
+        if odd and note not in record.notes:
             record.notes.append(note)
 
     def _asked_of_clients(self, draws: Tensor) -> State:
