@@ -55,7 +55,7 @@ SECONDS_TO_COMPILE_NODE = 0.02
 #: several steps is compiled, by Inductor that a fresh process first has to load, on a machine that others may be using.
 COMPILING_SHARE = 0.1
 #: Calls by vmap that cost as much as a trace (measured, one thread: 4 to 9).
-TRACE_AFTER = 6
+TRACE_AFTER = 4
 #: Fewer calls than this never pay for Inductor, however large the graph.
 FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 

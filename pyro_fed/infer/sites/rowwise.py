@@ -307,7 +307,7 @@ def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tupl
     numbers = sample.width + len(sample.direct)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
     most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
-    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, most))
+    size = min(max(SMALLEST, rounded(longest)), max(SMALLEST, most))
     parts = find(size)
     return None if parts is None else (Rowwise(parts, order, wide), size, most)
 
@@ -346,7 +346,7 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = min(max(SMALLEST, _rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
+    size = min(max(SMALLEST, rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
     parts = predictors(problem, size)
     if parts is None:
         return None
@@ -389,7 +389,7 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
     assert sample is not None
     clients, count, dim = points.shape
     most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
-    size = min(max(SMALLEST, _rounded(_longest(data))), most)
+    size = min(max(SMALLEST, rounded(_longest(data))), most)
     parts = find(size)
     if parts is None:
         return None
@@ -417,7 +417,7 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     longest = -(-batch.weight.shape[1] // shares)
     numbers = few.width + len(few.direct)
     most = max(SMALLEST, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
-    times = -(-longest // min(_rounded(longest), most))
+    times = -(-longest // min(rounded(longest), most))
     cuts = shares * times
     dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
     parts = predictors(problem, dealt.weight.shape[-1], wide=True)
@@ -478,7 +478,7 @@ def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return index, padded.reshape(clients, count, size).transpose(0, 1).contiguous()
 
 
-def _rounded(count: int) -> int:
+def rounded(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: clients of nearly the same size share their graphs."""
     size = 1 << max(0, (count - 1).bit_length())
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size

@@ -4,7 +4,7 @@ In this room:
 
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
     paper/                          the same as published
-    modes, census, survey, starting_points
+    concave, modes, census, survey, starting_points
                                     where particles start
 """
 

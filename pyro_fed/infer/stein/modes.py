@@ -13,6 +13,7 @@ with λ shrunk after a rise and grown after a fall (Levenberg & Marquardt's damp
 
 Where rows are many, a few of them that stand for all (`sites.few_rows`) are climbed first, and all rows from the
 modes that these have and the known one: most of a climb is far from a mode, where it takes no more than its direction.
+Of a posterior that has one mode by what it is made of (`concave`) no other point climbs.
 
 Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is its
 Laplace evidence, f(θ) - log |H| / 2, normalised over the modes.
@@ -42,6 +43,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.composed_rows import at_each_composed
 from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
+from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
 from pyro_fed.ops.matrices import times
@@ -95,20 +97,28 @@ class Modes(Algorithm, ServerWork):
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The climbs by few rows where these are many; the mode that Newton's method finds from zero."""
-        return self.newton() if self.by_few_rows or not have_few(problem) else replace(self, by_few_rows=True)
+        """The climbs by few rows where these are many; the mode that Newton's method finds from zero, or a question."""
+        if have_few(problem) and not self.by_few_rows:
+            return replace(self, by_few_rows=True)
+        return self.newton() if spread_points(problem) is None else self.question()
 
     def newton(self) -> Algorithm:
         """The search for one mode."""
         return FedLaplace(min_curvature=self.min_curvature)
 
+    def question(self) -> Algorithm:
+        """Whether that is the only one."""
+        return OneMode(newton=self.newton())
+
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The known mode, with draws of the prior and its images, or the modes that few rows have."""
+        """The known mode, with draws of the prior and its images unless it is the only one, or few rows' modes."""
         start = started(start, self)
         found = start.shared
-        if "points" in found:
+        if is_only(found):
+            others = found["point"].new_zeros(0, problem.dim)
+        elif "points" in found:
             others = modes_of(found, self.tolerance, self.same_mode)[0]
         else:
             drawn = problem.init(CANDIDATES * self.num_starts, generator)
@@ -224,7 +234,7 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
     clients, count, dim = points.shape
-    if problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:
+    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:  # of one point it has been looked for
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)

@@ -55,6 +55,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
+from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
@@ -363,12 +364,21 @@ class PooledEP(FedEP, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledOneMode(OneMode, Pooled):
+    """Whether the pooled data's posterior has one mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PooledModes(Modes, Pooled):
     """Modes of the pooled data's posterior."""
 
     def newton(self) -> Algorithm:
         """The search for one mode of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
+
+    def question(self) -> Algorithm:
+        """The same of the pooled data."""
+        return PooledOneMode(newton=self.newton())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,200 @@
+"""Whether a posterior is seen to have one mode: a Gaussian prior, and rows that are concave in their linear predictors.
+
+    log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i              (`predictors`)
+
+A sum of concave functions of linear ones is concave, and one with a Gaussian prior has a single maximum, so that no
+search from many places finds another. A function is concave where each of its tangents lies above it,
+
+    f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v
+
+The clients look at all pairs of `POINTS` points, spread over `REACH` times the prior's SDs around its mean, and of the
+known mode: of a row's few predictors these are a grid, from one end of what the prior takes them to be to the other.
+What bends the other way there, or has a kink or a jump upwards, shows in some pair; one row of one client is enough,
+and modes are searched as ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
+from pyro_fed.density.scores import prior_scores
+from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
+from pyro_fed.infer.sites.rowwise import SMALLEST, rounded
+from pyro_fed.infer.sites.whitening import Coordinates, site_scores
+from pyro_fed.ops.cholesky import symmetrised
+from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
+
+#: Points whose tangents are compared, and how many of the prior's SDs one of them is spread over.
+POINTS, REACH = 16, 2.0
+#: A tangent may lie below by so many units in the last place of what it is made of, and of a nat, which values of a
+#: log(1 + exp(u)) are rounded to; the prior's scores may be off a Gaussian's by so many.
+ROUNDING = 64.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneMode(Algorithm):
+    """One question to the clients, between the search for one mode and that for others.
+
+    Args:
+        newton: the search for one mode.
+    """
+
+    draws_are: ClassVar[str] = "point"
+    needs_all: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    newton: Algorithm
+
+    def default_rounds(self, num_clients: int) -> int:
+        """One."""
+        return 1
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """The search for one mode."""
+        return self.newton
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Where tangents are compared."""
+        start = started(start, self)
+        mode, spread = start.shared["point"], spread_points(problem)
+        assert spread is not None
+        return start.shared | {
+            "pairs": torch.cat([spread.to(mode), mode[None]]),
+            "bent": mode.new_zeros(()),
+        }, start.local
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The points."""
+        return super().download({"pairs": shared["pairs"]}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
+        rows = picked(problem, data, fewest(problem))[0] if have_few(problem) else data
+        return {"bent": bent(problem, shared["pairs"], rows)}, local, {}
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """All clients' number."""
+        return {**shared, "bent": messages["bent"].sum(0)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """The number."""
+        return {"bent": float(after["bent"])}
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """After the answer."""
+        return True
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The known mode, (1, 1, D)."""
+        return shared["point"][None, None]
+
+
+def is_only(found: State) -> bool:
+    """Whether the known mode is the only one, by what clients have said; not where they have not been asked."""
+    return "bent" in found and not bool(found["bent"])
+
+
+def spread_points(problem: Problem) -> Tensor | None:
+    """Points (P, D) at which tangents are compared; None where the prior is no Gaussian, or rows have no predictors.
+
+    Args:
+        problem: the model's densities.
+    """
+
+    def find() -> Tensor | None:
+        if problem.layout.improper or problem.dim > MOST_SOBOL_DIMS:
+            return None
+        sample = predictors(problem, CHECK_ROWS)
+        return _under_gaussian(problem) if sample is not None and not sample.direct else None
+
+    found: Tensor | None = problem.compiler.kept("spread points", find, problem)
+    return found
+
+
+def _under_gaussian(problem: Problem) -> Tensor | None:
+    """Points under the prior, `REACH` times as wide; None where that is no Gaussian."""
+    eye = torch.eye(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+    ends = prior_scores(problem, torch.cat([torch.zeros_like(eye[:1]), eye])).double()
+    precision, eta = symmetrised(ends[0] - ends[1:]), ends[0]
+    prior = FullGaussian(precision, eta)
+    if not bool(prior.is_proper()):
+        return None
+    points = Coordinates.of(prior).model(REACH * standardised_sobol(POINTS, problem.dim).to(precision))
+    own = prior_scores(problem, points.to(problem.dtype)).double()
+    size = eta.abs() + points.abs() @ precision.abs()
+    near = ROUNDING * torch.finfo(problem.dtype).eps * size  # not a number is not less
+    return points if bool(((own - site_scores(precision, eta, points)).abs() <= near).all()) else None
+
+
+def bent(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
+    """How many pairs of points of C clients' rows have a tangent that lies below the row's log-likelihood, (C,).
+
+    Args:
+        problem: the model's densities, of rows that have predictors.
+        points: (C, P, D).
+        data: the clients' rows.
+    """
+    clients, count = points.shape[:2]
+    most = max(SMALLEST, BLOCK // (clients * count**2))
+    size = min(max(SMALLEST, rounded(data.row_index.shape[-1])), most)
+    parts = predictors(problem, size)
+    if parts is None:
+        return torch.ones(clients, dtype=torch.float64, device=points.device)
+    index, weight = row_pieces(data, size)
+    const = (data.rows, points.to(problem.dtype))
+    total = torch.zeros(clients, dtype=torch.float64, device=points.device)
+    found: Tensor = problem.scan(Tangents(parts).add, total, const, (index, weight), len(index), (None, 0))[0]
+    return found
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Counts tangents of rows that lie below.
+
+    Args:
+        parts: the model's predictors.
+    """
+
+    parts: Predictors
+
+    def add(
+        self, problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Any]:
+        """Those of a piece of one client's rows.
+
+        Args:
+            problem: the model's densities.
+            total: so far.
+            const: the row tensors, and the points (P, D).
+            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
+        """
+        (rows, points), (index, weight) = const, piece
+        picked = tuple(leaf[index] for leaf in rows)
+        parts, eps = self.parts, torch.finfo(points.dtype).eps
+
+        def of_rows(u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            values = parts.rest(u, z, *picked)
+            return values.sum(), values
+
+        us = vmap(lambda z: parts.linear(z, *picked))(points)  # (P, b, p)
+        slopes, values = vmap(grad(of_rows, has_aux=True))(us, points)
+        rise = torch.einsum("amp,bmp->abm", slopes, us) - (slopes * us).sum(-1).unsqueeze(1)
+        size = torch.einsum("amp,bmp->abm", slopes.abs(), us.abs()) + (slopes * us).abs().sum(-1).unsqueeze(1)
+        size = 1.0 + size + values.abs().unsqueeze(1) + values.abs().unsqueeze(0)
+        below = ~(values.unsqueeze(0) <= values.unsqueeze(1) + rise + ROUNDING * eps * size)  # no number is below too
+        return total + (below & (weight > 0)).sum().to(total), ()
