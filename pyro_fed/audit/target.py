@@ -22,6 +22,7 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.ops.importance import LARGEST
 
 #: Draws a dimension from which on their covariance is taken as it is.
 ENOUGH = 4
@@ -150,7 +151,7 @@ class Target:
         if self.few is not None:
             missed, slope = self.few.missed(white)
             value, pulled = value + missed, pulled + slope
-        usable = value.isfinite() & score.isfinite().all(-1)
+        usable = value.isfinite() & (value < LARGEST) & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class Target:
         value = value.double()
         if self.few is not None:
             value = value + self.few.missed(white)[0]
-        return torch.where(value.isfinite(), value, -torch.inf)
+        return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
 
     def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
         """What a method of `Tempered` makes of whitened points (S, D), and of all rows or those that stand for them."""

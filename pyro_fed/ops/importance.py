@@ -24,6 +24,9 @@ SMALL_SHAPE = 1e-6
 HALVINGS = 50
 #: SD of log weights that is rounding: they are equal.
 EQUAL = 1e-6
+#: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of
+#: parameters beyond all that a model can compute (1e303, of a Kalman filter whose variances are 1e260).
+LARGEST = 1 / torch.finfo(torch.float64).eps
 
 
 class Smoothed(NamedTuple):
@@ -56,9 +59,10 @@ def flattened(log_weights: Tensor, least: float) -> Tensor:
         least: effective draws, below S.
     """
     log_weights = log_weights.double()
+    possible = log_weights > -torch.inf
 
-    def raised(power: float) -> Tensor:
-        return (log_weights * power).softmax(0)
+    def raised(power: float) -> Tensor:  # what is impossible is so to any power, to that of zero too
+        return (log_weights * power).where(possible, -torch.inf).softmax(0)
 
     low, high = 0.0, 1.0
     if float(1 / raised(high).square().sum()) >= least:

@@ -170,6 +170,20 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
     assert "unjudged" in found.attrs["doubts"]
 
 
+@pytest.mark.filterwarnings("ignore:the budget ended")
+def test_a_check_that_fails_in_every_stage_costs_no_answer_of_fit(monkeypatch):
+    from pyro_fed.runtime.ending import finish
+
+    def broken(evidence):
+        raise ArithmeticError("of a check")
+
+    monkeypatch.setattr(finish, "of_density", broken)
+    with pytest.warns(UserWarning, match="one ended in ArithmeticError"):
+        found = pf.fit(unequal_lines(), max_rounds=20, seed=0, progress=False, compile="trace")
+    assert "unjudged" in found.attrs["doubts"] and not found.attrs["audited"]
+    assert found.posterior.sizes["draw"] > 0
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.Auto(max_rounds=20)], ids=repr)
 def test_warnings_that_are_errors_leave_the_result(algorithm, monkeypatch):

@@ -41,7 +41,7 @@ from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, flattened, smoothed
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: More parameters than this are too many for weights.
@@ -57,8 +57,6 @@ FEWER = 4
 FAR = 4.0
 #: Log-likelihood of points that have none; a sum over clients is finite.
 IMPOSSIBLE = -1e300
-#: Halvings of the interval of β.
-BISECTIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +165,7 @@ class Census(Algorithm, ServerWork):
         prior = problem.log_prior(trial.to(problem.dtype)).double()
         new = prior + shared["census_new"]
         points = torch.cat([shared["census_points"], trial])
-        known = (new > IMPOSSIBLE / 2) & new.isfinite()
+        known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
         value = torch.cat([shared["census_value"], torch.where(known, new, -torch.inf)])
         if not bool(value.isfinite().any()):
             return shared
@@ -244,22 +242,3 @@ def census_of(found: State) -> tuple[Tensor, Tensor] | None:
 def census_mixture(shared: State) -> Mixture:
     """What all points so far were drawn from."""
     return Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
-
-
-def flattened(log_weights: Tensor, worth: float) -> Tensor:
-    """Weights w^β that sum to one, with the largest β ≤ 1 that leaves them worth so many equal ones; zero stays."""
-    none = log_weights == -torch.inf
-
-    def weights(beta: float) -> Tensor:
-        return torch.softmax(torch.where(none, -torch.inf, beta * log_weights), 0)
-
-    def enough(beta: float) -> bool:
-        return float(1 / weights(beta).square().sum()) >= worth
-
-    if enough(1.0):
-        return weights(1.0)
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if enough(middle) else (low, middle)
-    return weights(low)

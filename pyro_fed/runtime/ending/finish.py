@@ -96,7 +96,7 @@ class Finish:
         if hidden(self.context):
             draws = self.noisy(shared, draws)
         else:
-            self._judge_or_say(shared, draws)
+            self.judged(shared, draws)
             self.weigh(draws)
         self.context.record.notes += self.context.record.failed()
         return said_of(self.result(shared, draws), self.context.record)
@@ -172,35 +172,33 @@ class Finish:
             return []
         return [f"not converged after {len(record.figures)} rounds: the last change was {record.latest['change']:.3g}"]
 
-    def _judge_or_say(self, shared: State, draws: Tensor) -> None:
-        """Judge the result; where a check itself fails the rounds' work is kept, and the result doubted."""
-        try:
-            self.judged(shared, draws)
-        except PyroFedError:
-            raise
-        except Exception as error:
-            logger.exception("a check of a run's result has failed")
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
-            self.context.record.doubts.append(
-                f"not all checks were made: one ended in {type(error).__name__} ({line}; {place}). The result is as "
-                "the rounds left it, and unjudged; the log has the traceback"
-            )
-
     def judged(self, shared: State, draws: Tensor) -> None:
-        """`judge`, as far as time and the user let it go; an answer is not lost for want of its checks."""
+        """`judge`, as far as time and the user let it go; an answer is not lost for want of its checks.
+
+        Where a check itself fails the rounds' work is kept, and the result doubted.
+        """
         record, budget = self.context.record, self.context.budget
         try:
             with budget.of_checks():
                 self.judge(shared, draws)
+            return
+        except PyroFedError:
+            raise
         except KeyboardInterrupt as stop:
-            record.audited = False
             if is_time(stop):
                 why = f"they took longer than the run's rounds were given, max_seconds={budget.max_seconds:g}"
                 budget.ended = budget.ended or f"max_seconds={budget.max_seconds:g}"
             else:
                 record.interrupted, why = True, "they were interrupted"
-            record.doubts.append(f"not all checks were made: {why}. The result is as the rounds left it")
+            left = "as the rounds left it"
+        except Exception as error:
+            logger.exception("a check of a run's result has failed")
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
+            why = f"one ended in {type(error).__name__} ({line}; {place})"
+            left = "as the rounds left it, and unjudged; the log has the traceback"
+        record.audited = False
+        record.doubts.append(f"not all checks were made: {why}. The result is {left}")
 
     def judge(self, shared: State, draws: Tensor) -> None:
         """Add to the record what speaks against the result."""

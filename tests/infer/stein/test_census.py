@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.stein.census import flattened
 from pyro_fed.infer.stein.starting_points import points_of_census
+from pyro_fed.ops.importance import flattened
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 D64 = torch.float64
