@@ -62,7 +62,7 @@ def test_a_mode_without_draws_is_told_though_no_moment_needs_it():
 def test_particles_are_in_every_mode(seed):
     """Steps of a part of all modes' SD carried the particles of a fifth of the mass over to the next mode."""
     fed = pf.Federation(wave, (ROWS,), plate="data", num_clients=3)
-    idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="off", seed=seed)
+    idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="trace", seed=seed)
     held, mass = shares(torch.from_numpy(idata["posterior"]["w"].values.ravel()).double())
     assert bool((held[mass > EMPTY] > 0).all())
     assert float((held - mass).abs().sum()) / 2 < 0.15  # a hundred exact draws: 0.10 ± 0.02

@@ -73,7 +73,7 @@ def test_a_slab_without_draws_is_told_with_its_size(narrow, mean):
 
 
 @pytest.mark.parametrize(("narrow", "mean"), CASES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_exact_draws_are_not_doubted(narrow, mean, seed):
     """Of 2,000: their SD is off by 4 % of standard error where the slab has the least, wrong takes a quarter."""
     y = rows(mean)
@@ -83,13 +83,14 @@ def test_exact_draws_are_not_doubted(narrow, mean, seed):
 
 
 @pytest.mark.filterwarnings("ignore:a few draws far out make the SD")  # a kurtosis of 30: rightly said
+@pytest.mark.filterwarnings("ignore:means and SDs are within the limits")  # which are the test's
 @pytest.mark.parametrize(("narrow", "mean"), [(0.05, 0.0), (0.01, 0.0), (0.01, 0.6)])
 def test_particles_begin_in_the_slab_too(narrow, mean):
     """Laplace's approximation at the spike's mode has 90 % of the mass, and a tenth to a half of the SD."""
     y = rows(mean)
     true_mean, true_sd = moments(*exact(narrow, y))
     fed = pf.Federation(spiked(narrow), (y,), plate="data", num_clients=2)
-    idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="off", seed=0)
+    idata = pf.run(pf.DSVGD(), fed, progress=False, log_likelihood=False, compile="trace", seed=0)
     w = idata["posterior"]["w"].values
     assert abs(float(w.mean()) - true_mean) < 0.25 * true_sd
     assert abs(math.log(float(w.std()) / true_sd)) < math.log(1.25)
