@@ -58,6 +58,8 @@ BEGIN, END = "<!-- benchmarks/networks writes this table -->\n", "<!-- its end -
 FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away", "peak_gb")
 #: Pyro's own SVI on all rows, with a guide that is FedEP's family: where the Gaussians go.
 POOLED = "pooled SVI"
+#: Pyro's NUTS on all rows: the model's own posterior, of up to some hundred parameters.
+EXACT = "pooled NUTS"
 
 
 ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
@@ -68,6 +70,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
     "FedLapCov": (pf.FedLapCov, {"num_rounds": 20}),
     "BayesADMM": (pf.BayesADMM, {"num_rounds": 20}),
     POOLED: (partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=2000, num_samples=1, num_guide_draws=300), {}),
+    EXACT: (partial(pf.NUTS, num_samples=250, warmup_steps=250, num_chains=2), {"audit": False}),
     "FedEP": (pf.FedEP, {}),
     "FedEP, 100 rounds": (pf.FedEP, {"num_rounds": 100}),
     "FedSEP": (pf.FedSEP, {}),

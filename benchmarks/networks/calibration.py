@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.networks.__main__ import DATA, FIGURES, POOLED, federation, measured
+from benchmarks.networks.__main__ import DATA, EXACT, FIGURES, POOLED, federation, measured
 from benchmarks.networks.cells import Cells, put, spread
 
 KEPT = Cells(Path(__file__).with_suffix(".json"))
@@ -35,7 +35,7 @@ HIDDEN = 20
 COLUMNS = {"accuracy": "accuracy", "log_density": "log density", "ece": "ECE", "entropy_away": "entropy away"}
 TABLE = (
     "FedAvg", "FedProx", "FedDyn", "FedLap", "FedLapCov", "BayesADMM", "FedEP", "FedEP, 100 rounds", "P2PVI", "DSVGD",
-    POOLED,
+    POOLED, EXACT,
 )  # fmt: skip
 
 

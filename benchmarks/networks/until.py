@@ -1,6 +1,7 @@
 """How long it takes to be as accurate as FedAvg: seconds of the processor until then, and as a ratio to FedAvg's run.
 
     python -m benchmarks.networks.until --hidden 20 100 1000 --algorithms FedEP FedSEP P2PVI
+    python -m benchmarks.networks.until --data cancer wine --hidden 20 --seeds 10
 
 The network and the ten clients of `benchmarks.networks`, one thread. FedAvg has its 50 rounds, without an evaluation;
 the others are stopped after the first round of their own at which `DRAWS` draws predict the test rows as well as the
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
-from benchmarks.networks.__main__ import ALGORITHMS, federation, parameters, quiet, run
+from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, quiet, run
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -37,16 +38,17 @@ def accuracy(idata: Any, fed: pf.Federation, test: Any) -> float:
     return float((probs.argmax(-1) == test[1]).double().mean())
 
 
-def seconds_until(name: str, hidden: int, seed: int, wanted: float) -> tuple[float, int, float]:
+def seconds_until(name: str, data: str, hidden: int, seed: int, wanted: float) -> tuple[float, int, float]:
     """Seconds until the accuracy is reached, rounds of the algorithm's own, and the accuracy then; NaN seconds: never.
 
     Args:
         name: of the algorithm.
+        data: the set.
         hidden: units.
         seed: of the split, the partition and the run.
         wanted: accuracy.
     """
-    fed, test = federation(hidden, seed)
+    fed, test = federation(hidden, seed, data)
     make, own = ALGORITHMS[name]
     state = {"away": 0.0, "rounds": 0, "best": 0.0}
     began = time.process_time()
@@ -73,25 +75,27 @@ def seconds_until(name: str, hidden: int, seed: int, wanted: float) -> tuple[flo
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", choices=DATA, nargs="+", default=["digits"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[20, 100])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "P2PVI"])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| parameters | algorithm | accuracy wanted, reached | rounds | seconds | × FedAvg |\n" + "| --- " * 6 + "|")
-    for hidden in given.hidden:
+    titles = "data, parameters | algorithm | accuracy wanted, reached | rounds | seconds | × FedAvg | never"
+    print(f"| {titles} |\n" + "| --- " * 7 + "|")
+    for data, hidden in ((data, hidden) for data in given.data for hidden in given.hidden):
         known = []
         for seed in range(given.seeds):
-            fed, test = federation(hidden, seed)
+            fed, test = federation(hidden, seed, data)
             idata, seconds = run("FedAvg", fed, seed)
             known.append((accuracy(idata, fed, test), seconds))
         for name in given.algorithms:
-            found = np.array([seconds_until(name, hidden, seed, known[seed][0]) for seed in range(given.seeds)])
-            ratio = float(np.median(found[:, 0] / [seconds for _, seconds in known]))
-            wanted = np.mean([one for one, _ in known])
-            cells = [f"{parameters(hidden):,}", f"`{name}`", f"{wanted:.3f}, {found[:, 2].mean():.3f}"]
-            cells += [f"{np.median(found[:, 1]):g}", f"{np.median(found[:, 0]):.1f}", f"{ratio:.2f}"]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            every = [seconds_until(name, data, hidden, seed, known[seed][0]) for seed in range(given.seeds)]
+            found, own = np.array(every), np.array(known)
+            ratio = float(np.median(np.nan_to_num(found[:, 0] / own[:, 1], nan=np.inf)))
+            cells = [f"{data}, {fed.problem.dim:,}", f"`{name}`", f"{own[:, 0].mean():.3f}, {found[:, 2].mean():.3f}"]
+            cells += [f"{np.median(found[:, 1]):g}", f"{np.nanmedian(found[:, 0]):.1f}", f"{ratio:.2f}"]
+            print("| " + " | ".join([*cells, str(int(np.isnan(found[:, 0]).sum()))]) + " |", flush=True)
 
 
 if __name__ == "__main__":
