@@ -126,10 +126,13 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
         "bytes_up": [one.bytes_up + (one.asked or (0, 0))[1] for one in record.rounds],
         "seconds": [one.seconds for one in record.rounds],
     }
+    counts = [len(one.clients) for one in record.rounds]
     for name, value in each.items():  # of a round one number for all of its clients, or one each
-        whose = zip(value, record.rounds, strict=True)
-        alike = [np.broadcast_to(np.asarray(one, dtype=float), len(of.clients)) for one, of in whose]
-        values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
+        if any(isinstance(one, np.ndarray) for one in value):
+            alike = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
+            values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
+        else:
+            values[name].flat[at] = np.repeat(np.array(value, dtype=float), counts) * visits
     return {name: (table.dims, value) for name, value in values.items()}
 
 

@@ -96,11 +96,12 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     states = algorithm.combine_rounds(phase.shared, messages)
     refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1, context.record)
     info = {name: figure_array(value) for name, value in made.figures.items()}
-    each = [dict(zip(messages, values, strict=True)) for values in zip(*messages.values(), strict=True)]
+    by_round = zip(*(value.unbind() for value in messages.values()), strict=True)
+    each = [dict(zip(messages, values, strict=True)) for values in by_round]
     known = (context.seed, data.num_rows, context.problem, context.graph)
     messages_of = [
-        Sent(sent, torch.tensor(chosen), first.round + i, *known, drawn)
-        for i, (sent, chosen, drawn) in enumerate(zip(each, clients, noise, strict=True))
+        Sent(sent, chosen, first.round + i, *known, drawn)
+        for i, (sent, chosen, drawn) in enumerate(zip(each, torch.tensor(clients).unbind(), noise, strict=True))
     ]
     if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], messages_of)) is not None:
         info["moved"] = figure_array(how_far)

@@ -254,8 +254,9 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                     _round(phase, context, network, data, index)
                 if phase.last:
                     phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
+                said = _postfix(phase, context)
                 for _ in range(len(record.rounds) - before_these):
-                    bar.advance(_postfix(phase, context))
+                    bar.advance(said)
                 if not record.converged:
                     context.interruption.check()
     except KeyboardInterrupt as stop:

@@ -262,6 +262,8 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
     lengths = [part.shape[0] for part in parts]
     longest = max(lengths)
+    if not longest:  # nobody has drawn any, as of minibatches
+        return parts[0].new_empty(0, len(parts), *parts[0].shape[1:])
     if min(lengths) == longest:
         return torch.stack(list(parts), dim=1)
     padded = [torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])]) for part in parts]

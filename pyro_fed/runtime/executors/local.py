@@ -123,10 +123,10 @@ class Vectorised(Local):
         noise = self.drawn(
             [client for chosen in clients for client in chosen], seeding.torch_generators(first.seed, keys)
         )
-        each = _apart(noise, clients)
-        drawn = [{name: part[name] for name in replays} for part in each]
+        drawn: list[State] = _apart({name: noise[name] for name in replays}, clients)
         if found := self._together(first, clients, noise):
             return Had(found, drawn)
+        each = _apart(noise, clients)
         steps, received, work = list[Step](), list[State](), first
         for number, (chosen, own) in enumerate(zip(clients, each, strict=True)):
             if number:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyro_fed.infer.langevin.chain_diagnostics import _normal_scores, rhat_and_ess
+from pyro_fed.infer.langevin.chain_diagnostics import PIECE, _normal_scores, rhat_and_ess
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 
@@ -36,3 +36,15 @@ def test_normal_scores_are_those_of_mean_ranks(tied):
     found, median = _normal_scores(values)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(median, np.median(values, (1, 2)))
+
+
+def test_coordinates_are_judged_alone():
+    """In pieces that fit a cache: each has the numbers that it has by itself."""
+    values = np.random.default_rng(0).normal(size=(4, 3000, 5)).cumsum(1)
+    together, alone = rhat_and_ess(values), [rhat_and_ess(values[..., [i]]) for i in range(5)]
+    assert values[..., 0].size * 2 > PIECE  # one a piece
+    many = np.repeat(values[:, :40], 30, 2)  # many a piece
+    for place, found in enumerate(together):
+        np.testing.assert_array_equal(found, [each[place][0] for each in alone])
+        expected = np.repeat(rhat_and_ess(values[:, :40])[place], 30)
+        np.testing.assert_array_equal(rhat_and_ess(many)[place], expected)
