@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.conventions.calls import Checked, explain
-from pyro_fed.errors import SettingError
+from pyro_fed.conventions.setting_checks import check_at_least, check_probabilities, is_number, is_whole
+from pyro_fed.errors import SettingError, shown
 
 #: Characters of a wrong answer that are shown.
 SHOWN = 60
@@ -102,7 +103,11 @@ class Schedule(ABC, metaclass=Checked):
 
 @dataclass(frozen=True)
 class All(Schedule):
-    """Every client in every round."""
+    """Every client in every round.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.All())
+    """
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """All clients, in their order."""
@@ -111,9 +116,20 @@ class All(Schedule):
 
 @dataclass(frozen=True)
 class RoundRobin(Schedule):
-    """Clients in turn, `clients_per_round` at a time."""
+    """Clients in turn, `clients_per_round` at a time.
+
+    Args:
+        clients_per_round: how many, at most all.
+
+    Example:
+        >>> pf.run(pf.DSVGD(), fed, schedule=pf.schedule.RoundRobin())
+    """
 
     clients_per_round: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the number of clients."""
+        check_at_least(self, 1, "clients_per_round")
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """The next clients in the order of their numbers."""
@@ -124,9 +140,20 @@ class RoundRobin(Schedule):
 
 @dataclass(frozen=True)
 class UniformRandom(Schedule):
-    """`clients_per_round` different clients, uniformly at random."""
+    """`clients_per_round` different clients, uniformly at random.
+
+    Args:
+        clients_per_round: how many, at most all.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.UniformRandom(3))
+    """
 
     clients_per_round: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the number of clients."""
+        check_at_least(self, 1, "clients_per_round")
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """A uniform sample without replacement."""
@@ -136,31 +163,62 @@ class UniformRandom(Schedule):
 
 @dataclass(frozen=True)
 class Explicit(Schedule):
-    """Given clients, round by round; the list is repeated when it ends."""
+    """Given clients, round by round; the list is repeated when it ends.
+
+    Args:
+        rounds: the numbers of each round's clients, from 0; at least one client a round.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, num_rounds=20, schedule=pf.schedule.Explicit([[0, 1], [2], [0, 2]]))
+    """
 
     rounds: Sequence[Sequence[int]]
 
+    def __post_init__(self) -> None:
+        """Check that there is somebody in each round."""
+        if not len(self.rounds):
+            raise SettingError("Explicit: expected at least one round, received none")
+        for number, clients in enumerate(self.rounds):
+            if not len(clients) or not all(is_whole(k) and k >= 0 for k in clients):
+                raise SettingError(
+                    f"Explicit: expected clients' numbers from 0 in round {number}, at least one, received "
+                    f"{shown(clients)}"
+                )
+            if len(set(clients)) < len(clients):
+                raise SettingError(f"Explicit: round {number} has a client twice: {shown(clients)}")
+
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """The clients listed for this round."""
-        if not self.rounds:
-            raise SettingError("an explicit schedule needs at least one round")
         chosen = [int(k) for k in self.rounds[round % len(self.rounds)]]
-        unknown = [k for k in chosen if not 0 <= k < num_clients]
-        if unknown or not chosen:
+        if max(chosen) >= num_clients:
             raise SettingError(f"round {round} of the schedule lists {chosen}, but clients are 0..{num_clients - 1}")
         return chosen
 
 
 @dataclass(frozen=True)
 class Categorical(Schedule):
-    """One client, drawn with given probabilities, such as FSGLD's f_s; uniform by default."""
+    """One client, drawn with given probabilities, such as FSGLD's f_s; uniform by default.
+
+    Args:
+        probabilities: of each client, not negative, with the sum one.
+
+    Example:
+        >>> pf.run(pf.FSGLD(), fed, schedule=pf.schedule.Categorical((0.5, 0.3, 0.2)))
+    """
 
     probabilities: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the probabilities."""
+        if self.probabilities is not None:
+            check_probabilities(self, "probabilities", zeros=True)
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """A draw of the categorical distribution."""
         if self.probabilities is not None and len(self.probabilities) != num_clients:
-            raise SettingError(f"{len(self.probabilities)} probabilities were given for {num_clients} clients")
+            raise SettingError(
+                f"Categorical: {len(self.probabilities)} probabilities were given for {num_clients} clients"
+            )
         return [int(rng.choice(num_clients, p=self.probabilities))]
 
 
@@ -170,6 +228,9 @@ class Shuffled(Schedule):
 
     What the clients' messages have in common adds up as under `Categorical()`, but the clients' own errors, whose
     sum over a sweep is zero, cancel (random reshuffling).
+
+    Example:
+        >>> pf.run(pf.FSGLD(), fed, schedule=pf.schedule.Shuffled())
     """
 
     def period(self, num_clients: int) -> int:
@@ -192,28 +253,39 @@ class Shuffled(Schedule):
 class Availability(Schedule):
     """Clients that happen to be reachable: each with its own probability, then some of these at random.
 
-    A round in which nobody is reachable is drawn again; one with fewer than `clients_per_round` takes them
-    all.
+    Rounds in which nobody is reachable are left out: who is there is drawn given that somebody is. One with fewer than
+    `clients_per_round` takes them all.
 
     Args:
         probabilities: of each client, in (0, 1].
         clients_per_round: at most.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.Availability((0.9, 0.5, 0.1), clients_per_round=2))
     """
 
     probabilities: Sequence[float]
     clients_per_round: int = 1
 
+    def __post_init__(self) -> None:
+        """Check the probabilities."""
+        check_at_least(self, 1, "clients_per_round")
+        if not len(self.probabilities) or not all(is_number(one) and 0 < one <= 1 for one in self.probabilities):
+            raise SettingError(
+                f"Availability: probabilities must be numbers in (0, 1], received {shown(self.probabilities)}"
+            )
+
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """A uniform sample of the reachable clients, in the order of their numbers."""
         self._check(self.clients_per_round, num_clients)
         chances = np.asarray(self.probabilities, dtype=float)
-        if chances.shape != (num_clients,) or not np.all((chances > 0) & (chances <= 1)):
-            raise SettingError(
-                f"Availability: expected {num_clients} probabilities in (0, 1], received {list(self.probabilities)}"
-            )
-        here = np.empty(0, dtype=int)
-        while not len(here):
-            here = np.flatnonzero(rng.random(num_clients) < chances)
+        if len(chances) != num_clients:
+            raise SettingError(f"Availability: {len(chances)} probabilities were given for {num_clients} clients")
+        # the first that is there, given that one is: all before it are not; those behind it are independent of that
+        odds = chances * np.cumprod(np.concatenate(([1.0], 1 - chances[:-1])))
+        first = int(rng.choice(num_clients, p=odds / odds.sum()))
+        behind = np.flatnonzero(rng.random(num_clients) < chances)
+        here = np.concatenate(([first], behind[behind > first]))
         count = min(self.clients_per_round, len(here))
         return sorted(int(k) for k in rng.choice(here, size=count, replace=False))
 
@@ -232,6 +304,10 @@ class Informed(Schedule):
     """
 
     clients_per_round: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the number of clients."""
+        check_at_least(self, 1, "clients_per_round")
 
     def select(self, round: int, num_clients: int, rng: np.random.Generator) -> list[int]:
         """Not without the clients' answers.
@@ -266,6 +342,12 @@ class KSD(Informed):
 
     with S the squared kernelised Stein discrepancy, by the algorithm's own kernel: the paper's bandwidth of 0.55 "for
     the KSD estimator" is read as that of its source's KDE. A client answers with one number.
+
+    Args:
+        clients_per_round: how many, without replacement.
+
+    Example:
+        >>> pf.run(pf.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.KSD())
     """
 
     asks: ClassVar[str] = "ksd"
@@ -280,6 +362,12 @@ class HIP(Informed):
     in the kernel's Hilbert space, φ' for the geometric mean of the clients' likelihoods. A client answers
     with its scores at all particles. Deviation: the paper does not say what a negative product means; here it
     counts as zero.
+
+    Args:
+        clients_per_round: how many, without replacement.
+
+    Example:
+        >>> pf.run(pf.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.HIP())
     """
 
     asks: ClassVar[str] = "hip"

@@ -10,6 +10,9 @@ import numpy as np
 
 from pyro_fed.errors import SettingError, shown
 
+#: Probabilities sum to one up to the rounding of their digits; NumPy refuses to draw by what is 1.5e-8 off.
+SUM_ERROR = 1e-8
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is one finite real number: no flag, text, array or tensor."""
@@ -73,6 +76,27 @@ def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(
     if not inside:
         interval = f"{ends[0]}{low}, {high}{ends[1]}"
         raise SettingError(f"{type(owner).__name__}: {name} must lie in {interval}, received {shown(value)}")
+
+
+def check_probabilities(owner: Any, name: str, zeros: bool = False) -> None:
+    """A setting that must be probabilities of all that there is: numbers that sum to one.
+
+    Args:
+        owner: whose setting it is.
+        name: the setting.
+        zeros: whether some may be zero.
+
+    Raises:
+        SettingError: names the setting and its value.
+    """
+    values = getattr(owner, name)
+    numbers = len(values) > 0 and all(is_number(one) and (one > 0 or (zeros and one == 0)) for one in values)
+    if not numbers or abs(math.fsum(values) - 1) > SUM_ERROR:
+        total = f", whose sum is {math.fsum(values):g}" if numbers else ""
+        sign = "at least 0" if zeros else "positive"
+        raise SettingError(
+            f"{type(owner).__name__}: {name} must be {sign} and sum to one, received {shown(values)}{total}"
+        )
 
 
 def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:

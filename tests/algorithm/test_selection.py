@@ -1,5 +1,8 @@
 """Client selection: indicators against definitions, choices against probabilities, bytes, refusals."""
 
+from collections import Counter
+from itertools import product
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -170,10 +173,58 @@ def test_availability_draws_from_who_is_there():
     assert Availability([1.0] * 4, clients_per_round=4).select(0, 4, np.random.default_rng(0)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("chances", [[1.0], [0.0, 1.0], [0.5, 1.5]])
-def test_availability_checks_its_probabilities(chances):
-    with pytest.raises(pf.SettingError, match=r"expected 2 probabilities in \(0, 1\]"):
-        Availability(chances).select(0, 2, np.random.default_rng(0))
+def test_availability_is_that_of_rounds_in_which_somebody_is_there():
+    """Against the product of the probabilities, over the sets that are not empty (five standard errors)."""
+    chances, draws = (0.2, 0.05, 0.1), 20_000
+    schedule = Availability(chances, clients_per_round=3)
+    found = Counter(tuple(schedule.select(i, 3, np.random.default_rng(i))) for i in range(draws))
+    sets = [here for here in product((False, True), repeat=3) if any(here)]
+    odds = {here: np.prod([p if there else 1 - p for p, there in zip(chances, here, strict=True)]) for here in sets}
+    for here, weight in odds.items():
+        share = weight / sum(odds.values())
+        seen = found[tuple(int(k) for k in np.flatnonzero(here))] / draws
+        assert seen == pytest.approx(share, abs=5 * (share * (1 - share) / draws) ** 0.5)
+
+
+@pytest.mark.parametrize("chances", [(1e-12,), (1e-300, 1e-300), (5e-324, 5e-324, 5e-324)])
+def test_who_is_hardly_ever_there_holds_nobody_up(chances):
+    chosen = Availability(chances).select(0, len(chances), np.random.default_rng(0))
+    assert len(chosen) == 1 and 0 <= chosen[0] < len(chances)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Availability([0.0, 1.0]), r"Availability: probabilities must be numbers in \(0, 1\]"),
+        (lambda: Availability([0.5, 1.5]), r"Availability: probabilities must be numbers in \(0, 1\]"),
+        (lambda: Availability([]), r"Availability: probabilities must be numbers in \(0, 1\]"),
+        (lambda: Availability([0.5], clients_per_round=0), "Availability: clients_per_round must be a whole number of"),
+        (lambda: pf.schedule.Categorical((0.5, 0.6)), "Categorical: .* sum to one, received .*, whose sum is 1.1"),
+        (lambda: pf.schedule.Categorical((-0.5, 1.5)), "Categorical: probabilities must be at least 0 and sum to one"),
+        (lambda: pf.schedule.Categorical(()), "Categorical: probabilities must be at least 0 and sum to one"),
+        (lambda: pf.schedule.RoundRobin(0), "RoundRobin: clients_per_round must be a whole number of at least 1"),
+        (lambda: pf.schedule.UniformRandom(0), "UniformRandom: clients_per_round must be a whole number of at least 1"),
+        (lambda: KSD(clients_per_round=0), "KSD: clients_per_round must be a whole number of at least 1"),
+        (lambda: pf.schedule.Explicit([]), "Explicit: expected at least one round"),
+        (lambda: pf.schedule.Explicit([[0], []]), "Explicit: .* in round 1, at least one, received"),
+        (lambda: pf.schedule.Explicit([[0], [-1]]), "Explicit: expected clients' numbers from 0 in round 1"),
+        (lambda: pf.schedule.Explicit([[0, 0]]), "Explicit: round 0 has a client twice"),
+    ],
+)
+def test_settings_of_schedules_are_checked_when_they_are_made(make, message):
+    with pytest.raises(pf.SettingError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("schedule", [Availability([1.0]), pf.schedule.Categorical((1.0,))])
+def test_probabilities_are_those_of_as_many_clients(schedule):
+    with pytest.raises(pf.SettingError, match="1 probabilities were given for 2 clients"):
+        schedule.select(0, 2, np.random.default_rng(0))
+
+
+def test_probabilities_may_be_zero_and_rounded():
+    schedule = pf.schedule.Categorical((0.0, 1 / 3, 1 / 3, 1 / 3))
+    assert {schedule.select(i, 4, np.random.default_rng(i))[0] for i in range(100)} == {1, 2, 3}
 
 
 def test_federated_ksd_is_the_pooled_one():

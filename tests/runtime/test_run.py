@@ -63,9 +63,8 @@ def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factor
         ),
         ({"executor": "ray"}, "executor must be one of .*'sequential', 'vectorised'.*received 'ray'"),
         ({"schedule": RoundRobin(4)}, "clients_per_round must be between 1 and the 3 clients, received 4"),
-        ({"schedule": UniformRandom(0)}, "clients_per_round must be between 1 and the 3 clients, received 0"),
+        ({"schedule": UniformRandom(5)}, "clients_per_round must be between 1 and the 3 clients, received 5"),
         ({"schedule": Explicit([[0], [7]])}, r"round 1 of the schedule lists \[7\], but clients are 0..2"),
-        ({"schedule": Explicit([])}, "at least one round"),
         ({"schedule": All()}, "DSVGD adopts one client's particles a round, but 3 clients worked"),
     ],
 )

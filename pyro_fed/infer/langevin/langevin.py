@@ -47,7 +47,13 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import (
+    check_at_least,
+    check_between,
+    check_choice,
+    check_positive,
+    check_probabilities,
+)
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
@@ -591,9 +597,8 @@ class VisitingLangevin(Langevin):
         check_positive(self, "visit_time")
         if self.step_size is not None:
             refuse_unused(self, STEP_GIVEN, "visit_time")
-        f = self.probabilities
-        if f is not None and not (min(f, default=0) > 0 and math.isclose(sum(f), 1, rel_tol=1e-9)):
-            raise SettingError(f"{type(self).__name__}: probabilities must be positive and sum to one, received {f}")
+        if self.probabilities is not None:
+            check_probabilities(self, "probabilities")
 
     def client_shares(self, num_clients: int) -> Tensor:
         """f_s, (K,), float64, as set."""

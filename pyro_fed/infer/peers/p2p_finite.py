@@ -30,7 +30,13 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import (
+    check_at_least,
+    check_between,
+    check_choice,
+    check_positive,
+    check_probabilities,
+)
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
 from pyro_fed.errors import DataError, GraphError, ModelError, SettingError
@@ -97,12 +103,8 @@ class P2PFinite(Algorithm, OnGraph, Tempered):
             raise SettingError(
                 "P2PFinite: probabilities are of given candidates; draws from the prior are equally likely"
             )
-        if self.probabilities is not None and not (
-            min(self.probabilities, default=0) > 0 and abs(sum(self.probabilities) - 1) < 1e-9
-        ):
-            raise SettingError(
-                f"P2PFinite: probabilities must be positive and sum to one, received {self.probabilities}"
-            )
+        if self.probabilities is not None:
+            check_probabilities(self, "probabilities")
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
