@@ -60,6 +60,9 @@ def compare(
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
+    for name in names:
+        if alike := [other for other in names if other != name and Path(other).stem == Path(name).stem]:
+            raise SettingError(f"{name} and {alike[0]} would both be called '{Path(name).stem}': rename the file")
     chosen = {Path(name).stem: recipe.load(name) for name in names}
     algorithms = _algorithms(chosen, assignments)
     module = library.load_model(model)

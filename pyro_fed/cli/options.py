@@ -29,7 +29,7 @@ class Written(click.Path):
         """The path."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
-            return check_writable(path, "--out")
+            return check_writable(path, param.opts[0] if param is not None else "--out")
         except SettingError as error:
             self.fail(str(error), param, ctx)
 

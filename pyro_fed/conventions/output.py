@@ -77,14 +77,38 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(prefix="pyro_fed-"))
     written = folder / out.name
-    yield written
+    try:
+        yield written
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists() and not out.is_file():  # a device
             with out.open("wb") as device:
                 device.write(written.read_bytes())
         else:
-            shutil.copyfile(written, out)
+            _put(written, out)
     except OSError as error:
         raise SettingError(f"{out} could not be written: {error}. The result is kept in {written}") from error
     shutil.rmtree(folder)
+
+
+def _put(written: Path, out: Path) -> None:
+    """Put a file in the place of the user's, which stays as it was until all of it is there.
+
+    In a folder where no other file can be made it is written over.
+    """
+    out = out.resolve()  # where it is a link, what it leads to
+    if not os.access(out.parent, os.W_OK):
+        shutil.copyfile(written, out)
+        return
+    beside = out.with_name(f"{out.name}.writing")
+    try:
+        shutil.copyfile(written, beside)
+        if out.exists():
+            shutil.copymode(out, beside)
+        os.replace(beside, out)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

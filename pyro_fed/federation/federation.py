@@ -22,8 +22,8 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import noncentred
-from pyro_fed.density.problem import CPU
+from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
@@ -365,9 +365,7 @@ class Federation:
     @cached_property
     def joint(self) -> Federation:
         """The same with every row's own latents in the flat vector, instead of integrated out."""
-        other = copy(self)
-        other.problem = JointProblem.of(self.problem)
-        return other
+        return self.with_problem(JointProblem.of(self.problem))
 
     @cached_property
     def noncentred(self) -> Federation:
@@ -387,8 +385,20 @@ class Federation:
                 f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "
                 "depends on another latent"
             )
+        return self.with_problem(form)
+
+    def with_problem(self, problem: Problem) -> Federation:
+        """The same clients with other densities; what is kept of a federation, its forms among that, is made anew.
+
+        Args:
+            problem: the densities.
+        """
         other = copy(self)
-        other.problem = form
+        for kind in type(self).__mro__:
+            for name, value in vars(kind).items():
+                if isinstance(value, cached_property):
+                    vars(other).pop(name, None)
+        other.problem = problem
         return other
 
     @checked
@@ -449,10 +459,8 @@ class Federation:
         missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
         if missing is not None and not problem.arguments.incomplete:
             raise missing
-        other = copy(self)
-        vars(other).pop("joint", None)
         with told(arguments, problem.model, problem.plate):
-            other.problem = rebuilt(problem, arguments, self._quadrature)
+            other = self.with_problem(rebuilt(problem, arguments, self._quadrature))
         check_handled(other.problem, missing)
         return other
 
@@ -506,7 +514,8 @@ class Federation:
             device=problem.device,
         )
         rest.client_names = [self.client_names[k] for k in keep]
-        return rest
+        rest = rest.joint if isinstance(problem, JointProblem) else rest
+        return rest.noncentred if isinstance(problem, NonCentred) else rest
 
     # -- to look at -----------------------------------------------------------------------------------------
     def summary(self) -> pd.DataFrame:

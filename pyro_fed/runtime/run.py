@@ -35,6 +35,7 @@ from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, thre
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
 from pyro_fed.density.no_number import no_number
+from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.density.size import affordable_draws, repays_threads
@@ -190,7 +191,8 @@ def run(
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
-        federation = federation.joint
+        apart = isinstance(federation.problem, NonCentred)
+        federation = federation.joint.noncentred if apart else federation.joint
     with (
         threads(num_threads),
         torch.no_grad(),

@@ -14,6 +14,7 @@ from late import late
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging import metrics
+from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.errors import DataError
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -175,3 +176,37 @@ def test_rows_of_several_labels_are_measured_by_label():
     found = metrics.test_metrics(result([0.5, 1.5]), federation, (y,))
     assert found["recall"] == 1.0  # all probabilities are above one half
     assert found["precision"] == pytest.approx(4 / 6)
+
+
+def test_labels_of_rows_are_compared_too():
+    y = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
+    federation = pf.Federation(labelled, (y,), plate="data", num_clients=2)
+    table = pf.compare({"a": result(np.linspace(0.5, 1.5, 200))}, federation=federation, test=(y,))
+    assert table.loc["a", "precision"] == pytest.approx(4 / 6)
+    assert {"recall", "micro_f1", "macro_f1"} <= set(table.columns)
+
+
+def counted(y):
+    """A rate that overflows where mu is large, so that its density is no number."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(mu.exp() - mu.exp() + mu.exp()), obs=y)
+
+
+def test_draws_at_which_test_rows_have_no_density_are_the_results_own_fault():
+    y = torch.ones(4, dtype=torch.float64)
+    federation = pf.Federation(counted, (y,), plate="data", num_clients=2)
+    draws = np.linspace(-1.0, 1.0, 200)
+    spoiled = draws.copy()
+    spoiled[:3] = 800.0
+    words = "the density of the test data is no number at 3 of 200 draws"
+    with pytest.raises(DataError, match=words):
+        metrics.test_metrics(result(spoiled), federation, (y,))
+    table = pf.compare({"good": result(draws), "bad": result(spoiled)}, federation=federation, test=(y,))
+    assert words in table.loc["bad", "warnings"] and words not in table.loc["good", "warnings"]
+    assert math.isfinite(table.loc["good", "test_log_density"])
+
+
+def test_calibration_does_not_broadcast():
+    with pytest.raises(DataError, match=r"classes \(n,\), received \(2, 2\) and \(2, 1\)"):
+        calibration_errors(torch.tensor([[0.25, 0.75], [0.6, 0.4]]), torch.tensor([[1], [1]]))

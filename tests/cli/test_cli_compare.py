@@ -130,3 +130,16 @@ def test_mistakes(arguments, part):
     result = CliRunner().invoke(main, ["compare", "gaussian_mean", *arguments])
     assert result.exit_code == 2
     assert part in result.stderr.splitlines()[-1]
+
+
+def test_recipes_that_would_have_one_name_are_refused(tmp_path):
+    """A recipe that was copied and changed, beside the one that it was copied from."""
+    (tmp_path / "svgd.toml").write_text(DIVERGES)
+    result = call("gaussian_mean", "svgd", tmp_path / "svgd.toml")
+    assert result.exit_code == 2 and "would both be called 'svgd': rename the file" in result.output
+
+
+def test_a_file_that_cannot_be_written_is_told_with_its_own_option(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(main, ["run", "gaussian_mean", "svgd", "--report", str(tmp_path / "file" / "x.html")])
+    assert result.exit_code == 2 and "--report=" in result.output and "--out=" not in result.output

@@ -206,3 +206,60 @@ def test_a_model_with_data_of_its_own_is_refused():
     fed = pf.Federation(closure, plate="data", num_clients=2)
     with pytest.raises(pf.DataError, match="indexes its own data"):
         fed.with_args()
+
+
+def nested(y, group):
+    """Groups whose scale is latent, and rows with effects of their own."""
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with pyro.plate("groups", 4):
+        a = pyro.sample("a", dist.Normal(0.0, tau))
+    with pyro.plate("data", len(y)):
+        e = pyro.sample("e", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(a[group] + e, 1.0), obs=y)
+
+
+def grouped(seed=0):
+    group = torch.arange(4).repeat(5)
+    return pf.Federation(nested, (values(seed, 20), group), plate="data", num_clients=4, shard=["y", "group"]), group
+
+
+def test_forms_that_were_asked_for_before_are_made_of_the_new_data():
+    """Whatever a federation keeps: its joint and its non-centred form, and those of each other."""
+    fed, group = grouped()
+    kept = (fed.joint, fed.noncentred, fed.joint.noncentred, fed.noncentred.joint)
+    other = fed.with_args((values(1, 20), group))
+    for form in (other, other.joint, other.noncentred, other.joint.noncentred, other.noncentred.joint):
+        assert torch.equal(form.problem.rows[0], values(1, 20))
+    fresh = grouped()[0]
+    for one, form in zip(
+        kept, (fresh.joint, fresh.noncentred, fresh.joint.noncentred, fresh.noncentred.joint), strict=True
+    ):
+        assert type(one.problem) is type(form.problem)
+
+
+@pytest.mark.parametrize("path", ["joint", "noncentred", "joint.noncentred"])
+def test_a_form_without_a_client_has_that_form(path):
+    from operator import attrgetter
+
+    form = attrgetter(path)(grouped()[0])
+    rest = form.without("1")
+    assert (
+        type(rest.problem) is type(form.problem)
+        and rest.problem.dim == attrgetter(path)(grouped()[0].without("1")).problem.dim
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # of chains so short
+def test_nuts_of_a_noncentred_federation_with_rows_latents_is_noncentred(monkeypatch):
+    seen = []
+    step = pf.NUTS.local_step
+
+    def noted(self, problem, *rest):
+        seen.append(type(problem).__name__)
+        return step(self, problem, *rest)
+
+    monkeypatch.setattr(pf.NUTS, "local_step", noted)
+    fed = grouped()[0]
+    fed.joint  # noqa: B018  what is kept must not be taken for the other form's
+    idata = pf.run(pf.NUTS(num_samples=20, warmup_steps=20, num_chains=2), fed.noncentred, **QUIET, **UNAUDITED)
+    assert set(seen) == {"NonCentredJoint"} and idata.posterior["e"].shape == (2, 20, 20)

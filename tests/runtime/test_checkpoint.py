@@ -321,3 +321,17 @@ def test_a_file_is_no_folder(tmp_path):
     for path in (file, file / "below"):
         with pytest.raises(SettingError, match="expected a folder"):
             run(checkpoint=path)
+
+
+def test_an_earlier_state_that_cannot_be_deleted_costs_nothing(tmp_path, monkeypatch, caplog):
+    import pyro_fed.runtime.checkpoint.folder as module
+
+    def kept(path, missing_ok=False):
+        if path.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module.Path, "unlink", kept)
+    found = run(checkpoint=tmp_path)
+    monkeypatch.undo()
+    assert (found.posterior["w"].values == run().posterior["w"].values).all()
+    assert "an earlier state could not be deleted" in caplog.text

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -241,9 +240,7 @@ def others_of(federation: Federation, client: int) -> Federation:
         federation: all of them.
         client: its number.
     """
-    rest = copy(federation)
-    for name in ("row_counts", "joint"):
-        vars(rest).pop(name, None)
+    rest = federation.with_problem(federation.problem)
     keep = [k for k in range(federation.num_clients) if k != client]
     rest.client_rows = [federation.client_rows[k] for k in keep]
     rest.client_names = [federation.client_names[k] for k in keep]

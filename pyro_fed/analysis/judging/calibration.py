@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import DataError, SettingError
 
 #: B where none is given.
 BINS = 10
@@ -76,6 +76,7 @@ def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
 
     Raises:
         SettingError: no bins.
+        DataError: the shapes do not fit.
 
     Example:
         >>> reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0])).accuracy
@@ -83,6 +84,11 @@ def reliability(probs: Tensor, value: Tensor, bins: int = BINS) -> Reliability:
     """
     if not 1 <= bins <= MOST_BINS:
         raise SettingError(f"calibration needs 1 to {MOST_BINS:,} bins of confidence, received bins={bins}")
+    if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
+        raise DataError(
+            f"calibration takes probabilities (n, C) and classes (n,), received {tuple(probs.shape)} and "
+            f"{tuple(value.shape)}"
+        )
     confidence, predicted = (part.numpy() for part in probs.double().max(-1))
     correct = predicted == value.long().numpy()
     edges = np.arange(bins) / bins

@@ -48,7 +48,8 @@ counted the prior (± one standard error); 1 is right, and a large ± means that
 PREDICTIONS = """
 ELPD: expected log density of a new row for each training row, summed, by PSIS-LOO, with its standard error;
 with many rows of a large Pareto k it is not reliable. The rest is measured on the test data. ECE and MCE
-are the average and the largest gap between confidence and accuracy.
+are the average and the largest gap between confidence and accuracy. Of rows with several labels, precision and recall
+are over all labels, micro F1 is that of their sums, macro F1 the labels' mean.
 """
 COSTS = """
 Bytes of all clients together. The reference works on the pooled data and sends nothing. Seconds are those
@@ -91,6 +92,10 @@ TABLES = (
             "rmse": Column("RMSE", digits(3)),
             "ece": Column("ECE", digits(3)),
             "mce": Column("MCE", digits(2)),
+            "precision": Column("precision", percent),
+            "recall": Column("recall", percent),
+            "micro_f1": Column("micro F1", digits(3)),
+            "macro_f1": Column("macro F1", digits(3)),
         },
     ),
     Table(
@@ -141,7 +146,8 @@ def compare(
           `pyro_fed.analysis.judging.doubts`;
         - `elpd_loo`, `elpd_loo_se`, `bad_pareto_k`: PSIS-LOO on the training rows, and the rows that make it
           unreliable;
-        - `test_log_density` (a row), `accuracy`, `ece` and `mce`, or `rmse`;
+        - `test_log_density` (a row), `accuracy`, `ece` and `mce`, or `rmse`; of rows with several labels `precision`,
+          `recall`, `micro_f1` and `macro_f1`;
         - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN where the data themselves were pooled;
         - `warnings`: what speaks against the result, one sentence each, separated by "; "; `sentences` has them apart.
 
@@ -277,9 +283,8 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
     problem = federation.problem
     draws = unconstrained_draws(thinned(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
-    lost = int(predictions.log_prob.isnan().any(1).sum())
-    if lost:
-        return {}, [f"the density of the test data is no number at {lost} of {len(draws)} draws"]
+    if predictions.lost:
+        return {}, [predictions.lost]
     row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
     if predictions.probs is not None:
         row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)

@@ -49,6 +49,12 @@ class Predictions(NamedTuple):
     probs: Tensor | None
     labels: Tensor | None = None
 
+    @property
+    def lost(self) -> str:
+        """At how many draws the density of a row is no number, as a sentence; "" where at none."""
+        lost = int(self.log_prob.isnan().any(1).sum())
+        return f"the density of the test data is no number at {lost} of {len(self.log_prob)} draws" if lost else ""
+
 
 @checked
 @explained(DataError, "test_metrics: the result or the test data do not fit the model")
@@ -66,12 +72,14 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
         those of `multilabel` too.
 
     Raises:
-        DataError: the test data have no rows, or hold a NaN.
+        DataError: the test data have no rows, or hold a NaN; or their log density is no number at some of the draws.
 
     Example:
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
     predictions = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test_args)
+    if lost := predictions.lost:
+        raise DataError(lost)
     metrics = {
         "num_rows": float(predictions.log_prob.shape[1]),
         "log_predictive_density": log_predictive_density(predictions.log_prob),
@@ -99,7 +107,8 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
         What the draws say of each row.
 
     Raises:
-        DataError: there are no rows, or a value or a log density is NaN.
+        DataError: there are no rows, or a value is NaN, or a row's log density at every draw; where it is no number at
+            some of them, `log_prob` says so.
 
     Example:
         >>> predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), (x_test, y_test)).probs
@@ -110,7 +119,7 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
         count = int(value.isnan().sum())
         raise DataError(f"{count} observed values of the test data are NaN; remove those rows.")
     log_prob = torch.cat([chunk["log_prob"] for chunk in chunks])
-    unknown = log_prob.isnan().any(0)
+    unknown = log_prob.isnan().all(0)
     if bool(unknown.any()):
         raise DataError(
             f"the log density of {int(unknown.sum())} of {len(unknown)} test rows is NaN, of row "

@@ -551,9 +551,11 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the KSD is that of exact draws or no longer falls, and the scores have nothing against the moments.
 
-        Particles that started apart have all their rounds: between basins the KSD rises and falls.
+        Particles that started apart have all their rounds and no criterion: between basins the KSD rises and falls.
         """
-        if len(figures) < 2 or figures[-1]["apart"]:
+        if figures[-1]["apart"]:
+            return None
+        if len(figures) < 2:
             return False
         width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
         last = figures[-width:]

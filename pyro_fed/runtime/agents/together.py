@@ -7,7 +7,6 @@ those of a simulation; an agent reads and writes its own entry, and what stands 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 
 import pandas as pd
@@ -43,7 +42,7 @@ class Together(Federation):
         if bool((counts < 1).any()) or bool((counts > MAX_ROWS).any()):
             worst = int(((counts < 1) | (counts > MAX_ROWS)).nonzero()[0])
             raise ProtocolError(f"agent {names[worst]} says it has {int(counts[worst])} rows")
-        vars(self).update(vars(copy(own)))
+        vars(self).update(vars(own.with_problem(own.problem)))
         self.me, self._claimed = me, counts
         self.client_names = list(names)
         nothing = torch.zeros(0, dtype=torch.int64)

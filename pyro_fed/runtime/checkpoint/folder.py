@@ -8,6 +8,7 @@ fingerprint of the run (model, data, settings, seed, versions); a checkpoint of 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
+
+logger = logging.getLogger(__name__)
 
 #: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
@@ -111,6 +114,7 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(waiting, target)
+            _written_down(self.folder)
         except OSError as error:
             waiting.unlink(missing_ok=True)
             raise CheckpointError(
@@ -118,7 +122,10 @@ class Checkpoint:
                 "kept. Make room and run again with resume=True"
             ) from error
         for old in self._files()[:-KEPT]:
-            old.unlink()
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as error:  # the state is written: what is left over costs its place on the disk, not the run
+                logger.warning("an earlier state could not be deleted: %s", error)
 
     def load(self) -> Saved | None:
         """The latest state that can be read, or None where a run begins.
@@ -134,6 +141,18 @@ class Checkpoint:
 
     def _files(self) -> list[Path]:
         return _files_in(self.folder)
+
+
+def _written_down(folder: Path) -> None:
+    """Have the disk write down which files the folder has, which a file that is renamed there needs to outlast it."""
+    try:
+        place = os.open(folder, os.O_RDONLY)
+    except OSError:  # a system on which folders cannot be opened
+        return
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:

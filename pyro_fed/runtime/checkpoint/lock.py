@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import os
 import socket
 from pathlib import Path
 
 from pyro_fed.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 #: The file in the folder; it says who holds it.
 NAME = "lock"
@@ -23,12 +27,17 @@ class Lock:
         folder: it must exist.
 
     Raises:
-        CheckpointError: another run holds it, or nothing can be written there.
+        CheckpointError: another run holds it, or nothing can be written there, or the system has no such locks.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._file: int | None = None
+        if fcntl is None:
+            raise CheckpointError(
+                "a run's folder is locked by flock, which this system does not have: run without checkpoint=, or on "
+                "Linux or macOS"
+            )
         while self._file is None:
             self._file = self._taken()
 
