@@ -171,7 +171,8 @@ class FALD(ReplayedVisits):
         averaged = {name: average(self._by_chain(messages[name]), weight) for name in names}
         # Every client was visited: the column says so by -1.
         client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
-        return super().combine_rounds(shared, {**averaged, "client": client})
+        adapted = self._adapted(shared, messages["client"], messages["step_size"])
+        return self._stored(shared, {**averaged, "client": client}, adapted)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The clients of a chain, which are the same ones, begin where those before them have ended on average."""

@@ -92,6 +92,9 @@ USUAL_CHAINS = 4
 #: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
 #: while visits are replayed.
 NOISE_AHEAD = 10_000_000
+#: Shares of the chains' step that are one but for rounding, in any dtype: a client that needs a shorter one has at most
+#: `curvature.SHORTENED` of it.
+SAME_STEP = 0.999
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
@@ -261,6 +264,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
         chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}
+        if self.step_size is None:
+            chains["visited"] = torch.zeros(num_clients, dtype=torch.bool)
         return chains | {"step_size": position.new_tensor(step), "share": share}, local
 
     def _step_and_burn_in(self, num_clients: int, start: Start | None) -> tuple[float, int]:
@@ -473,6 +478,10 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
+        return self._stored(shared, messages, self._adapted(shared, messages["client"], messages["step_size"]))
+
+    def _stored(self, shared: State, messages: State, adapted: State) -> list[State]:
+        """The same, where `adapted` is what the clients' steps have changed."""
         rounds, _, sent = messages["draws"].shape[:3]
         taken = shared["steps"] + self.stride * torch.arange(1, rounds * sent + 1)
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)
@@ -484,30 +493,40 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         last = append(shared, columns, self.target_ess)
         kept = shared["kept"] + keep.reshape(rounds, sent).sum(1).cumsum(0)
         steps = shared["steps"] + self.local_steps * torch.arange(1, rounds + 1)
-        last |= self._shortened(shared, messages["step_size"])
+        last |= adapted
         before = last | {name: shared[name] for name in ("r_hat", "ess", "judged")}
         each = zip(messages["position"], steps, kept, strict=True)
         states = [before | {"position": at, "steps": done, "kept": had} for at, done, had in each]
         return [*states[:-1], states[-1] | {name: last[name] for name in ("r_hat", "ess", "judged")}]
 
-    def _in_first_sweep(self, shared: State) -> bool:
-        """Whether clients are still to say how long a derived step may be."""
-        return self.step_size is None and int(shared["steps"]) < self.local_steps * len(shared["share"])
+    def _adapted(self, shared: State, clients: Tensor, used: Tensor) -> State:
+        """A derived h as short as any client needed its steps, a burn-in longer by as much, and who has been visited.
 
-    def _shortened(self, shared: State, used: Tensor) -> State:
-        """h as short as the clients of the first sweep needed theirs, and a burn-in that is longer by as much."""
-        if not self._in_first_sweep(shared):
+        All clients have the same steps from the next round on: chains whose steps depend on the client that they are at
+        have another stationary law.
+
+        Args:
+            shared: the server's state.
+            clients: their numbers, of any shape.
+            used: h of the steps that clients made, (R, C, steps).
+        """
+        if self.step_size is not None:
             return {}
-        wanted = self._steps(shared["steps"], shared["step_size"])[self.stride - 1 :: self.stride]
-        share = float((used / wanted).amin().clamp(max=1))
-        if not 0 < share < 1:
-            return {}
+        visited = shared["visited"] | torch.isin(torch.arange(len(shared["share"])), clients)
+        done = shared["steps"] + self.local_steps * torch.arange(len(used))
+        wanted = self._steps(done, shared["step_size"].expand(len(used)))[self.stride - 1 :: self.stride]
+        share = float((used / wanted.T.unsqueeze(1)).amin())
+        if not 0 < share < SAME_STEP:
+            return {"visited": visited}
         burn_in = self._longer(int(shared["burn_in"]), 1 / share, len(shared["share"]))
-        return {"step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
+        return {"visited": visited, "step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
 
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the chains are judged, or as many as their noise has room for; one in the first sweep."""
-        if self._in_first_sweep(shared):
+        """Rounds until the chains are judged, or as many as their noise has room for.
+
+        One as long as there are clients that are still to say how long a derived step may be.
+        """
+        if self.step_size is None and not bool(shared["visited"].all()):
             return 1
         wanted = next_look(shared, self.target_ess) - int(shared["kept"])
         steps = int(shared["steps"])

@@ -309,3 +309,48 @@ def test_a_derived_step_that_is_too_long_where_a_chain_is_becomes_shorter():
     steps = idata["sample_stats"]["step_size"].values
     assert 0 < steps[0, -1] < 0.0757 and (steps[:, -1] == steps[0, -1]).all()  # 4 / λ, and one step for all chains
     assert np.isfinite(idata["posterior"]["r"].values).all()
+
+
+STEEP = 9.0  # of a Gaussian client's score, in preconditioned coordinates: steps of the default length diverge there
+
+
+def steep(algorithm, number, schedule=None, **settings):
+    """Draws' steps of a run in which one of four clients, the last, is far steeper than the surrogates say.
+
+    x_k ~ N(mu, 1 / precision) with surrogates of precision 1 each, and a prior of variance one.
+    """
+
+    def gaussian(x, precision):
+        mu = pyro.sample("mu", dist.Normal(torch.zeros((), dtype=x.dtype), 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(mu, precision.rsqrt()), obs=x)
+
+    one = torch.ones(1, dtype=torch.float64)
+    clients = [(0.1 * k * one, (STEEP if k == 3 else 1.0) * one) for k in range(4)]
+    fed = pf.Federation.from_clients(gaussian, clients, plate="data")
+    given = pf.Given(torch.ones(4, 1, 1), torch.zeros(4, 1))
+    # A chain's score at the last client has the curvature 1 + 4 STEEP + 4 - 4 in units of C = 1 / 5.
+    sampler = algorithm(surrogates=given, **{"target_ess": None, "local_steps": 1, "thin": 1} | settings)
+    idata = pf.run(sampler, fed, num_rounds=number, schedule=schedule, seed=0, **QUIET)
+    return idata["sample_stats"]["step_size"].values, (4 * STEEP + 1) / 5
+
+
+@pytest.mark.filterwarnings("ignore:clients")
+@pytest.mark.parametrize("decay", [{}, {"decay": 0.3, "decay_offset": 5.0}])
+def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
+    """FALD: θ' is the average of clients' steps, so that unequal ones would weigh their scores by them."""
+    steps, curvature = steep(pf.FALD, 60, burn_in=0, visit_time=0.9, largest_step=0.9, **decay)
+    taken = torch.arange(1, 60, dtype=torch.float64)
+    expected = (1 + taken / 5) ** -0.3 / curvature if decay else torch.ones(59) / curvature
+    np.testing.assert_allclose(steps[:, 1:], expected.expand(4, -1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [{}, {"decay": 0.3, "decay_offset": 5.0}])
+def test_a_client_that_is_first_visited_late_shortens_the_others_steps_too(decay):
+    """DSGLD on a user's schedule that comes to the last client after 40 rounds."""
+    late = Explicit([[k % 3] for k in range(40)] + [[k % 4] for k in range(3, 23)])
+    settings = {"burn_in": 0, "visit_time": 0.9, "largest_step": 0.9, **decay}
+    steps, curvature = steep(pf.DSGLD, 60, late, **settings)
+    taken = torch.arange(60, dtype=torch.float64)
+    expected = torch.where(taken < 40, 0.9, 1 / curvature) * ((1 + taken / 5) ** -0.3 if decay else 1)
+    np.testing.assert_allclose(steps, expected.expand(4, -1), rtol=1e-6)
