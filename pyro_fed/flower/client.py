@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def client_app(
-    model: str | Path, recipe: str | Path | Sequence[str | Path], load_rows: LoadRows, secure: bool = False
+    model: str | Path,
+    recipe: str | Path | Sequence[str | Path],
+    load_rows: LoadRows,
+    secure: bool = False,
+    questions: bool = True,
 ) -> ClientApp:
     """A ClientApp that works for an algorithm.
 
@@ -26,6 +30,8 @@ def client_app(
         load_rows: the model's positional arguments with this client's rows, from the model's module and Flower's
             `node_config`.
         secure: answer in secure aggregation alone, and never where the server would see this client's own message.
+        questions: answer what a server may ask besides the recipe: for the audit and `influence` its rows' summed
+            log-likelihood, at 4000 draws a message at most, for `loo` sums of leave-one-out.
 
     Example:
         >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))
@@ -38,7 +44,7 @@ def client_app(
         if not made:
             from pyro_fed.flower.site import Site
 
-            made.append(Site(model, given, load_rows, secure))
+            made.append(Site(model, given, load_rows, secure, questions))
         return made[0]
 
     @app.query()

@@ -23,14 +23,12 @@ from pyro_fed.flower.secure import SecAgg
 from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Work
-from pyro_fed.runtime.executors.base import LOG_LIK
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 #: What an operator reads, as in `server`.
 LOG = logging.getLogger("flwr")
 #: Names of the result's groups.
 GROUP, INFLUENCE = "loo", "influence"
-#: Draws that clients are asked about, at most.
-MOST = 4000
 #: What it says of all rows, by its attributes.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 
@@ -111,7 +109,7 @@ def _asked(result: Any, federation: Elsewhere, executor: Flower) -> xr.Dataset:
     """By the clients' log-likelihoods at the draws."""
     problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)
-    draws = draws[evenly(len(draws), MOST)]
+    draws = draws[evenly(len(draws), MOST_DRAWS)]
     with torch.no_grad():
         executor.start(Pointwise(), problem, federation.client_data(), {})
         try:

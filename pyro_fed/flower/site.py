@@ -46,7 +46,7 @@ from pyro_fed.flower.wire import (
 )
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import Reply, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply, Work
 from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
 from pyro_fed.runtime.messages import answer, decode
@@ -71,6 +71,7 @@ class Site:
     given: list[str | Path]
     load_rows: LoadRows
     secure: bool = False
+    questions: bool = True
     federations: dict[str, Federation] = field(default_factory=dict)
     problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
 
@@ -88,7 +89,8 @@ class Site:
             summed: whether the answer is to be masked, so that the server learns a sum alone.
 
         Raises:
-            ProtocolError: the order is none; or the client answers in sums alone, and this would be none.
+            ProtocolError: the order is none; or the client answers in sums alone, and this would be none; or it is a
+                question that this client does not answer.
         """
         if self.secure and not summed:
             raise ProtocolError(
@@ -98,6 +100,8 @@ class Site:
         order = Order.from_record(record_of(content, SETTINGS))
         message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
         name = _name(context)
+        if order.job == LOG_LIK:
+            self._check_draws(within(message.tensors, "shared"))
         data = self._federation(name, context).client_data()
         problem = self._problem(order, name, context)
         algorithm = self._algorithm(order, problem)
@@ -115,6 +119,27 @@ class Site:
         else:
             tensors = prefixed("local" if order.job == STATES else "report", found)
         return pack(ConfigRecord({}), answer(message.header), tensors)
+
+    def _check_draws(self, received: State) -> None:
+        """Refuse log-likelihoods where the client says none, or at more draws than it says them at.
+
+        Raises:
+            ProtocolError: with the limit, and how many were asked for.
+        """
+        self._check_questions("its log-likelihood at draws")
+        draws = received.get("draws")
+        asked = 0 if draws is None else draws.shape[:-1].numel()
+        if asked > MOST_DRAWS:
+            raise ProtocolError(
+                f"a client says its log-likelihood at no more than {MOST_DRAWS} draws in a message, received {asked}"
+            )
+
+    def _check_questions(self, what: str) -> None:
+        if not self.questions:
+            raise ProtocolError(
+                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
+                f"{what}: run with audit=false, without loo and influence"
+            )
 
     def _federation(self, name: str, context: Context) -> Federation:
         if name not in self.federations:
@@ -143,10 +168,11 @@ class Site:
         """The one that the server runs, from this client's own recipes, or a question of leave-one-out.
 
         Raises:
-            ProtocolError: it is in none of them.
+            ProtocolError: it is in none of them, or a question that this client does not answer.
         """
         asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
         if asked is not None:
+            self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
         for path in self.given:

@@ -13,6 +13,7 @@ from pyro_fed.analysis.criticism.pointwise import Pointwise
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library
+from pyro_fed.runtime.executors.base import MOST_DRAWS
 
 pytestmark = [
     pytest.mark.flower,
@@ -144,3 +145,33 @@ def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
     settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True})
     found = flower.serve(flower.grid(model, recipes, None), model, recipes["FedEP"], settings)
     assert "loo" not in found and found.attrs["no_loo"]
+
+
+def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flower, tmp_path, monkeypatch):
+    """Whatever its server asks for: here one that asks about all draws, of which there are more."""
+    model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
+    grid = flower.LocalGrid(flower.make_client(model, recipes.values()), tells=True)
+    config = {"num-clients": 3, "timeout": 0.5, "compile": "off", "num-draws": MOST_DRAWS + 1}
+    for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.flower.criticism"):
+        monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
+    with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
+        found = flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+    assert found.attrs["audited"] == 0 and found.posterior.sizes["draw"] == MOST_DRAWS + 1
+    monkeypatch.undo()
+    found = flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+    assert found.attrs["audited"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:not audited")
+def test_a_client_that_answers_no_questions_takes_part_in_the_recipe_alone(flower, tmp_path):
+    model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedAIS": WEIGHED})
+    for name in recipes:
+        grid = flower.LocalGrid(flower.make_client(model, recipes.values(), questions=False), tells=True)
+        config = {"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True, "influence": name == "FedAIS"}
+        found = flower.serve(grid, model, recipes[name], flower.read(config))
+        assert found.posterior.sizes["draw"] == 1000 and "loo" not in found and "influence" not in found
+        assert "client_app(questions=False)" in found.attrs["no_loo"]
+        if name == "FedAIS":  # judged by its own messages, which the recipe asks for
+            assert "client_app(questions=False)" in found.attrs["no_influence"]
+        else:
+            assert found.attrs["audited"] == 0 and "client_app(questions=False)" in found.attrs["warnings"]

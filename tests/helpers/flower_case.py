@@ -15,6 +15,7 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 import pyro_fed as pf
+from pyro_fed.errors import PyroFedError
 from pyro_fed.flower import client_app
 from pyro_fed.flower.configuration import read
 from pyro_fed.flower.description import Description
@@ -84,7 +85,7 @@ def _copied(leaf, dtype):
     return torch.tensor(leaf.tolist(), dtype=dtype if leaf.is_floating_point() else leaf.dtype)
 
 
-def make_client(model, recipes, secure=False, dtype=torch.float64, fed=None):
+def make_client(model, recipes, secure=False, dtype=torch.float64, fed=None, questions=True):
     """A ClientApp with the rows of a federation's three clients, else `unequal_lines`; these travel by value."""
     fed = fed or unequal_lines()
     rows = [tuple(_copied(leaf, dtype) for leaf in fed.client_args(k)[0]) for k in range(3)]
@@ -92,7 +93,7 @@ def make_client(model, recipes, secure=False, dtype=torch.float64, fed=None):
     def load_rows(module, node_config):
         return rows[node_config["partition-id"]]
 
-    return client_app(model, list(recipes), load_rows, secure)
+    return client_app(model, list(recipes), load_rows, secure, questions)
 
 
 @Grid.register
@@ -104,11 +105,12 @@ class LocalGrid:
         faults: (round, client) → "request" or "reply" that is lost, "error", "garbage", or "replay" of its last reply;
             "restart" or "renumber": its node is started anew before it answers, under the same number or another;
             "down": it goes down, and stays so.
+        tells: whether a client's own error is told to the server, as by Flower's runner, and not raised here.
     """
 
-    def __init__(self, client, faults=None):
+    def __init__(self, client, faults=None, tells=False):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's own runner does
-        self.client, self.faults = client, faults or {}
+        self.client, self.faults, self.tells = client, faults or {}, tells
         self.contexts, self.started = {}, {}
         self.last, self.replies, self.sent = {}, {}, 0
         for part in (2, 0, 1):
@@ -155,7 +157,12 @@ class LocalGrid:
             return None
         if fault == "error":
             return Message(Error(2, "the client raised"), reply_to=message)
-        reply = self.client(copy.deepcopy(message), self.contexts[node])  # what a client changes is its own
+        try:
+            reply = self.client(copy.deepcopy(message), self.contexts[node])  # what a client changes is its own
+        except PyroFedError as error:
+            if not self.tells:
+                raise
+            return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
         if fault == "reply":
             return None
         if fault == "garbage":

@@ -19,10 +19,7 @@ from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import StoppedError
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Executor, Work
-from pyro_fed.runtime.executors.base import LOG_LIK
-
-#: Draws that clients are asked about, at most.
-MOST = 4000
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[str]:
@@ -38,7 +35,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[str]:
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.dim > LARGE_DIM:
         return [_not(f"importance weights of {problem.dim:,} parameters say nothing")]
-    points = flat[evenly(len(flat), MOST)]
+    points = flat[evenly(len(flat), MOST_DRAWS)]
     try:
         log_lik = _asked(executor, points, evidence)
     except StoppedError as error:

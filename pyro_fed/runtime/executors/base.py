@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: What every client can be asked for whatever it runs: the log-likelihood of its rows at `draws`, one number each.
 LOG_LIK = "log_lik"
+#: Draws that a client is asked about in one message, and that it answers for, at most: each says more of its rows.
+MOST_DRAWS = 4000
 
 
 @dataclass(frozen=True)
