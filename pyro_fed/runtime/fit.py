@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.progress import Show
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
+from pyro_fed.graph import Graph
 from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.evaluation import Evaluate
+from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
+
+
+class RunOptions(TypedDict, total=False):
+    """Arguments of `pyro_fed.run` that whatever `fit` tries takes, as they are there."""
+
+    graph: Graph | None
+    executor: str | Executor
+    num_draws: int | None
+    seed: int
+    compile: str
+    progress: Show
+    num_threads: int | Literal["auto"] | None
+    log_likelihood: bool
+    collect_local: bool
+    audit: bool
+    min_clients: int | None
+    evaluate: Evaluate | None
+    evaluate_every: int
 
 
 @checked
@@ -21,7 +43,7 @@ def fit(
     max_rounds: int | None = None,
     max_bytes: int | None = None,
     max_seconds: float | None = None,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> InferenceData:
     """The posterior of a federation, and reasons to trust it or not: `run` with `Auto`.
 

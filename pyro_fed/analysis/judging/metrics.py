@@ -58,13 +58,13 @@ class Predictions(NamedTuple):
 
 @checked
 @explained(DataError, "test_metrics: the result or the test data do not fit the model")
-def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ...]) -> dict[str, float]:
+def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, ...]) -> dict[str, float]:
     """Measure a result on test data.
 
     Args:
         idata: result of `pyro_fed.run`.
-        fed: the federation that it was run on.
-        test_args: arguments of the model for the test data, in the order of the training arguments.
+        federation: that it was run on.
+        test: arguments of the model for the test data, in the order of the training arguments.
 
     Returns:
         ``num_rows``; ``log_predictive_density``, a mean per row; ``accuracy`` in [0, 1] for classes, else
@@ -77,7 +77,7 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
     Example:
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
-    predictions = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test_args)
+    predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
     if lost := predictions.lost:
         raise DataError(lost)
     metrics = {
@@ -91,6 +91,9 @@ def test_metrics(idata: InferenceData, fed: Federation, test_args: tuple[Any, ..
     if predictions.labels is not None:
         metrics |= multilabel(predictions.labels, predictions.value)
     return metrics
+
+
+test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what a test file imports by such a name for a test
 
 
 @checked
