@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.agents.names import AUTHORITY, check_names
 
-#: Days that certificates are good for.
-DAYS = 30
+#: Days that agents' certificates are good for, and at least those of an authority, which outlives what it signs.
+DAYS, AUTHORITY_DAYS = 30, 3650
 #: Clocks of two machines may differ by so many minutes.
 CLOCKS = 10
 
@@ -48,7 +48,8 @@ class Identity:
         """From NAME.key, NAME.crt and ca.crt in a folder.
 
         Raises:
-            SettingError: a file is missing, or the certificate is not for that name, or not good now.
+            SettingError: a file is missing, the certificate is not for that name, or it or the authority's is not good
+                now.
         """
         try:
             parts = [(folder / file).read_bytes() for file in (f"{name}.key", f"{name}.crt", f"{AUTHORITY}.crt")]
@@ -57,10 +58,12 @@ class Identity:
                 f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
             ) from error
         _check(parts[1], name, folder)
+        _check_authority(parts[2], folder)
         return cls(name, *parts)
 
 
 def _check(pem: bytes, name: str, folder: Path) -> None:
+    """Refuse an agent's certificate that its neighbours would not believe."""
     where = f"--certificates {folder}: {name}.crt"
     try:
         found = x509.load_pem_x509_certificate(pem)
@@ -69,10 +72,31 @@ def _check(pem: bytes, name: str, folder: Path) -> None:
         raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
     if name not in names.get_values_for_type(x509.DNSName):
         raise SettingError(f"{where} is for {names.get_values_for_type(x509.DNSName)}, expected {name!r}")
+    _check_dates(found, where)
+
+
+def _check_authority(pem: bytes, folder: Path) -> None:
+    """Refuse an authority's file in which no certificate is good now: nobody that it has signed would be believed."""
+    where = f"--certificates {folder}: {AUTHORITY}.crt"
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise SettingError(f"{where} is no certificate: {error}") from error
+    if not any(_good(one) for one in found):
+        _check_dates(found[0], where)
+
+
+def _good(certificate: x509.Certificate) -> bool:
     now = datetime.datetime.now(datetime.UTC)
-    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+
+
+def _check_dates(certificate: x509.Certificate, where: str) -> None:
+    if not _good(certificate):
         raise SettingError(
-            f"{where} is good from {found.not_valid_before_utc} until {found.not_valid_after_utc}, not at {now}"
+            f"{where} is good from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, not at "
+            f"{datetime.datetime.now(datetime.UTC)}: ask its issuer for new ones, of all agents where it is the "
+            "authority's"
         )
 
 
@@ -84,13 +108,14 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
     Args:
         folder: gets ca.key, ca.crt, and NAME.key, NAME.crt of each; an authority that is there signs again.
         names: the agents'.
-        days: that the certificates are good for.
+        days: that the agents' certificates are good for; the authority's is for ten years at least.
 
     Returns:
         The files, keys readable by their owner alone.
 
     Raises:
-        SettingError: a name that cannot be used, a file of an agent is there already, or the folder cannot be written.
+        SettingError: a name that cannot be used, a file of an agent is there already, the folder cannot be written, or
+            the authority that is there is not good for so many days.
 
     Example:
         >>> write_certificates(Path("certificates"), ["north", "south"])[0].name
@@ -102,10 +127,16 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
         raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
         key, authority, written = _authority(folder, days)
+        if authority.not_valid_after_utc < end.replace(microsecond=0):
+            raise SettingError(
+                f"{folder / AUTHORITY}.crt is good until {authority.not_valid_after_utc}, and certificates of {days} "
+                "days would outlive it: ask for fewer days, or take another folder and give all agents new ones"
+            )
         for name in names:
             own = ec.generate_private_key(ec.SECP256R1())
-            written += _write(folder, name, own, _signed(name, own, key, authority, days))
+            written += _write(folder, name, own, _signed(name, own, key, authority, end))
     except OSError as error:
         raise SettingError(f"{folder} cannot be written: {error}") from error
     return written
@@ -121,12 +152,14 @@ def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x50
             raise SettingError(f"{folder / AUTHORITY}.key and .crt are no authority's: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SettingError(f"{folder / AUTHORITY}.key is not a key that was written here")
+        _check_dates(own, f"{folder / AUTHORITY}.crt")
         return key, own, []
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("pyro_fed agents' authority")
     public = key.public_key()
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=max(days, AUTHORITY_DAYS))
     certificate = (
-        _builder(name, name, public, days)
+        _builder(name, name, public, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -140,11 +173,11 @@ def _signed(
     own: ec.EllipticCurvePrivateKey,
     key: ec.EllipticCurvePrivateKey,
     authority: x509.Certificate,
-    days: int,
+    end: datetime.datetime,
 ) -> x509.Certificate:
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
-        _builder(_subject(name), authority.subject, own.public_key(), days)
+        _builder(_subject(name), authority.subject, own.public_key(), end)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
@@ -155,17 +188,17 @@ def _signed(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, end: datetime.datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=CLOCKS)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=CLOCKS))
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(begin)
+        .not_valid_after(end)
     )
 
 

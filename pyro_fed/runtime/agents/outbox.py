@@ -95,7 +95,9 @@ class Outbox:
             self._now = max(self._now, at)
             rounds = sorted({(one.phase, one.round) for one in self._messages if one.round >= 0})
             gone = set(rounds[:-KEPT])
-            self._messages = {one: kept for one, kept in self._messages.items() if (one.phase, one.round) not in gone}
+            for one in [one for one in self._messages if (one.phase, one.round) in gone]:
+                del self._messages[one]
+                self._taken.pop(one, None)
             self.lock.notify_all()
 
     def last(self) -> State:

@@ -15,6 +15,7 @@ a few numbers, and answers have the shapes of this agent's own message; they are
 from __future__ import annotations
 
 import json
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -40,8 +41,10 @@ from pyro_fed.runtime.messages.header import Entry
 SERVICE = "pyro_fed.Agent"
 #: Longest request: a header and a few numbers; and longest agreement.
 MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
-#: Requests of one neighbour that may wait at a time: of its own thread, and a last one that has not been given up yet.
+#: Requests of one neighbour that may wait at a time: of its own thread, and last ones that have not been given up yet.
 WAITING = 3
+#: Threads beside those that may wait: so many more requests are answered at a time by that they are too many.
+REFUSING = 1
 #: A request of the longest wait, in seconds, so that one whose caller is gone ends.
 LONGEST_WAIT = 30.0
 #: How gRPC says why a message is not to be had.
@@ -130,14 +133,15 @@ class Wire:
         self.left: dict[int, Farewell] = {}
         self.agreed: set[int] = set()
         self._numbers = {peers.names[j]: j for j in self.neighbours}
+        self._places = {j: threading.Semaphore(WAITING) for j in self.neighbours}
         self._server = self._serve(identity, listen or peers.addresses[me])
         self._channels = {j: self._channel(identity, j) for j in self.neighbours}
 
     def _serve(self, identity: Identity, address: str) -> Any:
-        waiting = WAITING * len(self.neighbours)
+        at_a_time = WAITING * len(self.neighbours) + REFUSING
         server = grpc.server(
-            futures.ThreadPoolExecutor(waiting, thread_name_prefix="agent"),
-            maximum_concurrent_rpcs=waiting,
+            futures.ThreadPoolExecutor(at_a_time, thread_name_prefix="agent"),
+            maximum_concurrent_rpcs=at_a_time,
             options=[
                 ("grpc.max_receive_message_length", MAX_REQUEST),
                 ("grpc.max_send_message_length", self.settings.max_bytes),
@@ -199,6 +203,10 @@ class Wire:
     def _handler(self, method: str) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             caller = self._caller(context)
+            if not self._places[caller].acquire(blocking=False):  # the others' threads are not one neighbour's to take
+                context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WAITING} requests of {self.peers.names[caller]} wait already"
+                )
             try:
                 asked = decode(data, REQUESTS[method])
                 self._check(asked.header, self.peers.names[caller])
@@ -209,6 +217,8 @@ class Wire:
                 context.abort(CODES[refused.why], str(refused.round))
             except ProtocolError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            finally:
+                self._places[caller].release()
             return encode(Message(answer(asked.header), found))
 
         return handle

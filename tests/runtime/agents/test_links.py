@@ -22,7 +22,7 @@ from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers, load_peers
 from pyro_fed.runtime.agents.rows import load_rows
 from pyro_fed.runtime.agents.settings import LinkSettings
-from pyro_fed.runtime.agents.wire import SERVICE, Unwelcome, Wire
+from pyro_fed.runtime.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
 
 QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)
 SAID = {"seed": "0"}
@@ -119,6 +119,35 @@ def test_a_message_of_other_shapes_or_numbers_is_refused(ring):
     finally:
         north.wire.close()
         east.wire.close()
+
+
+def test_a_neighbour_that_asks_too_much_holds_nobody_else_up(ring):
+    """Its requests wait, so many at a time as one neighbour may have; what is beyond is to be asked again."""
+    peers, folder = ring
+    north, east, centre = (wired(peers, Identity.load(folder, NAMES[i]), i) for i in (0, 1, 4))
+    never, message = At(0, 9, 0), {"q": torch.ones(1, 3)}
+    north.outbox.put(At(0, 0, 0), message)
+    try:
+        flood = [
+            east.wire._call(0, with_step("Take", never, message), 20.0)[1]
+            for _ in range(2 * WAITING * len(north.wire.neighbours))
+        ]
+        beyond = len(flood) - WAITING
+        end = time.monotonic() + 10.0
+        while sum(call.done() for call in flood) < beyond and time.monotonic() < end:
+            time.sleep(0.01)
+        refused = [call for call in flood if call.done()]
+        assert len(refused) == beyond
+        assert {call.code().name for call in refused} == {"RESOURCE_EXHAUSTED"}
+        found = centre.fetch(At(0, 0, 0), [0], _spec(message["q"]), 5.0)
+        torch.testing.assert_close(found[0]["q"], message["q"])
+        assert east.wire._judge(refused[0].exception(), 0) is None  # it asks again
+        north.outbox.put(never, message)  # those that wait are answered, and their places are free again
+        found = east.fetch(never, [0], _spec(message["q"]), 5.0)
+        torch.testing.assert_close(found[0]["q"], message["q"])
+    finally:
+        for links in (centre, east, north):
+            links.wire.close()
 
 
 def _spec(value):
@@ -358,6 +387,17 @@ def test_the_outbox_keeps_two_rounds_and_says_why_not():
     assert box.get(At(0, 3, 0), 2, 0.0)["q"] == 3  # the other links are as they were
 
 
+def test_the_outbox_does_not_grow_with_the_run():
+    """Neither its messages nor who has taken them."""
+    box = Outbox()
+    for round in range(50):
+        for step in range(3):
+            box.put(At(0, round, step), {"q": torch.zeros(1)})
+            box.get(At(0, round, step), 1, 0.0)
+    assert len(box._messages) == len(box._taken) == 2 * 3
+    box.wait_until_taken(At(0, 49, 2), {1}, 0.0)
+
+
 # -- files ----------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +445,38 @@ def test_certificates_are_for_one_name_and_keys_for_one_owner(tmp_path):
         Identity.load(tmp_path, "a")
     with pytest.raises(SettingError, match=r"expected c\.key"):
         Identity.load(tmp_path, "c")
+
+
+def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
+    from cryptography import x509
+
+    from pyro_fed.runtime.agents import certificates
+
+    def end(file):
+        return x509.load_pem_x509_certificate((tmp_path / file).read_bytes()).not_valid_after_utc
+
+    write_certificates(tmp_path, ["a"], days=30)
+    write_certificates(tmp_path, ["b"], days=3000)
+    assert end("a.crt") < end("b.crt") <= end("ca.crt")
+    with pytest.raises(SettingError, match="certificates of 4000 days would outlive it: ask for fewer days"):
+        write_certificates(tmp_path, ["c"], days=4000)
+    assert not (tmp_path / "c.key").exists()
+    write_certificates(tmp_path / "long", ["a"], days=4000)
+    Identity.load(tmp_path, "b")
+    (tmp_path / "ca.crt").write_bytes(b"nothing")
+    with pytest.raises(SettingError, match=r"ca\.crt is no certificate"):
+        Identity.load(tmp_path, "b")
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
+    monkeypatch.setattr(certificates, "CLOCKS", 10 * 24 * 60)
+    write_certificates(tmp_path / "old", ["a"], days=-1)  # of an authority whose time is over
+    for make in (lambda: Identity.load(tmp_path / "old", "a"), lambda: write_certificates(tmp_path / "old", ["b"])):
+        with pytest.raises(SettingError, match=r"\.crt is good from .* until .*, not at"):
+            make()
+    good = write_certificates(tmp_path / "new", ["a"], days=30)
+    (tmp_path / "new" / "ca.crt").write_bytes((tmp_path / "old" / "ca.crt").read_bytes())
+    with pytest.raises(SettingError, match=r"ca\.crt is good from"):
+        Identity.load(tmp_path / "new", "a")
+    assert good[0].name == "ca.key"
 
 
 def test_rows_from_files(tmp_path):
