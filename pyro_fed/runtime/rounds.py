@@ -28,7 +28,6 @@ from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
-from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.fused import fused, rounds_at_once
 from pyro_fed.runtime.interruption.outcome import cut_short
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
@@ -152,7 +151,7 @@ def _keep_sites(phase: Phase, context: Context) -> None:
     record, algorithm = context.record, phase.algorithm
     if isinstance(algorithm, Pooled) or _of_pooled(phase, context):
         return
-    if not phase.ledger and phase.last and not isinstance(context.executor, Remote):
+    if not phase.ledger and phase.last and context.executor.states_are_here:
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -23,6 +24,8 @@ from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
 from pyro_fed.runtime.rounds import Finished, run_phases
+
+logger = logging.getLogger(__name__)
 
 #: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
@@ -145,8 +148,12 @@ class _Trial:
         except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
             if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise
-            kind = "" if isinstance(error, PyroFedError) else f"{type(error).__name__}: "
-            step.end = kind + " ".join(str(error).split())
+            step.end = " ".join(str(error).split())
+            if not isinstance(error, PyroFedError):
+                step.end = f"{type(error).__name__}: {step.end}"
+            if not isinstance(error, (PyroFedError, *NUMERICAL)):  # no answer to numbers, but a mistake in the code
+                logger.exception("stage %s of a plan has failed", step.algorithm)
+                step.end += " (the log has the traceback)"
             self.errors.append(error)
             failed.append(getattr(error, "algorithm", None) or stage.algorithm)
             self.deserted = isinstance(error, QuorumError)

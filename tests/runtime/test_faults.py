@@ -11,7 +11,8 @@ from algorithms import line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Explicit
-from pyro_fed.runtime.executors import Faulty
+from pyro_fed.runtime.executors import Executor, Faulty, Sequential
+from pyro_fed.runtime.executors.remote import Remote
 
 QUIET = {"progress": False, "compile": "off", "audit": False}
 SILENT = ("raises", "hangs", "dies")
@@ -235,6 +236,42 @@ def test_with_30_percent_failing_the_answer_is_right(name):
 def test_faults_out_of_range(options):
     with pytest.raises(pf.SettingError, match="Faulty"):
         Faulty(**options)
+
+
+def test_an_executor_with_faults_is_otherwise_the_one_inside():
+    """Whatever the round loop asks an executor of itself: of sums nobody's part is taken, and states stay away."""
+
+    class Away(Sequential):
+        sums_alone, states_are_here = True, False
+
+        def travelled(self, clients):
+            return np.full(len(clients), 3), np.full(len(clients), 5)
+
+    down, up = Faulty(Away()).travelled([0, 2])
+    assert (down.tolist(), up.tolist()) == ([3, 3], [5, 5])
+    said = {name for name, value in vars(Executor).items() if isinstance(value, property)}
+    assert said == {"sums_alone", "states_are_here"}
+    for inner in (Away(), Sequential()):
+        assert {name: getattr(Faulty(inner), name) for name in said} == {name: getattr(inner, name) for name in said}
+    assert Faulty(Faulty(Away())).sums_alone and not Remote.states_are_here.fget(None)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_states_that_are_elsewhere_are_not_asked_for_at_the_end(here):
+    """Behind faults as without them."""
+    asked = []
+
+    class Kept(Sequential):
+        states_are_here = here
+
+        def collect(self):
+            asked.append(type(self.algorithm))
+            return super().collect()
+
+    for executor in (Kept(), Faulty(Kept(), probability=0.0)):
+        asked.clear()
+        run(pf.FedAvg(), unequal_lines(), num_rounds=2, executor=executor)
+        assert asked.count(pf.FedAvg) == here
 
 
 @pytest.mark.parametrize("min_clients", [-1, 4])

@@ -254,6 +254,24 @@ def test_a_stage_that_diverges_is_told_and_the_next_one_goes_on(first):
     assert [step["chosen"] for step in steps][-1]
 
 
+def test_a_mistake_in_a_later_stage_is_logged_with_its_traceback(caplog):
+    """The earlier answer stands; who wrote the stage finds the line in the log."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(pf.FedLaplace):
+        def combine(self, shared, messages, weights):
+            return shared.no_such_method()
+
+    _, steps = tried(Doubtful(wrong_by=9.0), Broken())
+    assert steps[0]["chosen"] and steps[1]["end"].startswith("AttributeError: 'dict' object has no attribute")
+    assert steps[1]["end"].endswith("(the log has the traceback)")
+    (logged,) = [one for one in caplog.records if one.name == "pyro_fed.runtime.stages"]
+    assert "Broken" in logged.getMessage() and "in combine" in logged.exc_text
+    caplog.clear()
+    tried(Doubtful(wrong_by=9.0), Diverging())  # numbers that went wrong are no mistake
+    assert not caplog.records
+
+
 def test_draws_that_are_not_finite_are_no_answer():
     @dataclass(frozen=True, kw_only=True)
     class Lost(pf.FedLaplace):

@@ -141,6 +141,11 @@ class Executor(ABC, metaclass=Checked):
         """Whether no client's own message is known: what comes in its place has the sums of all."""
         return False
 
+    @property
+    def states_are_here(self) -> bool:
+        """Whether `collect` has the states in this process; where not, it asks those that have them."""
+        return True
+
     def collect(self) -> State:
         """All clients' states, (K, ...): for the next phase, or a checkpoint."""
         return self.local

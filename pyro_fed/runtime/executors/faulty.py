@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,20 @@ class Faulty(Executor):
     def settle(self, taken: Tensor, told: State) -> None:
         """Those of the inner executor's clients."""
         self.inner.settle(taken, told)
+
+    @property
+    def sums_alone(self) -> bool:
+        """As the inner executor has it."""
+        return self.inner.sums_alone
+
+    @property
+    def states_are_here(self) -> bool:
+        """As the inner executor has it."""
+        return self.inner.states_are_here
+
+    def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """What the inner executor says."""
+        return self.inner.travelled(clients)
 
     def collect(self) -> State:
         """All clients' states, (K, ...), as the inner executor keeps them."""

@@ -32,6 +32,11 @@ class Remote(Executor):
         self._round, self._asked = -1, dict[int, list[int]]()
         self._changed: set[int] = set()
 
+    @property
+    def states_are_here(self) -> bool:
+        """They are at the workers."""
+        return False
+
     @abstractmethod
     def worker_of(self, client: int) -> int:
         """The worker that a client lives at."""
