@@ -604,6 +604,18 @@ class Delegates(ABC):
         """The algorithm that is run: another one, or this."""
 
 
+class DrawsAhead(ABC):
+    """Its draws are made during its rounds, so that it has to know before them how many a run is asked for."""
+
+    @abstractmethod
+    def for_draws(self, num_draws: int) -> Self:
+        """This algorithm, which makes so many.
+
+        Args:
+            num_draws: as many as the run's result is to have.
+        """
+
+
 class FitsSize(ABC):
     """Its defaults are others where the model is large: a network, say."""
 

@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 
 from pyro_fed.algorithm.capabilities import (
     Bounding,
+    DrawsAhead,
     Indicators,
     NoiseTracking,
     NoiseWithin,
@@ -184,6 +185,8 @@ def run(
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
+    first = _for_draws(first, num_draws)
+    stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
     if max_seconds is not None and not 0 < max_seconds < math.inf:
         raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
     _check_indicator(first, schedule)
@@ -244,6 +247,11 @@ def run(
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
     """How many chains a result has: one an agent of a graph."""
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
+
+
+def _for_draws(algorithm: Algorithm, num_draws: int) -> Algorithm:
+    """The algorithm, told how many draws the result is to have where it makes them in its rounds."""
+    return algorithm.for_draws(num_draws) if isinstance(algorithm, DrawsAhead) else algorithm
 
 
 #: Arguments that belong to one algorithm, and what there is instead where several are tried.

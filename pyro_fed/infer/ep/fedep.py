@@ -155,8 +155,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             a round's move, over δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
-            from them in turn.
+        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
+            each once; None keeps as many as it is asked for, and 4,000 at least.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
@@ -202,7 +202,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     may_be_infinite: ClassVar[frozenset[str]] = StepControl.unknown | ascent.UNKNOWN
 
     guide: Any = None
-    num_guide_draws: int = GuidedFedEP.num_guide_draws
+    num_guide_draws: int | None = GuidedFedEP.num_guide_draws
     client: TiltedInference | tilted.Name = Newton()
     start: Literal["auto", "laplace", "prior", "fedavg"] = "auto"
     averaging: Averaging | None = None
@@ -226,7 +226,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         check_between(self, "margin", 0, 1, "[)")
         check_positive(self, "damping", allow_none=True)
         check_positive(self, "warm_tolerance", "min_fraction", "min_curvature")
-        check_at_least(self, 1, "num_guide_draws")
+        check_at_least(self, 1, "num_guide_draws", allow_none=True)
         self._check_together()
         self._check_guide()
 

@@ -39,6 +39,7 @@ from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.infer.ep.site_updates import at_rest
 from pyro_fed.infer.guides.automatic import is_hand_written
+from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.derivatives import in_blocks
 from pyro_fed.infer.sites.gaussian_sites import largest_move
@@ -49,13 +50,14 @@ DRAWS_SEED = 0
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
+class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
     """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
 
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
         num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+            as it is asked for, and 4,000 at least.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         damping: δ, in (0, 1].
@@ -73,13 +75,12 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
 
     guide: Any
     num_points: int = 1024
-    num_guide_draws: int = 4000
     tolerance: float = 1e-3
     damping: float = 1.0
     min_fraction: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_guide_draws")
+        super().__post_init__()
         check_at_least(self, 2, "num_points")
         check_positive(self, "tolerance", "min_fraction")
         check_between(self, "damping", 0, 1)
@@ -115,7 +116,7 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
             "sd": sd,
             "num_clients": torch.tensor(num_clients),
             "seed": torch.randint(2**31, (), generator=generator),
-            "draws": natural.new_zeros(self.num_guide_draws, problem.dim),
+            "draws": natural.new_zeros(self.kept, problem.dim),
         }
         return shared, {
             "natural": natural.new_zeros(num_clients, len(natural)),
@@ -177,7 +178,7 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
         natural = shared["natural"] + fraction * total
         mean, sd = family.moments(natural)
         kept = {name: value for name, value in shared.items() if name != "sum"}
-        draws = family.sample(natural, self.num_guide_draws, int(shared["seed"]))
+        draws = family.sample(natural, self.kept, int(shared["seed"]))
         return {
             **kept,
             "draws": draws,
@@ -210,10 +211,6 @@ class GuidedFedEP(Algorithm, SiteKeeping, ServerWork, OnCPU):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q did not move in as many rounds as let every client work once."""
         return at_rest(figures, self.tolerance)
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of the fitted guide, (1, num_draws, D)."""
-        return shared["draws"][torch.arange(num_draws) % self.num_guide_draws][None]
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose message was not finite."""

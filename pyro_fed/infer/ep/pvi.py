@@ -40,7 +40,8 @@ class GuidedPVI(GuidedFedEP):
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
         num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+            as it is asked for, and 4,000 at least.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         damping: δ, in (0, 1].
@@ -82,8 +83,8 @@ class PVI(FedEP):
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept; `run` takes its draws
-            from them in turn.
+        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
+            each once; None keeps as many as it is asked for, and 4,000 at least.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
             ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000 parameters
             where none is set.

@@ -6,5 +6,6 @@ In this room:
     written                 a hand-written guide as a product of exponential families
     exponential_families    the families that such a guide may use
     fitting                 a Gaussian guide fitted by Adam
+    kept_draws              draws of a fitted guide, each of which a result has once
     param_store             Pyro's global param store, kept clean
 """

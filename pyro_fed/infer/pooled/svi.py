@@ -28,12 +28,13 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.running.handlers import RowsCount, for_pyro, run_by_pyro
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.param_store import own_params
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(Algorithm, Pooled, OnCPU):
+class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
     """Pyro's SVI on the pooled data, in one round.
 
     Args:
@@ -42,7 +43,8 @@ class SVI(Algorithm, Pooled, OnCPU):
         step_size: Adam's learning rate at the beginning, in the guide's own units.
         final_share: what share of the learning rate is left at the end; it falls geometrically.
         num_samples: draws of the guide a step.
-        num_guide_draws: draws of the fitted guide that are kept; `run` takes its draws from them in turn.
+        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+            as it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Of models without latents of rows' own.
 
     Raises:
@@ -63,11 +65,11 @@ class SVI(Algorithm, Pooled, OnCPU):
     step_size: float = 0.02
     final_share: float = 0.01
     num_samples: int = 4
-    num_guide_draws: int = 4000
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_steps", "num_samples", "num_guide_draws")
+        super().__post_init__()
+        check_at_least(self, 1, "num_steps", "num_samples")
         check_positive(self, "step_size", "temperature")
         check_between(self, "final_share", 0, 1)
 
@@ -89,7 +91,7 @@ class SVI(Algorithm, Pooled, OnCPU):
                 f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
                 "these out, and have a temperature"
             )
-        return {"draws": torch.zeros(self.num_guide_draws, problem.dim, dtype=problem.dtype)}, {}
+        return {"draws": torch.zeros(self.kept, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """A seed for Pyro's samplers."""
@@ -122,7 +124,7 @@ class SVI(Algorithm, Pooled, OnCPU):
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
         """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""
         with torch.no_grad():
-            traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.num_guide_draws)]
+            traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.kept)]
             values = {name: torch.stack([nodes[name]["value"] for nodes in traces]) for name in problem.sites}
             vectors: Tensor = problem.vmap(problem.unconstrain)(values)
         return vectors
@@ -130,8 +132,3 @@ class SVI(Algorithm, Pooled, OnCPU):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The draws of the guide that the one client with all rows sends."""
         return {"draws": messages["draws"][0]}
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of the guide, (1, num_draws, D)."""
-        index = torch.arange(num_draws) % self.num_guide_draws
-        return shared["draws"][index][None]

@@ -1,0 +1,43 @@
+"""Draws of a fitted guide, which are made while it is at hand and kept: a state has no functions of Pyro's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import DrawsAhead
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.setting_checks import check_at_least
+
+#: Draws that are kept where nobody asks for more: what the audit wants to see.
+KEPT = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDraws(DrawsAhead):
+    """An algorithm whose state has the guide's draws, `draws` (S, D).
+
+    Args:
+        num_guide_draws: S; None keeps as many as the run is asked for, and `KEPT` at least.
+    """
+
+    num_guide_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_guide_draws", allow_none=True)
+
+    def for_draws(self, num_draws: int) -> Self:
+        """Keeps so many, unless the settings say how many."""
+        return self if self.num_guide_draws is not None else replace(self, num_guide_draws=max(num_draws, KEPT))
+
+    @property
+    def kept(self) -> int:
+        """S."""
+        return KEPT if self.num_guide_draws is None else self.num_guide_draws
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """The guide's draws, each once: (1, S, D), or the first `num_draws` of them."""
+        return shared["draws"][None, :num_draws]
