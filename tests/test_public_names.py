@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_every_name_of_a_door_resolves(room):
     module = importlib.import_module(room)
     assert module.__all__ == sorted(set(module.__all__))
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_public_modules_show_what_they_offer_and_nothing_else():
+    """Tab completion asks `dir`: neither modules within nor what a module itself imports stand in it."""
+    modules = [value for name in pf.__all__ if isinstance(value := getattr(pf, name), ModuleType)]
+    assert {"schedule", "combination", "metrics", "update", "graph"} <= {one.__name__.split(".")[-1] for one in modules}
+    for module in modules:
+        assert dir(module) == sorted(set(module.__all__)), module
+        shown = {name: getattr(module, name) for name in dir(module)}
+        foreign = ("pyro_fed.conventions", "pyro_fed.errors", "torch", "numpy")
+        assert not [name for name, one in shown.items() if isinstance(one, ModuleType)], module
+        assert not [name for name, one in shown.items() if getattr(one, "__module__", "").startswith(foreign)], module
 
 
 def test_a_star_offers_what_the_room_below_offers():

@@ -33,9 +33,13 @@ from torch import Tensor
 from pyro_fed.algorithm.bounding import BoundedSites, bounded
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.doors import listing
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
+
+__all__ = ["Bounded", "Clipped", "Combination", "Median", "Middle", "Shortened", "TrimmedMean"]
+__dir__ = listing(__all__)
 
 #: Fewer clients than this cannot outvote one of them.
 FEWEST = 3

@@ -12,8 +12,24 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.conventions.calls import Checked, explain
+from pyro_fed.conventions.doors import listing
 from pyro_fed.conventions.setting_checks import check_at_least, check_probabilities, is_number, is_whole
 from pyro_fed.errors import SettingError, shown
+
+__all__ = [
+    "HIP",
+    "KSD",
+    "All",
+    "Availability",
+    "Categorical",
+    "Explicit",
+    "Informed",
+    "RoundRobin",
+    "Schedule",
+    "Shuffled",
+    "UniformRandom",
+]
+__dir__ = listing(__all__)
 
 #: Characters of a wrong answer that are shown.
 SHOWN = 60

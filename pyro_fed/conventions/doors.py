@@ -10,6 +10,8 @@ The package's `__init__.py` is then two lines, and importing it loads nothing of
 
     __getattr__, __dir__, __all__ = door(__name__, __file__)
 
+A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = listing(__all__)`.
+
 Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loader.attach_stub` itself reads neither
 `*` nor modules of other packages. `EAGER_IMPORT=1` in the environment loads everything at once.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +58,18 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
         return attribute(name)
 
     return load, lambda: list(public), public
+
+
+def listing(names: Sequence[str]) -> Callable[[], list[str]]:
+    """A module's `__dir__`: its public names alone, where tab completion would show all that it imports.
+
+    Args:
+        names: its `__all__`.
+
+    Example:
+        >>> __dir__ = listing(__all__)
+    """
+    return lambda: sorted(names)
 
 
 def declared(folder: Path) -> Declared:

@@ -20,12 +20,16 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.calls import checked, explained
+from pyro_fed.conventions.doors import listing
 from pyro_fed.density.observations import observation
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
+
+__all__ = ["Predictions", "accuracy", "log_predictive_density", "multilabel", "predict_rows", "rmse", "test_metrics"]
+__dir__ = listing(__all__)
 
 #: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pyro_fed.conventions.doors import listing
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.infer.guides.fitting import GuideFit
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 
 __all__ = ["IVON", "SVI", "Name", "Newton", "Update"]
+__dir__ = listing(__all__)
 
 #: The kinds by the names that the setting `update` knows them under.
 Name = Literal["newton", "svi", "ivon"]
