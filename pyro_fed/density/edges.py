@@ -6,6 +6,9 @@ knows where the edge is, and no Gaussian ends at one. Torch computes no zero whe
 base a value outside of its support, as a shifted Exponential does below its threshold: it goes on with the formula, and
 so does a Pareto. The same is where the value moves over an edge that does not, as in obs=y - m.
 
+A value at the end of a closed support, an exact one under a Beta or a zero under a Gamma, has a density of zero or
+infinity wherever the latents are: one such row decides, and says nothing that was measured.
+
 A parameter beyond its constraint, such as the rate b x of a Poisson where that is negative, makes the density no
 number. It is looked for at draws of the prior.
 """
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import MixtureSameFamily, TransformedDistribution
+from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
@@ -81,6 +84,54 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
         if _is_nonsense(bound, name):
             raise ModelError(said)
         warnings.warn(said, UserWarning, stacklevel=8)
+
+
+def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:
+    """Rows of an observed site at the end of its support whose density is zero or infinite wherever latents are.
+
+    The model is run again only where there are values at an end.
+
+    Args:
+        bound: the model and its arguments.
+        seen: its first run.
+        name: of the site.
+
+    Returns:
+        Which entries of the site's density, its batch shape, and what to say; all False and "" where there are none.
+    """
+    msg = seen.execution.trace.nodes[name]
+    at_end = _at_end(msg)
+    found = torch.zeros(msg["fn"].batch_shape, dtype=torch.bool)
+    if at_end is None or not bool(at_end.any()):
+        return found, ""
+    others = [_at(bound, seen, name, tuple(seen.point), move) for move in MOVES]
+    densities = [other["fn"].log_prob(other["value"]) for other in others if other is not None]
+    if not densities:
+        return found, ""
+    found = torch.stack([one.isinf() for one in densities]).all(0)
+    mask = mask_of(msg)
+    if mask is not None:
+        found = found & mask.bool()
+    if not bool(found.any()):
+        return found, ""
+    ends = " and ".join(f"{end:g}" for end in sorted(set(msg["value"][at_end].tolist())))
+    return found, (
+        f"{int(found.sum())} of {found.numel()} values lie at the end of the support of "
+        f"{type(innermost(msg['fn'])).__name__}, {ends}, where the density is zero or infinite wherever latents are: "
+        "one such row decides on the posterior. Model them apart (a zero-inflated or hurdle likelihood), move them "
+        "inside as far as they are rounded, such as (y (n - 1) + 0.5) / n for proportions, or leave them out"
+    )
+
+
+def _at_end(msg: Message) -> Tensor | None:
+    """Which values are at an end of a continuous support; None where that has none."""
+    value, support = msg["value"], getattr(innermost(msg["fn"]), "support", None)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or support is None or support.is_discrete:
+        return None
+    if support is constraints.simplex:
+        return value == 0
+    ends = [edge for edge in (_bounds(support).get(name) for name in BOUNDS) if isinstance(edge, int | float)]
+    return torch.stack([value == end for end in ends]).any(0) if ends else None
 
 
 def _said(msg: Message, latents: Collection[str]) -> str:

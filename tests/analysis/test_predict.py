@@ -177,3 +177,13 @@ def test_what_cannot_be_predicted():
         pf.predict(w, line)
     with pytest.raises(DataError, match=r"no values for the latent sites \['w'\]; it has \['v'\]"):
         pf.predict(posterior(v=np.zeros((2, 2))), line, (torch.zeros(3, 2), None))
+
+
+def test_a_row_that_was_taken_out_is_refused():
+    """A vector of two columns would be two rows of one."""
+    x, y = line_data(12)
+    federation = pf.Federation(line, (x, y), plate="data", num_clients=2)
+    found = posterior(w=np.zeros((5, x.shape[1])))
+    with pytest.raises(DataError, match=r"argument 'x' has the shape \(2,\), expected rows .* is x\[:1\], not x\[0\]"):
+        pf.predict(found, federation, (x[0], None))
+    assert pf.predict(found, federation, (x[:1], None)).posterior_predictive["y"].shape == (1, 5, 1)

@@ -220,3 +220,64 @@ def test_a_link_function_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         federated(linked, X, (Y > 1).double())
+
+
+def of_gammas(likelihood, count):
+    def model(y):
+        latents = [pyro.sample(f"p{i}", dist.Gamma(y.new_tensor(2.0), 1.0)) for i in range(count)]
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", likelihood(*latents), obs=y)
+
+    return model
+
+
+INSIDE = torch.tensor([0.3, 0.6, 0.2, 0.7, 0.5, 0.4]).double()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "count", "end", "words"),
+    [
+        (dist.Beta, 2, 1.0, "1 of 6 values lie at the end of the support of Beta, 1,"),
+        (dist.Beta, 2, 0.0, "the support of Beta, 0,"),
+        (dist.Gamma, 2, 0.0, "the support of Gamma, 0,"),
+        (lambda a, b: dist.Beta(a, b).mask(torch.tensor(True)), 2, 0.0, "the support of Beta, 0,"),
+        (lambda a, b: dist.Dirichlet(torch.stack([a, b])), 2, [1.0, 0.0], "the support of Dirichlet, 0,"),
+        (lambda a, b: dist.Beta(a, b).expand([6, 2]).to_event(1), 2, [0.5, 1.0], "the support of Beta, 1,"),
+    ],
+)
+def test_values_at_the_end_of_a_support_are_refused_with_their_row(likelihood, count, end, words):
+    y = INSIDE if isinstance(end, float) else torch.stack([INSIDE, 1 - INSIDE], 1)
+    y = y.clone()
+    y[3] = torch.tensor(end).double()
+    with pytest.raises(pf.DataError, match=rf"client \d, row 3: observed site 'y': .*{words}.*hurdle"):
+        federated(of_gammas(likelihood, count), y)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("likelihood", "count", "end"),
+    [
+        (dist.Exponential, 1, 0.0),
+        (dist.HalfNormal, 1, 0.0),
+        (lambda a: dist.Beta(a, 1.0), 1, 1.0),
+        (lambda a: dist.Uniform(0.0 * a, 1.0 + 0.0 * a), 1, 1.0),
+    ],
+)
+def test_ends_that_have_a_density_are_data_like_others(likelihood, count, end):
+    y = INSIDE.clone()
+    y[3] = end
+    federated(of_gammas(likelihood, count), y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_zeros_that_a_hurdle_leaves_out_are_no_gamma_s():
+    def hurdle(y):
+        a, p = pyro.sample("a", dist.Gamma(y.new_tensor(2.0), 1.0)), pyro.sample("p", dist.Beta(y.new_tensor(1.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("there", dist.Bernoulli(p), obs=(y > 0).to(y))
+            with pyro.poutine.mask(mask=y > 0):
+                pyro.sample("y", dist.Gamma(a, 1.0), obs=y)
+
+    y = INSIDE.clone()
+    y[3] = 0.0
+    federated(hurdle, y)

@@ -309,6 +309,8 @@ def _flattened(
             f"there are, and say which they are: groups='new', or a label for each, such as "
             f"groups=[{listed(map(repr, known[error.argument][:1]))}, None], None for a new one"
         ) from error
+    if fitted is not None:
+        _check_rows(arguments, fitted)
     unknown = sorted(set(arguments.labels) - set(known))
     if fitted is None and unknown:
         raise DataError(
@@ -316,6 +318,22 @@ def _flattened(
             "model was fitted: pass the federation in place of the model, predict(idata, fed, ...), or the codes"
         )
     return arguments
+
+
+def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
+    """Refuse rows of other dimensions than those that were fitted: one row that was taken out is a column of its own.
+
+    Raises:
+        DataError: names the argument, and what was received.
+    """
+    columns = {name: leaf for name, _, leaf in fitted.columns}
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        before = columns.get(name)
+        if isinstance(leaf, Tensor) and before is not None and leaf.dim() < before.dim():
+            raise DataError(
+                f"predict: argument '{name}' has the shape {tuple(leaf.shape)}, expected rows of the shape "
+                f"{tuple(before.shape[1:])}, one after the other: a single row is {name}[:1], not {name}[0]"
+            )
 
 
 def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_size import check_plate_size, size_of_plate
 from pyro_fed.density.checks.plate_tree import check_followers
-from pyro_fed.density.edges import check_moving_supports, moving_support
+from pyro_fed.density.edges import check_moving_supports, moving_support, values_at_an_end
 from pyro_fed.density.latents.discrete import is_discrete
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
@@ -249,6 +249,9 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
                 f"{type(msg['fn']).__name__} the shape {tuple(msg['fn'].shape())}, and together they would make "
                 f"{tuple(density.shape)} densities: give both the same shape, such as y[:, 0] for a column"
             )
+        at_end, said = values_at_an_end(bound, seen, name)
+        if said:
+            raise OutsideSupportError(f"observed site '{name}': {said}", _first_row(at_end, arguments))
 
 
 def _check_broadcastable(name: str, msg: Message) -> None:
@@ -291,8 +294,12 @@ def _first_outside(msg: Message, arguments: Arguments) -> int | None:
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.dim() or len(value) != arguments.num_rows:
         return None
-    bad = ~msg["fn"].support.check(value)
-    if bad.dim() == 0 or len(bad) != len(value):
+    return _first_row(~msg["fn"].support.check(value), arguments)
+
+
+def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
+    """The first row with an entry that is bad; None where the first axis is not that of the rows."""
+    if not bad.dim() or len(bad) != arguments.num_rows:
         return None
     rows = bad.reshape(len(bad), -1).any(1).nonzero()
     return int(rows[0, 0]) if len(rows) else None

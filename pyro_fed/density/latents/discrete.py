@@ -56,8 +56,9 @@ def first_value(msg: Any, inside: bool) -> Tensor:
         )
     if msg["infer"].get("enumerate") != "parallel":
         raise ModelError(
-            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. Have it summed out "
-            "by `model = pyro.infer.config_enumerate(model)`, or mark it alone by infer={'enumerate': 'parallel'}; "
+            f"latent site '{name}' ({kind}) is discrete: only continuous latents have a gradient. Where these are "
+            "data, its `pyro.sample` lacks obs=...; where they are not, have it summed out by `model = "
+            "pyro.infer.config_enumerate(model)`, or mark it alone by infer={'enumerate': 'parallel'}; "
             "or write the sum yourself, for example by `dist.MixtureSameFamily`"
         )
     try:

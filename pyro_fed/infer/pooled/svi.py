@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from pyro.infer import SVI as PyroSVI
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
@@ -108,11 +108,23 @@ class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
         with torch.enable_grad(), own_params(int(noise[0, 0])), run_by_pyro(problem.dtype, constants):
             model = self._tempered(problem)
             guide = given(model) if made else given
+            self._check_sites(problem, guide, args, kwargs)
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
             svi = PyroSVI(model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
             losses = [svi.step(*args, **kwargs) for _ in range(self.num_steps)]
             draws = self._draws(problem, guide, args, kwargs)
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
+
+    def _check_sites(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> None:
+        """Refuse a function that has not the model's latents, before it is fitted."""
+        if isinstance(guide, AutoGuide):
+            return
+        nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes.items()
+        own = {name for name, msg in nodes if msg["type"] == "sample" and not msg["is_observed"]}
+        if missing := sorted(problem.sites.keys() - own):
+            raise SettingError(
+                f"{type(self).__name__}: the guide lacks the sites {missing}: the model's are {list(problem.sites)}"
+            )
 
     def _tempered(self, problem: Problem) -> Any:
         """The model as the densities have it, whose rows count by one over the temperature."""

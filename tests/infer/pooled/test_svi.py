@@ -59,3 +59,11 @@ def test_svi_comes_near_the_exact_posterior(federation, guide, expected):
     assert list(pyro.get_param_store().keys()) == ["mine"]
     assert pyro.param("mine") is mine
     pyro.clear_param_store()
+
+
+def test_a_guide_that_lacks_a_site_is_refused_before_it_is_fitted(federation):
+    def other(x, y):
+        pyro.sample("other", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(pf.SettingError, match=r"the guide lacks the sites \['w'\]: the model's are \['w'\]"):
+        pf.run(pf.SVI(guide=other), federation, progress=False)
