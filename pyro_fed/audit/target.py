@@ -162,6 +162,11 @@ class Target:
             value = value + self.few.missed(white)[0]
         return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
 
+    def terms(self, z: Tensor) -> Tensor:
+        """The prior's log density and each row's (S, 1 + N), of all rows, at the model's (S, D); float64."""
+        (found,) = _at(self.problem, z.to(self.problem.dtype), Tempered(self.temperature).terms)
+        return found.double()
+
     def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
         """What a method of `Tempered` makes of whitened points (S, D), and of all rows or those that stand for them."""
         rows = self.few.rows if self.few is not None else None
@@ -233,6 +238,21 @@ class Tempered:
             rows: all rows, or some, as the problem has them.
         """
         return (problem.vmap(partial(self._log_density, problem, rows))(points),)
+
+    def terms(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
+        """The prior's term and each row's, (S, 1 + N).
+
+        Args:
+            problem: the model's densities.
+            points: (S, D), unconstrained.
+            rows: all rows, or some, as the problem has them.
+        """
+
+        def of_one(z: Tensor) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, rows)
+            return torch.cat([log_prior[None], pointwise / self.temperature])
+
+        return (problem.vmap(of_one)(points),)
 
     def _log_density(self, problem: Problem, rows: tuple[Any, ...], z: Tensor) -> Tensor:
         log_prior, pointwise = problem.log_parts(z, rows)

@@ -115,8 +115,70 @@ def bent(y):
         pyro.sample("y", dist.Normal(r.square(), 0.5), obs=y)
 
 
-@pytest.mark.parametrize("model", [probability, bent])
-def test_other_intervals_have_two_ends(model):
-    y = torch.tensor([1.0, 0.8, 1.1], dtype=torch.float64)
-    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    assert across_ends(evidence_of(model, (y,), u.logit()[:, None])) == []
+def offset(y):
+    """Data that say nothing of a latent with a flat prior: equal densities at both ends are no period."""
+    m = pyro.sample("m", dist.Uniform(y.new_tensor(0.0), 0.01))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(m.expand(len(y)), 1.0), obs=y)
+
+
+def in_the_prior_alone(y):
+    r = pyro.sample("r", dist.Uniform(y.new_tensor(-1.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * r, 1.0), obs=y)
+
+
+def weight(y):
+    """Components that overlap, and rows on both sides of their middle: the sum over rows is equal by chance."""
+    p = pyro.sample("p", dist.Beta(y.new_tensor(1.0), 1.0))
+    shares = dist.Categorical(torch.stack([p, 1 - p]))
+    with pyro.plate("data", len(y)):
+        component = dist.Normal(y.new_tensor([0.7, 1.2]), 1.0)
+        pyro.sample("y", dist.MixtureSameFamily(shares, component), obs=y)
+
+
+def bump(y):
+    """Flat at both ends, with all that the data say in the middle."""
+    r = pyro.sample("r", dist.Uniform(y.new_tensor(-1.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((-20 * r.square()).exp().expand(len(y)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("model", [probability, bent, offset, in_the_prior_alone, weight, bump])
+def test_other_intervals_have_two_ends(model, dtype):
+    y = torch.tensor([1.0, 0.8, 1.1], dtype=dtype)
+    assert across_ends(evidence_of(model, (y,), even_draws(1, dtype))) == []
+
+
+def even_draws(dim, dtype):
+    """Draws (S, D) that are even over intervals."""
+    u = torch.quasirandom.SobolEngine(dim, seed=0, scramble=True).draw(1024, dtype=torch.float64)
+    return u.logit().to(dtype)
+
+
+def phase(x, y):
+    """The part of a turn by which a wave is ahead, and how high it is."""
+    part = pyro.sample("part", dist.Uniform(x.new_tensor(0.0), 1.0))
+    high = pyro.sample("high", dist.Normal(x.new_tensor(0.0), 0.3))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(high * (2 * math.pi * (x + part)).sin(), 0.5), obs=y)
+
+
+def weekday(x, y):
+    """An angle that data enter through its sine and cosine, beside a latent weight that is none."""
+    at = pyro.sample("at", dist.VonMises(x.new_tensor(3.0), 0.5))
+    share = pyro.sample("share", dist.Uniform(x.new_tensor(0.0), 1.0))
+    with pyro.plate("data", len(y)):
+        mean = share * (at.cos() * x + at.sin() * (1 - x))
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("model", "name"), [(phase, "part"), (weekday, "at")], ids=["phase", "weekday"])
+def test_an_angle_that_few_rows_hardly_tell_is_one(model, name, dtype):
+    """Its density is nearly flat over the circle, and the same at both ends all the same, row by row."""
+    x = torch.tensor([0.1, 0.4, 0.45, 0.7, 0.9], dtype=dtype)
+    y = torch.tensor([0.2, -0.3, 0.1, 0.4, 0.0], dtype=dtype)
+    found = across_ends(evidence_of(model, (x, y), even_draws(2, dtype)))
+    assert [angle.name for angle in found] == [name]

@@ -2,16 +2,21 @@
 
 An angle on (-π, π) near π has mass near -π too, which no Gaussian and no chain on the interval can join: what is said
 of missed modes or of moments that are off is right there, but neither the cause nor the cure. The ends of an interval
-are one place where the density and its slope along the interval are the same at both,
+are one place where each term f of the log density, a row's or the prior's, is the same at both, and so is its slope:
 
-    f(a) = f(b),    f'(a) = f'(b),    f the log density of the angle, the others being where a draw has them
+    Σ |f(a) - f(b)| ≪ Σ max f - min f,    Σ |f'(a) - f'(b)| ≪ Σ |f'(a)| + |f'(b)|
 
-at each of some draws. The posterior goes across where f there is not more than `ACROSS` below what it is at the draws.
+over the terms and some draws, which have the other latents; max and min are over the interval. A sum of terms may be
+the same at both ends by chance, and is where data say little of a flat prior's latent: terms that are flat say nothing
+here, and nor do slopes of zero at both ends, as a bump in the interval's middle has them.
+
+The posterior goes across where the log density there is not more than `ACROSS` below what it is at the draws.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +28,15 @@ from pyro_fed.audit.target import Target
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 
-#: Draws at which the ends are compared.
-DRAWS = 8
+#: Draws at which the ends are compared, and places within the interval, for what a term's largest and smallest are.
+DRAWS, WITHIN = 8, 7
 #: Logits of places near the ends: of those that are compared, and of one that is nearer than an interval's can be told.
 NEAR, NEARER, END = 8.0, 9.0, 20.0
 #: What is left of an interval beyond the latter, at most, as a share of it.
 LEFT = 1e-3
-#: Nats by which the densities at the two ends may differ, and the slopes, over a radian of a full turn or as a share.
-SAME, SLOPE = 0.2, 0.1
+#: What terms may differ by at the two ends, as a share of what they do over the interval, and their slopes, as one of
+#: those. They are the same but for rounding where there is one place; where not, shares are of the order of one.
+SAME, SLOPE = 0.05, 0.1
 #: Nats below the draws: an end 3.5 SDs from a Gaussian's mean, beyond which there are 0.02 %, a turn of as many as a
 #: hundred SDs away: twice the variance.
 ACROSS = 6.0
@@ -114,24 +120,27 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         number: of the entry.
         length: of its interval.
     """
-
-    def at(logit: float | None) -> Tensor:
-        """Log density of the angle (S,)."""
-        moved = z.clone()
-        if logit is not None:
-            moved[:, number] = logit
-        stretched = torch.nn.functional.logsigmoid(torch.stack([moved[:, number], -moved[:, number]])).sum(0)
-        return target.values(target.white(moved)) - stretched
-
+    share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
+    logits = torch.cat([torch.tensor([-NEARER, -NEAR, NEAR, NEARER], dtype=torch.float64), share.logit()])
     near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR, NEARER))
-    low, high = at(-NEARER), at(NEARER)
-    up = (at(-NEAR) - low) / (near - nearer)
-    down = (high - at(NEAR)) / (near - nearer)
-    low, high = low - up * nearer, high + down * nearer  # at the ends themselves
-    turn = 2 * math.pi / length
-    one = (low - high).abs() < SAME
-    one &= (up - down).abs() < SLOPE * torch.maximum(torch.maximum(up.abs(), down.abs()), turn + torch.zeros_like(up))
-    return bool(one.all()) and float((at(None) - torch.maximum(low, high)).median()) < ACROSS
+    gap, spread, kink, slope, below = 0.0, 0.0, 0.0, 0.0, []
+    for draw in z:
+        moved = draw.repeat(len(logits) + 1, 1)
+        moved[1:, number] = logits
+        terms = target.terms(moved)
+        stretched = torch.nn.functional.logsigmoid(torch.stack([moved[:, number], -moved[:, number]])).sum(0)
+        terms[:, 0] -= stretched  # the prior's, of the angle
+        if not bool(terms.isfinite().all()):
+            return False
+        up = (terms[2] - terms[1]) / (near - nearer)
+        down = (terms[4] - terms[3]) / (near - nearer)
+        low, high = terms[1] - up * nearer, terms[4] + down * nearer  # at the ends themselves
+        gap += float((low - high).abs().sum())
+        spread += float((terms[1:].amax(0) - terms[1:].amin(0)).sum())
+        kink += float((up - down).abs().sum())
+        slope += float((up.abs() + down.abs()).sum())
+        below.append(float(terms[0].sum() - torch.maximum(low.sum(), high.sum())))
+    return gap < SAME * spread and kink < SLOPE * slope and statistics.median(below) < ACROSS
 
 
 def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: float) -> Angle:
