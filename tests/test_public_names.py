@@ -86,6 +86,20 @@ def test_star_import_and_version():
     assert pf.__version__ == metadata.version("pyro_fed")
 
 
+def test_programs_beside_the_package_use_names_that_there_are():
+    """In annotations, too, which no run looks up."""
+    root = Path(__file__).parents[1]
+    used = [
+        (path, node)
+        for folder in ("benchmarks", "tutorials")
+        for path in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pf"
+    ]
+    assert len({path for path, _ in used}) > 50
+    assert [f"{path.name}:{node.lineno}: pf.{node.attr}" for path, node in used if not hasattr(pf, node.attr)] == []
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         pf.no_such_name  # noqa: B018

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.metrics import test_metrics
 from pyro_fed.runtime.evaluation import Evaluate
 
@@ -28,7 +29,7 @@ def on_test(federation: pf.Federation, test: Any) -> Evaluate:
 
 
 def by_round(
-    algorithm: pf.Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int, **options: Any
+    algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int, **options: Any
 ) -> xr.Dataset:
     """The record of one run with its figures in every round.
 

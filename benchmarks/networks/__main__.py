@@ -42,6 +42,7 @@ from torch import Tensor
 import pyro_fed as pf
 from benchmarks.networks.cells import Cells, put, spread
 from benchmarks.networks.cost import cell, resident
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -62,7 +63,7 @@ POOLED = "pooled SVI"
 EXACT = "pooled NUTS"
 
 
-ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
+ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], dict[str, Any]]] = {
     "FedAvg": (pf.FedAvg, {"num_rounds": AVERAGING_ROUNDS}),
     "FedProx": (pf.FedProx, {"num_rounds": AVERAGING_ROUNDS}),
     "FedDyn": (pf.FedDyn, {"num_rounds": AVERAGING_ROUNDS}),

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
@@ -51,7 +52,7 @@ def short_fsgld(large: bool) -> pf.FSGLD:
 class ShortP2PVI(pf.P2PVI):
     """P2PVI that starts at once, where a model is large: averaging of a single step, which is no setting of it."""
 
-    def warm_start(self, problem: Problem) -> pf.Algorithm | None:
+    def warm_start(self, problem: Problem) -> Algorithm | None:
         """One step in the place of forty rounds."""
         first = super().warm_start(problem)
         return replace(first, rounds=1, chain_steps=1) if isinstance(first, PeerBurnIn) else first
@@ -70,7 +71,7 @@ class ShortSurvey(Survey):
 class ShortDSVGD(pf.DSVGD):
     """DSVGD whose Gaussian is had at once, where a model is large."""
 
-    def warm_start(self, problem: Problem) -> pf.Algorithm | None:
+    def warm_start(self, problem: Problem) -> Algorithm | None:
         """The short survey, of a large model."""
         if not is_large(problem):
             return super().warm_start(problem)

@@ -20,11 +20,12 @@ from torch import Tensor
 import pyro_fed as pf
 from benchmarks.networks.__main__ import network, quiet
 from benchmarks.networks.cells import spread
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 
 CLIENTS, HIDDEN, COLUMNS, TRAIN, TEST, NOISE = 3, 15, 4, 480, 120, 0.7
 TEN = {"rounds": SMALL_ROUNDS, "steps": 10}
-ALGORITHMS: dict[str, tuple[pf.Algorithm, dict[str, Any]]] = {
+ALGORITHMS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "FedAvg": (pf.FedAvg(), {}),
     "FedEP": (pf.FedEP(), {}),
     "FedEP, ten steps a round": (pf.FedEP(client=pf.tilted.IVON(**TEN), start="fedavg", covariance="diag"), {}),

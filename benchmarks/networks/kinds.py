@@ -39,9 +39,10 @@ from torch.nn.functional import softplus
 import pyro_fed as pf
 from benchmarks.networks.__main__ import quiet
 from benchmarks.networks.cells import spread
+from pyro_fed.algorithm import Algorithm
 
 CLIENTS, TRAIN, TEST, NOISE = 10, 400, 400, 0.05
-ALGORITHMS: dict[str, tuple[Callable[[], pf.Algorithm], dict[str, Any]]] = {
+ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], dict[str, Any]]] = {
     "SVI": (partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1), {}),
     "FedEP": (pf.FedEP, {}),
     "P2PVI": (pf.P2PVI, {"graph": pf.graph.ring(CLIENTS)}),

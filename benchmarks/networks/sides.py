@@ -45,6 +45,7 @@ import pyro_fed as pf
 from benchmarks.networks.__main__ import quiet
 from benchmarks.networks.cells import spread
 from benchmarks.networks.kinds import curve, layers
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors
 from pyro_fed.analysis.judging.metrics import log_predictive_density, predict_rows
 from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
@@ -52,7 +53,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 TEST, CATEGORIES, LENGTH = 500, 8, 12
 LEVEL = 0.9
-ALGORITHMS: dict[str, Callable[[], pf.Algorithm]] = {
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "FedEP, full": partial(pf.FedEP, covariance="full"),
     "FedEP, diag": partial(pf.FedEP, covariance="diag", client=pf.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
     "SVI": partial(pf.SVI, guide=AutoDiagonalNormal, num_steps=5000, num_samples=1),

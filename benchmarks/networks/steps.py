@@ -36,6 +36,7 @@ from torch.nn import functional
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, federation, quiet
 from benchmarks.networks.cost import ShortDSVGD, short_fedep, short_fsgld
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
@@ -169,7 +170,7 @@ def turns(work: Work, kernel: Kernel) -> Callable[[], None]:
 
 
 #: What is compared: the library's algorithm, whose start is cut short, and the same by hand.
-CASES: dict[str, tuple[Callable[[], pf.Algorithm], Callable[[Work], Callable[[], None]]]] = {
+CASES: dict[str, tuple[Callable[[], Algorithm], Callable[[Work], Callable[[], None]]]] = {
     "FedAvg": (pf.FedAvg, averaging),
     "FedEP": (partial(short_fedep, True), ivon),
     "FSGLD": (partial(short_fsgld, True), visits),
@@ -178,7 +179,7 @@ CASES: dict[str, tuple[Callable[[], pf.Algorithm], Callable[[Work], Callable[[],
 }
 
 
-def library(algorithm: pf.Algorithm, fed: pf.Federation) -> float:
+def library(algorithm: Algorithm, fed: pf.Federation) -> float:
     """Seconds of a step: the median of its rounds after the first."""
     spent: dict[str, list[float]] = {}
     scan = Compiler.scan

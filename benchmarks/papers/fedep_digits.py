@@ -49,6 +49,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors, reliability
 
 CLASSES, CLIENTS, PER_ROUND, DRAWS, BINS, LAST = 10, 100, 10, 50, 15, 50
@@ -68,7 +69,7 @@ FEDAVG: dict[str, Any] = {
     "damping": 0.5,
 }
 #: Algorithm, rounds, and the prior SD of the weights, which FedAvg's objective has not.
-METHODS: dict[str, tuple[pf.Algorithm, int, float]] = {
+METHODS: dict[str, tuple[Algorithm, int, float]] = {
     "FedAvg": (pf.FedAvg(**FEDAVG), 1500, 1.0),
     "FedEP": (pf.FedEP(**BAYES, damping=0.6), 100, 3.0),
     "FedSEP": (pf.FedSEP(**BAYES, damping=0.15), 120, 6.0),
@@ -99,7 +100,7 @@ def splits(rows: Rows, folds: int = 5) -> Iterator[tuple[Rows, Rows]]:
         yield ((x[train] - mean) / size, y[train]), ((x[test] - mean) / size, y[test])
 
 
-def probabilities(algorithm: pf.Algorithm, rounds: int, scale: float, train: Rows, x_test: Tensor) -> Tensor:
+def probabilities(algorithm: Algorithm, rounds: int, scale: float, train: Rows, x_test: Tensor) -> Tensor:
     """Predictive probabilities of the test rows after every round, (rounds, n, CLASSES)."""
     found: list[Tensor] = []
 

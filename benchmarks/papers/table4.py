@@ -25,6 +25,7 @@ from scipy import stats
 from torch import Tensor
 
 import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 FLAT_SD = 1e4
@@ -91,7 +92,7 @@ def answers(num_draws: int, names: Sequence[str] = tuple(METHODS), seed: int = 0
     return out
 
 
-def gaussian_answer(algorithm: pf.Algorithm, fed: pf.Federation, **options) -> tuple[Tensor, Tensor]:
+def gaussian_answer(algorithm: Algorithm, fed: pf.Federation, **options) -> tuple[Tensor, Tensor]:
     """The exact mean and variances of the final q: draws alone would only show them to within noise."""
     seen: list[Tensor] = []
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
+from pyro_fed.algorithm import Algorithm
 
 ROWS, DIM, PER_ROUND, ROUNDS = 20, 50, 1000, 40
 
@@ -52,7 +53,7 @@ class Timed(pf.schedule.UniformRandom):
         return super().select(round, num_clients, rng)
 
 
-def rate(algorithm: pf.Algorithm, num_clients: int) -> tuple[float, float]:
+def rate(algorithm: Algorithm, num_clients: int) -> tuple[float, float]:
     """Client updates a processor second after the first round; the whole run's seconds by the clock, compiling too."""
     fed, schedule = federation(num_clients), Timed(PER_ROUND)
     began = time.perf_counter()

@@ -2,8 +2,8 @@
 
 The keys are the arguments of `run` with "-" for "_", and those of waiting for clients. Flower takes texts, numbers and
 flags alone, and lets `--run-config` replace only what the app's file has: so "none" stands for what is not set, and a
-schedule, graph or combination with arguments is a table as text, `schedule = '{name = "uniform_random", num_clients =
-2}'`. What the file does not say the app's `server_app` says, and what neither says the recipe.
+schedule, graph or combination with arguments is a table as text, as in `graph = '{name = "star", confidence = 0.5}'`.
+What the file does not say the app's `server_app` says, and what neither says the recipe.
 
     run configuration  >  arguments of server_app  >  the recipe's [run]  >  the defaults of `run`
 """

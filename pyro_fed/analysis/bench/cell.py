@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 #: What an answer is, by whether it is right and whether it says so. "refused" is an error of this package or an
 #: adapter in place of an answer, "failed" any other, "late" the time limit.
 OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused", "failed", "late")
-#: Storeys on which no answer and no score depends.
-ASIDE = ("cli", "flower", "agents", "analysis")
+#: Folders on which no answer and no score depends.
+ASIDE = ("cli", "flower", "runtime/agents", "analysis")
 #: Parameters that a cell keeps: the worst ones.
 PARAMETERS_KEPT = 40
 #: Lines of a traceback that a cell keeps.
@@ -114,14 +114,23 @@ class Outcome:
 
 def code_version() -> str:
     """Digest of all code that answers and scores depend on."""
-    bench = Path(__file__).parent
-    root, digest = bench.parents[1], hashlib.sha256()
-    files = [file for file in root.rglob("*.py") if file.relative_to(root).parts[0] not in ASIDE]
-    files += [*(bench / "cases").glob("*"), *(bench / name for name in ("scores.py", "cell.py", "clients.py"))]
-    files += (root / "analysis" / "judging").glob("*.py")
-    for file in sorted(file for file in files if file.is_file()):
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for file in code_files(root):
         digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def code_files(root: Path) -> list[Path]:
+    """All files that answers and scores depend on, in order.
+
+    Args:
+        root: the package's folder.
+    """
+    bench, aside = root / "analysis" / "bench", [root / folder for folder in ASIDE]
+    files = [file for file in root.rglob("*.py") if not any(file.is_relative_to(folder) for folder in aside)]
+    files += [*(bench / "cases").glob("*"), *(bench / name for name in ("scores.py", "cell.py", "clients.py"))]
+    files += (root / "analysis" / "judging").glob("*.py")
+    return sorted(file for file in files if file.is_file())
 
 
 def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None = None) -> Outcome:

@@ -17,11 +17,12 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import pyro_fed as pf
 from pyro_fed.analysis.bench import algorithms
+from pyro_fed.analysis.bench import cell as cell_module
 from pyro_fed.analysis.bench.adapters import pyro_svi_normal
 from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.library import all_cases
-from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version, run_cell
+from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
 from pyro_fed.analysis.bench.clients import Clients
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.analysis.bench.work import Task, _cpu_seconds, _hung, work
@@ -183,6 +184,11 @@ def test_the_version_is_that_of_code_and_adapter(tmp_path):
     path.write_text("def run(model, clients): return None")
     assert adapter.version("a") != before
     assert code_version() == code_version()
+    root = Path(cell_module.__file__).parents[2]
+    folders = {str(file.parent.relative_to(root)) for file in code_files(root)}
+    assert {"analysis/judging", "runtime", "runtime/executors", "infer/ep", "."} <= folders
+    assert all((root / one).is_dir() for one in ASIDE)
+    assert not folders & {"cli", "flower", "runtime/agents", "analysis/plots"}
 
 
 def doomed(task):
