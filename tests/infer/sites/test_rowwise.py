@@ -202,6 +202,50 @@ def test_pairs_of_nodes_are_enough_where_rows_are_nearly_parabolas(model, monkey
     assert all(torch.equal(a, b) for a, b in zip(found, finer[1], strict=True))
 
 
+def test_few_rows_are_asked_first_whether_rows_of_several_numbers_are_straight(monkeypatch):
+    """A softmax of six: narrow, all rows are asked too, to the bit; wide, some say enough."""
+
+    def six(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([6, x.shape[1]]).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=x @ w.T), obs=y)
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 24, generator=g, dtype=torch.float64)
+    y = torch.randint(6, (90,), generator=g)
+    fed = pf.Federation(six, (x, y), plate="data", num_clients=3)
+    problem, data = fed.problem, fed.client_data()
+    monkeypatch.setattr(rowwise, "MANY", 0)
+    monkeypatch.setattr(rowwise, "may_be_straight", lambda *_: True)
+    assert predictors(problem, CHECK_ROWS) is None
+    centre, eye = torch.linspace(-0.3, 0.3, problem.dim).double(), torch.eye(problem.dim).double()
+    narrow, wide = (
+        FullGaussian.from_moments(centre.expand(3, -1), scale**2 * eye.expand(3, -1, -1)) for scale in (NARROW, WIDE)
+    )
+    whole = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
+    assert whole is not None and rowwise.expected(problem, wide.mean(), wide.root(), data) is None
+    monkeypatch.setattr(rowwise, "TRIED", 30)
+    asked, of_clients = [], rowwise._of_clients
+
+    def asking(*args):
+        asked.append(int(args[-1].num_rows.sum()))
+        return of_clients(*args)
+
+    monkeypatch.setattr(rowwise, "_of_clients", asking)
+    found = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
+    assert asked == [30, 30, 90, 90] and all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+    assert rowwise.expected(problem, wide.mean(), wide.root(), data) is None and asked[4:] == [30, 30]
+
+
+def test_rows_are_thinned_evenly():
+    """Of clients of different sizes, whose row numbers are padded."""
+    rows = (torch.arange(7.0),)
+    data = ClientData(rows, torch.tensor([[0, 1, 2, 3, 4], [5, 6, 6, 6, 6]]), torch.tensor([5, 2]))
+    batch = rowwise.thinned(data, 2).full_batch()
+    assert [batch.rows[0][i][batch.weight[i] > 0].tolist() for i in (0, 1)] == [[0.0, 2.0, 4.0], [5.0]]
+    assert rowwise.thinned(data, 2).num_rows.tolist() == [3, 1]
+
+
 def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch):
     """The same without linear predictors: a product of latents."""
     fed = federation(scaled_weights)
