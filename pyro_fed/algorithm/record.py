@@ -131,6 +131,7 @@ class Record:
         audited: whether the result was judged at its draws.
         by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
+        lost: the share of the posterior's mass in modes that the result has no draws of.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty where there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
@@ -151,6 +152,7 @@ class Record:
     audited: bool = False
     by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
+    lost: float = 0.0
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""

@@ -18,6 +18,9 @@ from pyro_fed.audit import off_aim
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
+#: Mass without draws is compared in steps of this share: it is known by Laplace's approximation.
+LOST = 0.2
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -39,6 +42,7 @@ class Answer:
         stands_apart: what is to be said of clients that move the answer more than others do.
         by_sums: what the clients' sums have told of it.
         audited: whether it was judged at its draws.
+        lost: the share of the posterior's mass in modes that it has no draws of.
     """
 
     stage: Stage
@@ -56,6 +60,7 @@ class Answer:
     by_sums: BySums = field(default_factory=BySums)
     audited: bool = False
     of_density: bool = False
+    lost: float = 0.0
 
     @property
     def name(self) -> str:
@@ -141,7 +146,8 @@ class Choice:
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
     """The best of some answers.
 
-    One with fewer doubts goes before one with more, then one that keeps to the plan's aim, or is nearer to it, then one
+    One without doubts goes before others, then one with draws of more of the posterior's mass, by `LOST` at least, then
+    one with fewer doubts, then one that keeps to the plan's aim, or is nearer to it, then one
     with which another agrees, then draws before particles, which have a spacing, then the later one, whose algorithm
     assumes less. It is settled where it has no doubts, keeps to the aim and either was the first of the plan, or
     another answer agrees with it and none without doubts contradicts it. An answer that is doubted, or misses the aim,
@@ -170,9 +176,9 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
 
     off = {one.number: one.off(plan.aim) for one in answers}
 
-    def rank(one: Answer) -> tuple[int, float, bool, bool, int]:
+    def rank(one: Answer) -> tuple[int, int, float, bool, bool, int]:
         ordered = confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
-        return -len(one.doubts), -off[one.number], *ordered
+        return -round(one.lost / LOST), -len(one.doubts), -off[one.number], *ordered
 
     def explained(one: Answer) -> bool:
         """Whether its chains, as they found it off the aim, came to the best answer."""

@@ -169,7 +169,7 @@ class _Trial:
         """What the stage found; None where it was cut short and an earlier answer stands."""
         record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
-        record.of_density = False
+        record.of_density, record.lost = False, 0.0
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
@@ -200,6 +200,7 @@ class _Trial:
             record.by_sums,
             record.audited,
             record.of_density,
+            record.lost,
         )
 
     def _on_form(self, stage: Stage) -> Context:

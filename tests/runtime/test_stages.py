@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyro
@@ -184,6 +184,16 @@ def test_a_doubted_answer_confirms_what_the_audits_chains_came_to(wrong_by):
     found = choose(Listed(), unequal_lines().problem, [first, later], 2)
     assert found.answer.number == 1
     assert bool(found.doubts) == (wrong_by > 0)
+
+
+def test_of_two_that_are_doubted_one_with_all_modes_goes_before_one_without_half_the_mass():
+    """It has more to doubt, and is nearer to the posterior; to within a tenth of the mass the doubts decide."""
+    one, other = (answer_of(Doubtful(wrong_by=2.0), number) for number in range(2))
+    doubts = ["its SD is 0.7 times", "and another is"]
+    problem = unequal_lines().problem
+    for lost, number in ((0.5, 1), (0.05, 0)):
+        answers = [replace(one, doubts=["a mode is missed"], lost=lost), replace(other, doubts=doubts)]
+        assert choose(Listed(), problem, answers, 2).answer.number == number
 
 
 def answer_of(algorithm, number):

@@ -66,7 +66,7 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     """Modes that no draw is near, or that have not their shares of the draws.
 
     Args:
-        evidence: the result.
+        evidence: the result; its record gets the share of the mass that has no draws.
         strict: also where an error is `CLEAR` of what matters, chance or not.
 
     Returns:
@@ -102,6 +102,8 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH, _part(strict)):
+        if not strict:
+            evidence.record.lost = float(lost.sum())
         return [_sentence(evidence, target, modes, seen, shares)]
     if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
@@ -194,6 +196,8 @@ def _wrong_shares(
     by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
     if not counts(plain):
         return []
+    if not strict:
+        evidence.record.lost = float(shares[~torch.tensor(seen)].sum())
     if not all(seen):
         return [_sentence(evidence, target, modes, seen, shares, by)]
     at = int((more if _matters(target, modes, plain, part) else torch.where(held == 0, more, 0.0)).argmax())
@@ -201,7 +205,7 @@ def _wrong_shares(
     return [
         f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
         f"{shown} there are {_percent(float(held[at]))} % of the draws, and {_percent(float(shares[at]))} % of the "
-        f"mass {by}. DSVGD searches for modes and gives each its share of particles"
+        f"mass {by}. {_cure(evidence)}"
     ]
 
 
@@ -251,9 +255,16 @@ def _sentence(
     name, shown = _place(evidence, target, modes, worst, found[0])
     return (
         f"the posterior has another mode, with about {_percent(lost)} % of its mass ({by}), where "
-        f"none of these draws is: '{name}' is {shown} there. DSVGD searches for modes and gives each its share of "
-        "particles; means and SDs of one mode are not the posterior's"
+        f"none of these draws is: '{name}' is {shown} there. {_cure(evidence)}; means and SDs of one mode are not the "
+        "posterior's"
     )
+
+
+def _cure(evidence: Evidence) -> str:
+    """What finds modes, as a sentence without its full stop."""
+    if evidence.algorithm.draws_are == "particles":
+        return "Its search has not found all: more particles, or another seed, may, or a model that has one mode"
+    return "DSVGD searches for modes and gives each its share of particles"
 
 
 def _percent(share: float) -> str:
