@@ -2,6 +2,7 @@
 
     python -m benchmarks.networks.kinds
     python -m benchmarks.networks.kinds --kinds wave counts --algorithms FedEP --seeds 5
+    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP P2PVI [--noncentred]
 
 One hidden layer with N(0, 1) on its weights, if nothing else is said; 400 rows to train on at ten clients, 400 to test:
 
@@ -16,6 +17,13 @@ One hidden layer with N(0, 1) on its weights, if nothing else is said; 400 rows 
     counts         Poisson of a softplus; 20 tanh units
     overdispersed  negative binomial, its concentration learned; 20 tanh units
     binary         two labels; 20 tanh units
+
+and those whose weights' scales are latent themselves, run where they are asked for: six columns of which two count,
+noise of 0.3, its scale learned, 20 tanh units; `--noncentred` runs them with weights in units of their scales.
+
+    horseshoe      a half-Cauchy scale of each weight of the first layer, times one of all
+    relevance      a half-Cauchy scale of each column's weights
+    layered        a scale of each layer's weights, half-normal and lognormal
 
 Log density of a test row, and seconds of the processor; `SVI` is Pyro's own on the pooled rows with `FedEP`'s family,
 5,000 steps. Mean ± standard error over seeds, which draw the rows and are those of the runs.
@@ -122,6 +130,45 @@ def binary(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Bernoulli(logits=logit), obs=y)
 
 
+def scaled(
+    x: Tensor, y: Tensor, first: Callable[[Tensor, int], Tensor], last: Callable[[], Any], units: int = 20
+) -> None:
+    """Weights whose scales are latents, and a learned noise scale."""
+    w1 = pyro.sample("w1", dist.Normal(x.new_zeros(x.shape[1], units), first(x, units)).to_event(2))
+    b1 = pyro.sample("b1", dist.Normal(x.new_zeros(units), 1.0).to_event(1))
+    w2 = pyro.sample("w2", dist.Normal(x.new_zeros(units), last()).to_event(1))
+    b2 = pyro.sample("b2", dist.Normal(x.new_zeros(()), 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(torch.tanh(x @ w1 + b1) @ w2 + b2, scale), obs=y)
+
+
+def of_each_weight(x: Tensor, units: int) -> Tensor:
+    """Horseshoe scales."""
+    overall = pyro.sample("overall", dist.HalfCauchy(x.new_ones(())))
+    return overall * pyro.sample("own", dist.HalfCauchy(x.new_ones(x.shape[1], units)).to_event(2))
+
+
+def of_each_column(x: Tensor, units: int) -> Tensor:
+    """Automatic relevance determination."""
+    return pyro.sample("relevance", dist.HalfCauchy(x.new_ones(x.shape[1])).to_event(1))[:, None].expand(-1, units)
+
+
+def of_the_layer(x: Tensor, units: int) -> Tensor:
+    """One of all weights."""
+    return pyro.sample("first", dist.HalfNormal(x.new_ones(())))
+
+
+def one() -> float:
+    """The last layer's, given."""
+    return 1.0
+
+
+def learned_last() -> Any:
+    """The last layer's, a latent."""
+    return pyro.sample("last", dist.LogNormal(0.0, 1.0))
+
+
 class Kind(NamedTuple):
     """A model, how many columns it has, and how its outcomes are drawn from them."""
 
@@ -146,6 +193,11 @@ def student(x: Tensor) -> Tensor:
     return curve(x) + 0.2 * torch.distributions.StudentT(3.0).sample((len(x),))
 
 
+def noisy_curve(x: Tensor) -> Tensor:
+    """The curve and noise of 0.3."""
+    return curve(x) + 0.3 * torch.randn(len(x))
+
+
 KINDS = {
     "wave": Kind(regression, 3, quiet_curve),
     "noisy": Kind(regression, 10, lambda x: 0.7 * curve(x) + 0.8 * torch.randn(len(x))),
@@ -159,17 +211,24 @@ KINDS = {
     "overdispersed": Kind(overdispersed, 3, negative_binomial),
     "binary": Kind(binary, 3, lambda x: torch.bernoulli((3 * curve(x)).sigmoid())),
 }
+#: Those whose weights' scales are latent.
+HIERARCHIES = {
+    "horseshoe": Kind(partial(scaled, first=of_each_weight, last=one), 6, noisy_curve),
+    "relevance": Kind(partial(scaled, first=of_each_column, last=one), 6, noisy_curve),
+    "layered": Kind(partial(scaled, first=of_the_layer, last=learned_last), 6, noisy_curve),
+}
 
 
-def measured(kind: str, name: str, seed: int) -> tuple[float, float]:
+def measured(kind: str, name: str, seed: int, noncentred: bool) -> tuple[float, float]:
     """Log density of a test row, and seconds."""
-    model, columns, outcome = KINDS[kind]
+    model, columns, outcome = (KINDS | HIERARCHIES)[kind]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         x = torch.randn(TRAIN + TEST, columns)
         y = outcome(x)
     train, test = (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
     fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, seed=seed)
+    fed = fed.noncentred if noncentred else fed
     make, options = ALGORITHMS[name]
     began = time.process_time()
     with quiet():
@@ -181,8 +240,9 @@ def measured(kind: str, name: str, seed: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS | HIERARCHIES, default=list(KINDS))
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    parser.add_argument("--noncentred", action="store_true", help="with weights in units of their scales")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | " + " | ".join(f"`{name}`" for name in given.algorithms) + " | seconds |")
@@ -191,7 +251,7 @@ def main() -> None:
         cells, seconds = [], []
         for name in given.algorithms:
             try:
-                found = [measured(kind, name, seed) for seed in range(given.seeds)]
+                found = [measured(kind, name, seed, given.noncentred) for seed in range(given.seeds)]
             except pf.DivergenceError:
                 cells.append("diverges")
                 seconds.append("-")

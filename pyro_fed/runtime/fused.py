@@ -94,7 +94,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
         executor.undo()
         return None
     states = algorithm.combine_rounds(phase.shared, messages)
-    refuse_divergence(algorithm, phase.shared, states[-1], first.round + len(clients) - 1, context.record)
+    refuse_divergence(algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
     info = {name: figure_array(value) for name, value in made.figures.items()}
     by_round = zip(*(value.unbind() for value in messages.values()), strict=True)
     each = [dict(zip(messages, values, strict=True)) for values in by_round]

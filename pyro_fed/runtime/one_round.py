@@ -76,7 +76,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
     after = server.refine(context.problem, after)
-    refuse_divergence(algorithm, phase.shared, after, number, record)
+    refuse_divergence(algorithm, context, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
     told |= corrections

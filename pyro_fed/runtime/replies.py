@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Advice, Bounding
 from pyro_fed.algorithm.combination import FEWEST, Bounded
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.record import Failure, Record
+from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 #: Where the state before is; the first rounds of some algorithms leave none that could be drawn from.
 KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
+#: The cure of a server's state that left the finite numbers, of an algorithm that knows no other.
+OVERFLOW = (
+    "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different scales a "
+    "common one, or use dtype=torch.float64"
+)
 #: Numbers of a round's messages that are looked at together.
 FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that cannot do without it.
@@ -244,7 +249,7 @@ def _error(
     return error
 
 
-def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: int, record: Record) -> None:
+def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
     """Refuse a server's state with an entry that was finite and is so no more.
 
     Entries that begin as infinities, and those that the algorithm names as `may_be_infinite`, hold what is not known
@@ -252,10 +257,10 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
 
     Args:
         algorithm: what runs.
+        context: of the run so far.
         before: the server's state before the round, which the error keeps.
         after: its state now.
         round: the round's number.
-        record: of the run so far.
 
     Raises:
         DivergenceError: names the entry.
@@ -267,10 +272,8 @@ def refuse_divergence(algorithm: Algorithm, before: State, after: State, round: 
             continue
         if name in before and not bool(torch.isfinite(before[name]).all()):
             continue
-        cure = record.moved_first() or (
-            "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different "
-            "scales a common one, or use dtype=torch.float64"
-        )
+        record, advised = context.record, isinstance(algorithm, Advice)
+        cure = record.moved_first() or (_advice(algorithm, context.problem, before) if advised else OVERFLOW)
         error = DivergenceError(
             f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
             f"client's reply was finite: {cure}. {_said(record.unlike())}{KEPT}",

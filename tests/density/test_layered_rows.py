@@ -31,6 +31,12 @@ def dense(x, y):
     observed(y, hidden @ weights("v", 9))
 
 
+def in_units_of_scale(x, y):
+    """Weights whose means have the rows' dtype and device, and nothing else of them."""
+    hidden = torch.tanh(x @ (x.new_zeros(12, 9) + weights("s", 9).exp() * weights("w", 12, 9)))
+    observed(y, hidden @ (torch.zeros_like(x[0, :9]) + weights("t", 1).exp() * weights("v", 9)))
+
+
 def convolutional(x, y):
     maps = functional.conv2d(x.reshape(-1, 1, 3, 4), weights("kernel", 6, 1, 2, 2)).relu()
     observed(y, maps.flatten(1) @ weights("v", 36) + weights("level", 60).sum())
@@ -67,7 +73,7 @@ def basis(x, y):
 @pytest.mark.parametrize(
     ("model", "network"),
     [
-        *[(model, True) for model in (dense, convolutional, attention)],
+        *[(model, True) for model in (dense, in_units_of_scale, convolutional, attention)],
         *[(model, False) for model in (logistic, correlated_effects, squashed, basis)],
     ],
 )

@@ -53,8 +53,9 @@ def funnel_hint(problem: Problem) -> list[str]:
     scales = "; ".join(f"the scale of '{name}' depends on {on}" for name, on in sites.items())
     config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
     return [
-        f"a funnel is likely: {scales}. Where data say little of it, give it the non-centred form: from "
-        f"pyro.infer.reparam import LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
+        f"a funnel is likely: {scales}. Where data say little of it, give it the non-centred form: run on "
+        "fed.noncentred, as fit(fed) does by itself, or write the model so: from pyro.infer.reparam import "
+        f"LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
     ]
 
 

@@ -19,6 +19,7 @@ from torch import fx
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, LINEAR, SUMS, may_have, rows_graph
+from pyro_fed.density.compiling.recording import LIKE
 from pyro_fed.density.problem import Problem
 
 #: Operations that multiply matrices or the like, and where their two factors stand.
@@ -97,7 +98,7 @@ def _made_of(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
     """Nodes that depend on one of these, and these."""
     found = set(sources)
     for node in nodes:
-        if any(one in found for one in node.all_input_nodes):
+        if node.target not in LIKE and any(one in found for one in node.all_input_nodes):
             found.add(node)
     return found
 

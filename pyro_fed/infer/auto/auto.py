@@ -4,6 +4,7 @@
                     where a latent's scale is itself latent, before DSVGD: FedEP and both FedAIS on the non-centred
                     form of the model, which has no funnel
                     FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
+    of a network whose weights have latent scales, of more parameters too, first on its non-centred form
     on a graph      P2PVI → P2PEP
 
 Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
@@ -68,11 +70,12 @@ class Auto(Plan):
 
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
         """What can be run on this model, in the order of what it costs."""
+        large, has_effects = is_large(problem), bool(effects_of(problem))
+        if large:  # where nothing is audited, nothing says that another would be better
+            own: Algorithm = FedEP() if graph is None else P2PVI()
+            return [Stage(own, noncentred=True), own] if has_effects and has_layers(problem) else [own]
         if graph is not None:
-            return [P2PVI()] if is_large(problem) else [P2PVI(), P2PEP()]
-        if is_large(problem):  # where nothing is audited, nothing says that another would be better
-            return [FedEP()]
-        has_effects = bool(effects_of(problem))
+            return [P2PVI(), P2PEP()]
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
             return [FedEP(), *([Stage(FedEP(), noncentred=True)] if has_effects else []), FSGLD(), DSVGD()]
         weighed = FedAIS(surrogates=FedEP())

@@ -84,8 +84,9 @@ class Derivatives:
     Args:
         structure: "full" or "diag".
         kind: curvature of the likelihood, "hessian" or "fisher".
-        hessian_dim: up to this D the prior's diagonal is read off its full Hessian; above, by random signs (one
-            vector a point), which is exact for a prior whose Hessian is diagonal and unbiased otherwise.
+        hessian_dim: up to this D the prior's diagonal is read off its full Hessian; above, by random signs, one vector
+            a point and latent site, which is exact where no two numbers of a site have to do with one another given the
+            other sites, as weights and their scales, and unbiased otherwise.
     """
 
     structure: Structure
@@ -346,7 +347,8 @@ class Derivatives:
                 return self._hessian(problem, problem.log_prior, z)
             both: Any = grad_and_value(problem.log_prior)
             (score, value), pull = vjp(both, z)[:2]
-            return Moments(value, score, -signs * pull((signs, torch.zeros_like(value)))[0])
+            none, apart = torch.zeros_like(value), _site_by_site(problem, signs)
+            return Moments(value, score, -(apart * problem.vmap(lambda v: pull((v, none))[0])(apart)).sum(0))
 
         return _add(total, problem.vmap(at)(pairs)), ()
 
@@ -355,6 +357,16 @@ class Derivatives:
         none = torch.zeros_like(value)
         hessian = problem.vmap(lambda v: pull((v, none))[0])(torch.eye(len(z), dtype=z.dtype, device=z.device))
         return Moments(value, score, -(hessian if self.structure == "full" else hessian.diagonal()))
+
+
+def _site_by_site(problem: Problem, signs: Tensor) -> Tensor:
+    """The same signs (D,) one latent site at a time, (sites, D), zero elsewhere.
+
+    Of all sites at once a weight's diagonal entry would have those between it and its scale in it, many times itself.
+    """
+    sizes = torch.tensor([site.size for site in problem.sites.values()], device=signs.device)
+    site = torch.repeat_interleave(torch.arange(len(sizes), device=signs.device), sizes)
+    return signs * (site == torch.arange(len(sizes), device=signs.device).unsqueeze(-1)).to(signs)
 
 
 def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.compiling.layers import has_layers
+from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors, is_large
 from pyro_fed.errors import SettingError
@@ -77,7 +78,8 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
-        if problem.dim <= LARGE_DIM and self.structure(problem) == "full" and has_layers(problem):
+        funnel = set(effects_of(problem)) - set(problem.in_units_of_scale)
+        if not funnel and problem.dim <= LARGE_DIM and self.structure(problem) == "full" and has_layers(problem):
             return (
                 "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
                 "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "
