@@ -281,3 +281,20 @@ def test_zeros_that_a_hurdle_leaves_out_are_no_gamma_s():
     y = INSIDE.clone()
     y[3] = 0.0
     federated(hurdle, y)
+
+
+@pytest.mark.filterwarnings("ignore:these draws are not")
+def test_an_edge_that_a_factor_makes_is_told_where_steps_end_at_it():
+    def model(y):
+        mu, rate = (
+            pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0)),
+            pyro.sample("r", dist.Gamma(y.new_tensor(2.0), 1.0)),
+        )
+        with pyro.plate("data", len(y)):
+            pyro.factor("edge", torch.where(y > mu, rate.log() - rate * (y - mu), torch.full_like(y, -torch.inf)))
+
+    y = 2.0 + dist.Exponential(1.0).icdf(torch.linspace(0.02, 0.98, 30)).double()
+    with pytest.warns(
+        UserWarning, match="not converged after 50 rounds: steps were shortened to .* an edge that a latent"
+    ):
+        pf.run(pf.FedEP(), federated(model, y), seed=0, progress=False)

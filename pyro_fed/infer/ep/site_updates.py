@@ -34,6 +34,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: A q that still moves by more SDs than this in its last round has not settled.
 UNSETTLED = 1.0
+#: Steps of which less than this share could be taken, in so many of the last rounds, have come to an end of some kind.
+SHORTENED, STOPPED = 1e-3, 3
 
 #: What a pass over the clients may move q by, of what the one before it did, for the next to be foreseen: slower ones
 #: are many together. And the share of the tolerance that it is foreseen to take, for rates grow towards the end.
@@ -146,7 +148,14 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
         newton: whether its steps were expected Newton steps.
         diagonal: whether the precision of q was.
     """
-    latest = record.latest
+    latest, last = record.latest, record.figures[-STOPPED:]
+    if newton and record.converged is False and all(f.get("cut") and f["fraction"] < SHORTENED for f in last):
+        return [
+            f"not converged after {len(record.figures)} rounds: steps were shortened to "
+            f"{max(f['fraction'] for f in last):.2g} of their length, since the likelihood is not finite where they "
+            "lead, or falls. It may end at an edge that a latent moves, such as a factor that is -inf beyond it, of "
+            "which gradients say nothing: let the prior reach only where all rows are possible"
+        ]
     change = latest.get("change", 0.0)
     if change <= UNSETTLED or len(record.figures) <= 1:
         return []
