@@ -189,6 +189,9 @@ class Clipped(Shortened):
 
     Args:
         norm: r, the longest that a message may be.
+
+    Example:
+        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.Clipped(norm=1.0))
     """
 
     norm: float
@@ -210,6 +213,9 @@ class TrimmedMean(Middle):
 
     References:
         Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
+
+    Example:
+        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.TrimmedMean(share=0.1))
     """
 
     share: float = 0.2
@@ -229,6 +235,9 @@ class Median(Middle):
 
     References:
         Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
+
+    Example:
+        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.Median())
     """
 
     def middle(self, messages: Tensor) -> Tensor:

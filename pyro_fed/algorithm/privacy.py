@@ -52,6 +52,11 @@ class Private(Shortened):
 
     References:
         McMahan, Ramage, Talwar & Zhang (2018). Mironov (2017).
+
+    Example:
+        >>> private = pf.Private(norm=1.0, noise_multiplier=2.0, delta=1e-5)
+        >>> idata = pf.run(pf.FedEP(start="prior"), fed, num_rounds=3, combination=private)
+        >>> idata.attrs["epsilon"]
     """
 
     private = True

@@ -40,6 +40,9 @@ class Progress:
         figures: of the last round, such as `10 clients, change 0.02`.
         seconds: since the phase began.
         finished: whether the phase has ended.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, progress=lambda now: print(f"{now.done} of {now.total} {now.unit}s"))
     """
 
     name: str

@@ -6,22 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import torch
-from torch import Tensor
 
 from pyro_fed.density.fingerprint import LABELS_CURE
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, ModelError, listed
-from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.claimed import Claimed
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit
 from pyro_fed.federation.split_arguments import choose_shards
 from pyro_fed.flower.description import Description
 
 
-class Elsewhere(Federation):
+class Elsewhere(Claimed):
     """A federation whose rows are at the clients: the server has one made-up row, to run the model's prior.
 
     Args:
@@ -36,8 +34,6 @@ class Elsewhere(Federation):
         DataError: descriptions that differ, or the same name twice.
         ModelError: arguments that are not split by rows and no template; a server's model with other sites.
     """
-
-    holds_data = False
 
     def __init__(
         self, model: Callable[..., Any], plate: str, clients: Sequence[Description], template: Any = None
@@ -56,18 +52,13 @@ class Elsewhere(Federation):
         else:
             arguments = choose_shards(arguments, 1, list(first.rows))
         rows = [torch.zeros(1, dtype=torch.int64) for _ in clients]
-        self._claimed = torch.tensor([client.num_rows for client in clients])
+        self.claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
         self._bind(model, arguments, plate, 1, rows, arguments.floating_dtype(), names=names)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:
             raise ModelError(f"client {first.name} has a model with sites {first.sites}, the server's has {sites}")
-
-    @property
-    def row_counts(self) -> Tensor:
-        """(K,) rows that each client says it has; nothing here is as long as that."""
-        return self._claimed
 
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
         """The made-up row in the place of each client's rows: index (C, 1), with the numbers that they say, (C,).
@@ -78,18 +69,12 @@ class Elsewhere(Federation):
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         device = self.problem.rows[0].device
         index = torch.zeros(len(chosen), 1, dtype=torch.int64, device=device)
-        return ClientData(self.problem.rows, index, self._claimed[chosen].to(device))
+        return ClientData(self.problem.rows, index, self.claimed[chosen].to(device))
 
     def pooled_data(self) -> ClientData:
         """The made-up row in the place of all; the executor refuses algorithms that ask for it."""
         index = torch.zeros(1, 1, dtype=torch.int64, device=self.problem.rows[0].device)
-        return ClientData(self.problem.rows, index, self._claimed.sum()[None].to(index.device))
-
-    def summary(self) -> pd.DataFrame:
-        """A table of the clients: the rows that each says it has, and their share of all."""
-        counts = self._claimed.numpy()
-        index = pd.Index(self.client_names, name="client")
-        return pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=index)
+        return ClientData(self.problem.rows, index, self.claimed.sum()[None].to(index.device))
 
     def _template(self, first: Description, template: Any) -> Any:
         if template is not None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
@@ -30,6 +29,7 @@ from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.federation.apart import check_apart
+from pyro_fed.federation.claimed import padded
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.secure import flat, masked
@@ -58,9 +58,6 @@ KEPT = "pyro_fed"
 
 #: From the model's module and the node's configuration to the model's positional arguments.
 LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
-
-#: Rows that a client's own are padded to, at most.
-MOST_PADDED = 10_000
 
 
 @dataclass
@@ -207,13 +204,8 @@ def _name(context: Context) -> str:
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host of this one client, with rows padded as long as the longest client's, as a simulation has them.
-
-    Beyond `MOST_PADDED` they are not: what others claim to have makes no work here, and the last bits may differ.
-    """
-    own = data.row_index.shape[1]
-    index = torch.zeros(1, max(own, order.width if order.width <= MOST_PADDED else own), dtype=torch.int64)
-    index[:, :own] = data.row_index
+    """A host of this one client, with rows padded as long as the longest client's, as a simulation has them."""
+    index = padded(data.row_index[0], order.width)
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
 
 

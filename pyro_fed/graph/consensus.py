@@ -45,6 +45,10 @@ class Consensus(metaclass=Checked):
 
     Args:
         shifts: r_s of each step; zero is a step of W itself.
+
+    Example:
+        >>> pf.graph.Consensus((0.0, 0.0)).steps
+        2
     """
 
     shifts: tuple[float, ...]

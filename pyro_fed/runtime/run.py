@@ -151,6 +151,13 @@ def run(
         QuorumError: too few clients replied; its `result` holds the state before that round.
         InterruptedRun: Ctrl-C before there was a posterior; its `state`, or the checkpoint, holds what there was.
         TimeLimitError: `max_seconds` were over before; likewise.
+
+    Example:
+        >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
+        >>> idata = pf.run(pf.FedEP(), fed)
+        >>> idata.attrs["doubts"]
+        ''
+        >>> idata = pf.run(pf.P2PVI(), fed, num_rounds=50, graph=pf.graph.ring(10), seed=1)
     """
     if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
         raise SettingError(

@@ -1,6 +1,9 @@
 """Every public name has its place in the documentation, and one alone."""
 
+import dataclasses
 import importlib.util
+import inspect
+import operator
 import re
 from collections import Counter
 from pathlib import Path
@@ -37,6 +40,20 @@ def test_members_of_the_contract_are_on_the_contributors_page_alone():
     for page, text in found.items():
         assert page == "contributors" or "algorithm.capabilities" not in text
         assert page == "contributors" or ":members:\n" not in text, page
+
+
+def test_what_a_run_takes_has_an_example():
+    """`run` itself, schedules, executors, combinations: each is shown in a call."""
+    names = {name.removeprefix("pyro_fed.") for name in documented(pages()["run"])}
+    assert {"run", "fit", "Private", "schedule.KSD", "executors.Ray", "combination.Median"} <= names
+    texts = {name: inspect.getdoc(operator.attrgetter(name)(pf)) for name in names}
+    assert [name for name, text in texts.items() if "Example:\n" not in text] == []
+    assert [name for name, text in texts.items() if name.startswith("schedule.") and not _has_args(name, text)] == []
+
+
+def _has_args(name, text):
+    """Whether what it is made from is described, where that is anything."""
+    return "Args:" in text or not dataclasses.fields(operator.attrgetter(name)(pf))
 
 
 def test_every_page_is_in_the_table():

@@ -99,6 +99,9 @@ class Vectorised(Local):
 
     Calls with fewer clients than the largest so far are filled up with copies, which are dropped again,
     so that compiled steps keep their shapes.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, executor=pf.executors.Vectorised())  # the default, "vectorised")
     """
 
     def prepare(self) -> None:
@@ -194,7 +197,11 @@ class Vectorised(Local):
 
 
 class Sequential(Local):
-    """One client after the other."""
+    """One client after the other.
+
+    Example:
+        >>> pf.run(pf.FedEP(), fed, executor=pf.executors.Sequential())  # or "sequential")
+    """
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""

@@ -57,6 +57,10 @@ class Ray(Remote):
 
     Raises:
         SettingError: a setting out of its range, or Ray is not installed.
+
+    Example:
+        >>> with pf.executors.Ray(4) as executor:
+        ...     idata = pf.run(pf.FedEP(), fed, executor=executor)
     """
 
     def __init__(

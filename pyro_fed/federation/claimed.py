@@ -1,0 +1,50 @@
+"""A federation whose other clients' rows are elsewhere: how many rows each says it has, and what follows from that."""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pyro_fed.federation.federation import Federation
+
+#: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
+MOST_PADDED = 10_000
+
+
+class Claimed(Federation):
+    """A federation that has some rows, or none, and what clients say of the others.
+
+    Attributes:
+        claimed: (K,) rows that each client says it has; nothing here is as long as that.
+    """
+
+    holds_data = False
+
+    claimed: Tensor
+
+    @property
+    def row_counts(self) -> Tensor:
+        """(K,) rows that each client says it has."""
+        return self.claimed
+
+    def summary(self) -> pd.DataFrame:
+        """A table of the clients: the rows that each says it has, and their share of all."""
+        counts = self.claimed.numpy()
+        index = pd.Index(self.client_names, name="client")
+        return pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=index)
+
+
+def padded(rows: Tensor, longest: int) -> Tensor:
+    """Rows (n,) as the index (1, w) of one client, w as many as the longest client has, as a simulation pads them.
+
+    Sums are then taken in its order. Beyond `MOST_PADDED` they are not padded, and the last bits may differ.
+
+    Args:
+        rows: numbers of the client's rows.
+        longest: how many rows the longest client says it has.
+    """
+    width = longest if len(rows) <= longest <= MOST_PADDED else len(rows)
+    index = torch.zeros(1, width, dtype=torch.int64)
+    index[0, : len(rows)] = rows
+    return index
