@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data, unequal_lines
-from arviz_results import arviz_function, extend, groups_of
+from arviz_results import arviz_function, extend, groups_of, is_drawn
 from late import late
 from pyro.infer import Predictive
 from zoo import CASES
@@ -147,7 +147,8 @@ def test_training_rows_serve_plot_ppc():
     drawn = pf.predict(idata, fed)
     assert drawn.posterior_predictive["y"].shape == (1, 10, 23)
     np.testing.assert_array_equal(drawn.observed_data["y"], idata.observed_data["y"])
-    assert arviz_function("plot_ppc")(drawn) is not None
+    arviz_function("plot_ppc")(drawn)
+    assert is_drawn()
     extend(idata, drawn)
     assert "posterior_predictive" in groups_of(idata)
 

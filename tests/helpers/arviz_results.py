@@ -39,3 +39,11 @@ def datasets(idata):
 def elpd(found):
     """The sum that `arviz.loo` estimates."""
     return found.elpd if NEW else found.elpd_loo
+
+
+def is_drawn():
+    """Whether there are figures, and something in each; `close_figures` takes away those of other tests."""
+    import matplotlib.pyplot as plt
+
+    figures = [plt.figure(number) for number in plt.get_fignums()]
+    return bool(figures) and all(any(axes.has_data() for axes in figure.axes) for figure in figures)

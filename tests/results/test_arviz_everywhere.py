@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from algorithms import CHAIN, SMALL, VISITS, unequal_lines
-from arviz_results import arviz_function, datasets, elpd, extend, groups_of, there_and_back
+from arviz_results import arviz_function, datasets, elpd, extend, groups_of, is_drawn, there_and_back
 from late import late
 
 import pyro_fed as pf
@@ -134,7 +134,8 @@ def test_plots(name, plot):
         with pytest.raises(ValueError, match="at least 2 chains"):
             arviz_function(plot)(idata)
         return
-    assert arviz_function(plot)(idata) is not None
+    arviz_function(plot)(idata)
+    assert is_drawn()
 
 
 @FORMS
@@ -153,7 +154,8 @@ def test_energy_where_there_is_one(name):
     if "energy" in idata.sample_stats:
         assert kind(name) == "chains"
         assert np.all(np.isfinite(bfmi(idata.sample_stats["energy"].values)))
-        assert az.plot_energy(idata) is not None
+        az.plot_energy(idata)
+        assert is_drawn()
     else:
         with pytest.raises((TypeError, AttributeError, KeyError), match=r"energy"):
             az.plot_energy(idata)

@@ -80,24 +80,23 @@ def test_same_seed_same_numbers_and_a_wrong_answer_that_says_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "text"),
+    ("body", "kind", "text", "names"),
     [
-        ("raise RuntimeError('no luck')", "failed", "no luck"),
-        ("return 3", "refused", "must return an InferenceData"),
-        ("return {'mu': torch.zeros(1, 10)}", "refused", "no site 'theta'"),
-        ("return {'theta': torch.zeros(1, 10, 2)}", "refused", "expected the shape"),
-        ("return clients.result({'theta': torch.zeros(1, 10)}, draws_are='notes')", "refused", "draws_are must be"),
-        ("return {'theta': torch.full((1, 10), torch.nan)}", "refused", "not finite"),
+        ("raise RuntimeError('no luck')", "failed", "no luck", "the file"),
+        ("return 3", "refused", "must return an InferenceData", "its path"),
+        ("return {'mu': torch.zeros(1, 10)}", "refused", "no site 'theta'", ""),
+        ("return {'theta': torch.zeros(1, 10, 2)}", "refused", "expected the shape", ""),
+        ("return clients.result({'theta': torch.zeros(1, 10)}, draws_are='notes')", "refused", "draws_are must be", ""),
+        ("return {'theta': torch.full((1, 10), torch.nan)}", "refused", "not finite", ""),
     ],
 )
-def test_a_failing_adapter_is_a_cell_that_says_why(tmp_path, body, kind, text):
+def test_a_failing_adapter_is_a_cell_that_says_why(tmp_path, body, kind, text, names):
     path = tmp_path / "one.py"
     path.write_text(f"import torch\n\n\ndef run(model, clients):\n    {body}\n")
     found = ran("gaussian_mean", "iid/2", Algorithm("one", path, True))
     assert (found.outcome, found.answered) == (kind, False)
     assert text in found.error
-    assert str(tmp_path.parent) not in found.error or kind == "refused"
-    assert ("one.py" in found.error) == (kind == "failed" or "return an" in text)
+    assert ("one.py" in found.error, str(tmp_path) in found.error) == (names != "", names == "its path")
 
 
 def test_adapters_that_cannot_be_loaded(tmp_path):
@@ -240,8 +239,8 @@ def test_a_process_that_waits_is_told_from_one_that_others_hold_up(monkeypatch):
         monkeypatch.setattr("pyro_fed.analysis.bench.work._cpu_seconds", lambda pid, now=now: now["cpu"])
         assert _hung(1, now["limit"], now["seconds"]) is hung, change
     monkeypatch.undo()
-    used = _cpu_seconds(os.getpid())
-    assert used is None or used == pytest.approx(time.process_time(), abs=0.1)
+    told = Path("/proc/self/stat").exists()
+    assert _cpu_seconds(os.getpid()) == (pytest.approx(time.process_time(), abs=0.1) if told else None)
 
 
 @together
