@@ -28,7 +28,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
-__all__ = ["accuracy", "log_predictive_density", "rmse", "test_metrics"]
+__all__ = ["accuracy", "log_predictive_density", "multilabel", "rmse", "test_metrics"]
 __dir__ = listing(__all__)
 
 #: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
