@@ -2,8 +2,9 @@
 
 Logistic regression with three weights, ten clients, sites by Laplace's method at the joint mode: no runs, so that
 hundreds of trials take seconds. A cell is the share of trials in which the corrupted client is named first
-(`audit.clients.influence.apart_by_sites`); "false" that in which an honest one is named, of ten honest clients where
-nobody is corrupted. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 %
+(`audit.clients.influence.apart_by_sites`); "false" that in which an honest one is named where nobody is corrupted, and
+"warned" that in which a run warns of one, which knows how many rows each client has; the same of the corrupted one in
+brackets. The other columns have a statistic alone, the largest of ten clients', whose threshold is its 99 %
 quantile in honest cohorts, so that false alarms are 1 %:
 
     of sites     `opposed`, what sites say of labels that are flipped
@@ -26,11 +27,12 @@ from torch.nn.functional import logsigmoid
 from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
-CLIENTS, DIM, PRIOR_SD, ITERATIONS = 10, 3, 2.0, 30
+DIM, PRIOR_SD, ITERATIONS = 3, 2.0, 30
 #: Rows of each client over the average.
 SIZES = {
-    "equal": (1.0,) * CLIENTS,
+    "equal": (1.0,) * 10,
     "1 to 8": (0.25, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0, 2.0),
+    "a hundred": (1.0,) * 100,
 }
 #: Weights, and how common a one is of each binary covariate; None: covariates are normal.
 DESIGNS = {
@@ -52,17 +54,17 @@ class Trial(NamedTuple):
 
 
 def trial(seed: int, rows: int, sizes: str, design: str, kind: str | None) -> Trial:
-    """Ten clients, one of them corrupted unless `kind` is None."""
+    """Some clients, one of them corrupted unless `kind` is None."""
     generator = torch.Generator().manual_seed(seed)
-    counts = torch.tensor([max(2, int(rows * share)) for share in SIZES[sizes]])
-    client = torch.repeat_interleave(torch.arange(CLIENTS), counts)
+    counts = torch.tensor([max(1, int(rows * share)) for share in SIZES[sizes]])
+    client = torch.repeat_interleave(torch.arange(len(counts)), counts)
     weights, common = (torch.tensor(part, dtype=torch.float64) if part else None for part in DESIGNS[design])
     assert weights is not None
     if common is None:
         x = torch.randn(len(client), DIM, generator=generator, dtype=torch.float64)
     else:
         x = (torch.rand(len(client), DIM, generator=generator, dtype=torch.float64) < common).double()
-    bad = int(torch.randint(CLIENTS, (), generator=generator))
+    bad = int(torch.randint(len(counts), (), generator=generator))
     factor = torch.tensor(KINDS[kind] if kind else (1.0,) * DIM, dtype=torch.float64)
     logits = torch.where(client == bad, x @ (weights * factor), x @ weights)
     y = (torch.rand(len(x), generator=generator, dtype=torch.float64) < logits.sigmoid()).double()
@@ -70,9 +72,10 @@ def trial(seed: int, rows: int, sizes: str, design: str, kind: str | None) -> Tr
 
 
 class Judged(NamedTuple):
-    """The clients that are named, the first one first; `opposed` (K,); and the others' means (K, D)."""
+    """The clients that are named, and warned of, the first one first; `opposed` (K,); the others' means (K, D)."""
 
     named: list[str]
+    warned: list[str]
     opposed: np.ndarray
     others: Tensor
 
@@ -87,15 +90,17 @@ def judged(data: Trial) -> Judged:
         mode = mode + step / step.norm().clamp_min(1.0)
     chance = (data.x @ mode).sigmoid()
     score, outer = data.x * (data.y - chance)[:, None], data.x[:, :, None] * data.x[:, None, :]
-    precision = torch.zeros(CLIENTS, DIM, DIM, dtype=torch.float64)
+    counts = torch.bincount(data.client)
+    precision = torch.zeros(len(counts), DIM, DIM, dtype=torch.float64)
     precision.index_add_(0, data.client, (chance * (1 - chance))[:, None, None] * outer)
-    eta = torch.zeros(CLIENTS, DIM, dtype=torch.float64).index_add_(0, data.client, score) + precision @ mode
+    eta = torch.zeros(len(counts), DIM, dtype=torch.float64).index_add_(0, data.client, score) + precision @ mode
     q = FullGaussian(precision.sum(0) + prior, eta.sum(0))
     sites = FullGaussian(precision, eta)
     found = by_sites(q, sites)
-    said = apart_by_sites(q, sites, [f"<{k}>" for k in range(CLIENTS)], ["a", "b", "c"])
-    names = [part.split(">")[0] for part in said.split("client <")[1:]]
-    return Judged(names, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
+    told = [f"<{k}>" for k in range(len(counts))], ["a", "b", "c"]
+    said = apart_by_sites(q, sites, *told), apart_by_sites(q, sites, *told, counts)
+    named, warned = ([part.split(">")[0] for part in text.split("client <")[1:]] for text in said)
+    return Judged(named, warned, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
 
 
 def ratios(data: Trial, weights: Tensor, kind: str) -> np.ndarray:
@@ -103,8 +108,15 @@ def ratios(data: Trial, weights: Tensor, kind: str) -> np.ndarray:
     factor, sign = torch.tensor(KINDS[kind], dtype=torch.float64), 2 * data.y - 1
     corrupt, true = ((data.x * each[data.client]).sum(1) for each in (weights * factor, weights))
     each = logsigmoid(sign * corrupt) - logsigmoid(sign * true)
-    found: np.ndarray = torch.zeros(CLIENTS, dtype=torch.float64).index_add_(0, data.client, each).numpy()
+    found: np.ndarray = (
+        torch.zeros(int(data.client.max()) + 1, dtype=torch.float64).index_add_(0, data.client, each).numpy()
+    )
     return found
+
+
+def named_and_warned(found: list[Judged]) -> tuple[list[list[str]], list[list[str]]]:
+    """The clients that are named in each trial, and those that are warned of."""
+    return [one.named for one in found], [one.warned for one in found]
 
 
 def power(honest: list[np.ndarray], corrupted: list[np.ndarray], bad: list[int]) -> str:
@@ -116,22 +128,26 @@ def power(honest: list[np.ndarray], corrupted: list[np.ndarray], bad: list[int])
 def main(trials: int) -> None:
     """Print the table."""
     columns = [f"{kind} | of sites | of rows | attainable" for kind in KINDS]
-    print("| sizes | covariates | rows | false | " + " | ".join(columns) + " |")
-    print("|" + " --- |" * (4 + 4 * len(KINDS)))
+    print("| sizes | covariates | rows | false | warned | " + " | ".join(columns) + " |")
+    print("|" + " --- |" * (5 + 4 * len(KINDS)))
     for sizes, design, rows in [
         *(("equal", "normal", rows) for rows in (8, 20, 40)),
         *(("1 to 8", "normal", rows) for rows in (8, 20, 40)),
         *(("equal", "sparse binary", rows) for rows in (8, 20, 40)),
+        *(("a hundred", "normal", rows) for rows in (1, 2, 4)),
     ]:
-        true = torch.tensor(DESIGNS[design][0], dtype=torch.float64).expand(CLIENTS, DIM)
+        true = torch.tensor(DESIGNS[design][0], dtype=torch.float64).expand(len(SIZES[sizes]), DIM)
         honest = [trial(seed, rows, sizes, design, None) for seed in range(trials)]
         calm = [judged(data) for data in honest]
-        cells = [f"{100 * np.mean([bool(one.named) for one in calm]):.1f} %"]
+        cells = [f"{100 * np.mean([bool(each) for each in all_of]):.1f} %" for all_of in named_and_warned(calm)]
         for kind in KINDS:
             corrupted = [trial(seed, rows, sizes, design, kind) for seed in range(trials)]
             seen, bad = [judged(data) for data in corrupted], [data.bad for data in corrupted]
-            found = [(one.named or ["nobody"])[0] == str(k) for one, k in zip(seen, bad, strict=True)]
-            cells.append(f"{100 * np.mean(found):.0f} %")
+            told = [
+                100 * np.mean([(each or ["nobody"])[0] == str(k) for each, k in zip(all_of, bad, strict=True)])
+                for all_of in named_and_warned(seen)
+            ]
+            cells.append(f"{told[0]:.0f} % ({told[1]:.0f} %)")
             cells.append(power([one.opposed for one in calm], [one.opposed for one in seen], bad))
             by_rows = [
                 [ratios(data, one.others, kind) for data, one in zip(data_of, judged_of, strict=True)]

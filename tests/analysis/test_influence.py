@@ -307,6 +307,20 @@ def test_a_client_of_forty_times_as_many_rows_is_no_reason_to_warn(seed):
 
 
 @pytest.mark.filterwarnings("error")
+def test_of_a_hundred_clients_with_a_row_each_some_are_exceptions_and_none_is_warned_of():
+    """Labels that are all but certain turn out otherwise in one of forty rows, six SDs away: five cohorts."""
+    named = 0
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(100, 3, generator=generator, dtype=torch.float64)
+        w = torch.tensor([1.5, -1.0, 0.5], dtype=torch.float64)
+        y = (torch.rand(100, generator=generator, dtype=torch.float64) < (x @ w).sigmoid()).double()
+        fed = pf.Federation(logistic, (x, y), plate="data", num_clients=100)
+        named += bool(pf.run(pf.FedEP(), fed, **{**QUIET, "audit": True}).attrs["stands_apart"])
+    assert named
+
+
+@pytest.mark.filterwarnings("error")
 def test_one_row_a_client_of_which_some_say_more_than_others_is_no_reason_to_warn():
     """Rows of a long-tailed covariate: one narrows a slope by 13 times what the median row does, and that by 3 %."""
     x = torch.tan(torch.linspace(-1.3, 1.3, 60, dtype=torch.float64))

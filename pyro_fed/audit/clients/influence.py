@@ -28,7 +28,13 @@ is not named for narrowing it. Rows that say as much as the others' make
 
     (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k)
 
-and what a client says for each of its rows, as a multiple of that, is compared with the median client's.
+and what a client says for each of its rows, as a multiple of that, is compared with the median client's. A sum of few
+rows' scores is no normal number either: a one where a zero was all but certain is six SDs away, one time in forty. Of a
+client whose rows say as much as m of the median client's do d SDs count as
+
+    d / (1 + d / (3 √m))^(1/2)                             Bernstein's inequality, of scores of one SD of a row
+
+which is d of many rows, and of one event at most 3 (m / p)^(1/2) whatever its probability p.
 """
 
 from __future__ import annotations
@@ -219,20 +225,22 @@ def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
     if len(narrowing) < FEWEST or not np.isfinite(narrowing).any():
         return []
     narrower = (narrowing > NARROWER * np.abs(np.nanmedian(narrowing))) & (found.sd_ratio.min(1) * SD_MATTERS < 1)
+    away = np.maximum(found.disagreement, found.opposed)
     if rows is not None:
-        narrower &= ~_as_many_rows(found, rows)
-    far = (found.disagreement > FAR) | (found.opposed > FAR) | narrower
+        each = _said_by_a_row(found, rows)
+        narrower &= ~(each <= NARROWER)
+        away = away / np.sqrt(1 + away / (3 * np.sqrt(np.maximum(each * rows, np.finfo(float).tiny))))
+    far = (away > FAR) | narrower
     least = TIMES * float(np.median(found.influence))
     return [int(k) for k in np.argsort(-found.influence) if far[k] and found.influence[k] > least]
 
 
-def _as_many_rows(found: Without, rows: np.ndarray) -> np.ndarray:
-    """Whether a client's rows say no more than `NARROWER` times as much as the median client's, each, (K,)."""
+def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
+    """What a client's rows say, each, as a multiple of what the median client's do, (K,); NaN where it is not known."""
     here = (rows > 0) & np.isfinite(found.sd_ratio).all(1)
-    said = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
-    usual = np.zeros(len(rows), dtype=bool)
-    usual[here] = said <= NARROWER * np.abs(np.median(said)) if len(said) else False
-    return usual
+    said = np.full(len(rows), np.nan)
+    said[here] = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
+    return said / np.abs(np.median(said[here])) if here.any() else said
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
