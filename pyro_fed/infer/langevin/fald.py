@@ -13,8 +13,12 @@ likelihoods all clients have the same linear score, and the average is exact for
 
 Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `alpha`.
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
-place of Plassard's stochastic control variates. Those of `langevin.langevin` hold too, as settings. A step of the
-default length keeps the clients' own noise, h T / p_c, near one posterior variance for a handful of clients.
+place of Plassard's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
+
+A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: scores that are not linear
+average to another one there, and the bias goes with h T and the number of clients. Where no step size is given a round
+before the first (`surrogates.own_noise`) measures it, and visits are so short that it is at most `visit_error`. One
+step a visit, `local_steps=1` with `midpoint=False`, has none.
 """
 
 from __future__ import annotations
@@ -27,16 +31,24 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Held, Sent
 from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
+from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import widened
+
+#: Share of the longest visit below which chains that are too short are told why.
+SHORT = 0.5
 
 
 @explains_unknown
@@ -73,6 +85,9 @@ class FALD(ReplayedVisits):
         probabilities: f_s, the clients' weights, positive with sum one; None is uniform.
         visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
             time is 2.
+        visit_error: by how many SDs the clients' own noise may move a mean, and by what share a variance, where no
+            `step_size` is given: it chooses visits shorter than `visit_time`. Not on networks and other large models,
+            where a warning says so.
         trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
         alpha: weight of the conducive gradient; 0 is the plain form, whose clients drift apart, and has no `trust`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -93,12 +108,16 @@ class FALD(ReplayedVisits):
     local_steps: int = 5
     thin: int = 5
     visit_time: float = 0.2
+    visit_error: float = 0.03
     trust: float | None = 3.0
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "trust", allow_none=True)
+        check_positive(self, "visit_error")
+        if self.step_size is not None:
+            refuse_unused(self, STEP_GIVEN, "visit_error")
         if self.alpha < 0:
             raise SettingError(f"FALD: alpha must not be negative, received {self.alpha}")
         if self.alpha == 0:
@@ -122,6 +141,43 @@ class FALD(ReplayedVisits):
     def default_schedule(self) -> Schedule:
         """All clients in every round, for every chain."""
         return All()
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """What fits the surrogates, and measures the clients' own noise where the step depends on it."""
+        first = super().warm_start(problem)
+        surrogates = first or self.surrogates
+        if self.step_size is not None or is_large(problem) or not isinstance(surrogates, Algorithm | Given):
+            return first
+        return OwnNoise(surrogates=surrogates, probabilities=self.probabilities)
+
+    def visit_length(self, num_clients: int, start: Start | None) -> float:
+        """The longest visit whose bias is small enough, where that is known."""
+        known = {} if start is None else start.shared
+        if "shift" not in known:
+            return self.visit_time
+        return longest_parallel_visit(self.visit_error, known, self.local_steps, self.midpoint, self.visit_time)
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """What all chains tell, and h T of a visit."""
+        return {**super().monitor(before, after), "visit_time": self.local_steps * float(after["step_size"])}
+
+    def warnings(self, record: Record, problem: Problem) -> list[str]:
+        """Those of all chains, the cure of visits that are short, and visits whose bias nobody has measured."""
+        notes = super().warnings(record, problem)
+        visit = record.latest["visit_time"]
+        if notes and self.step_size is None and visit < SHORT * self.visit_time:
+            notes[0] += (
+                f". Visits last {visit:.2g} in place of visit_time={self.visit_time:g}, as long as the noise that "
+                f"clients have of their own moves nothing by more than visit_error={self.visit_error:g}: use FSGLD(), "
+                "or local_steps=1 with midpoint=False, which has none"
+            )
+        if self.step_size is None and is_large(problem) and noise_time(self.local_steps, self.midpoint):
+            notes.append(
+                f"how far the clients' own noise moves their average is not measured on a model of {problem.dim} "
+                "parameters, and the more clients there are the farther it does: use FSGLD(), or local_steps=1 with "
+                "midpoint=False, which has none"
+            )
+        return notes
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Each chain's position to all clients that work for it, with their weights."""
