@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from pyro_fed.algorithm.capabilities import (
     Bounding,
     DrawsAhead,
+    FitsSize,
     Indicators,
     NoiseTracking,
     NoiseWithin,
@@ -35,6 +36,7 @@ from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import renewed
+from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.no_number import no_number
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -186,6 +188,8 @@ def run(
         first = first.privately(combination if isinstance(combination, Private) else None)
     if isinstance(combination, Bounded) and isinstance(first, Bounding):
         first = first.boundable()
+    if isinstance(first, FitsSize) and max_seconds is None:
+        check_affordable(federation.problem)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
         num_threads = None if repays_threads(federation.problem) else 1

@@ -9,7 +9,7 @@ from pyro import poutine
 from torch.func import grad, hessian
 
 import pyro_fed as pf
-from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite
+from pyro_fed.density.latents.quadrature import Quadrature, gauss_hermite, sobol
 from pyro_fed.density.observations import observation
 from pyro_fed.runtime.ending import collecting
 from pyro_fed.runtime.ending.collecting import integration_error
@@ -94,6 +94,19 @@ def test_many_dimensions_take_sobol_points():
     assert nodes.shape == (256, 6)
     assert float(log_weights.exp().sum()) == pytest.approx(1.0)
     torch.testing.assert_close(nodes.T @ nodes / 256, torch.eye(6, dtype=torch.float64))
+
+
+def test_a_model_that_takes_sobol_points_is_mapped():
+    """They are made once, wherever they are asked for first: within `vmap`, which refuses random numbers."""
+
+    def model(y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("groups", len(y)):
+            b = pyro.sample("b", dist.Normal(torch.zeros(6), scale).to_event(1))
+            pyro.sample("y", dist.Normal(b, 1.0).to_event(1), obs=y)
+
+    sobol.cache_clear()
+    assert not pf.Federation(model, (torch.randn(4, 6),), plate="groups", num_clients=2).problem.looped
 
 
 @pytest.mark.parametrize(("max_nodes", "exact_curvature"), [(256, True), (128, False)])

@@ -32,6 +32,7 @@ x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points on
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -470,9 +471,18 @@ def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 def sobol(count: int, dim: int) -> tuple[Tensor, Tensor]:
     """Standardised Sobol points (count, dim) and log weights, float64.
 
+    Made in a thread of its own, where no `vmap` is: it refuses their random scrambling, though they are the same for
+    all, so that models of more than five latents a row were taken for such as cannot be mapped; nor any `grad`, see
+    `_product`.
+
     Args:
         count: an even number of points.
         dim: dimensions.
     """
-    points = standardised_sobol(count, dim)
-    return points, points.new_full((count,), -math.log(count))
+
+    def made() -> tuple[Tensor, Tensor]:
+        points = standardised_sobol(count, dim)
+        return points, points.new_full((count,), -math.log(count))
+
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(made).result()
