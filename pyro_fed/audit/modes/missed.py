@@ -11,8 +11,9 @@ Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much 
 several modes, their masses are found by importance weights (`masses`), of more points where a difference that would
 matter may be chance. Then modes may be as faint as they are, and may have draws too, but not their share of them: with
 e the share of the draws that are nearest to a mode, the result's mean is off by Σ (c - e) u, and its variance by
-Σ (c - e) u². Differences count less what three standard errors may explain; of a mode whose mass the weights do not
-tell Laplace's counts, brought to the level of the others' weights, less what `ROUGH` may explain.
+Σ (c - e) u². Differences count less what three standard errors may explain. A mode whose mass the weights do not tell,
+as that of several slabs with ridges beside a spike, has one between theirs and Laplace's, brought to the level of the
+others' weights, and beyond the two what `ROUGH` may explain.
 
 A mode of more than `EMPTY` of the mass that has no draw is told, even where no mean and no SD would change by what
 matters.
@@ -184,13 +185,14 @@ def _wrong_shares(
         told = error < TOLD
         rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
         # What Laplace's are off by as far as weights tell, of modes of one posterior: they are bent alike.
-        off = (mass - rough)[told].mean() if bool(told.any()) else 0.0
-        mass = torch.where(told, mass, rough + off)
-        error = torch.where(told, error, math.log(ROUGH) / ERRORS)
+        rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
+        between = (mass - rough).abs() / 2
+        mass = torch.where(told, mass, (mass + rough) / 2)
+        error = torch.where(told, ERRORS * error, math.log(ROUGH) + between) * (not strict)
         shares = torch.softmax(mass, 0)
-        more, others = shares - held, (shares @ error) - shares * error
-        chance = ERRORS * shares * ((1 - shares) * error + others) if not strict else 0.0
-        plain = more.sign() * (more.abs() - chance).clamp_min(0)
+        fewest, most = _bounds(mass, error)
+        more = shares - held
+        plain = (fewest - held).clamp_min(0) + (most - held).clamp_max(0)
         if not counts(more) or (bool(told.all()) and counts(plain)):
             break
     by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
@@ -200,13 +202,24 @@ def _wrong_shares(
         evidence.record.lost = float(shares[~torch.tensor(seen)].sum())
     if not all(seen):
         return [_sentence(evidence, target, modes, seen, shares, by)]
-    at = int((more if _matters(target, modes, plain, part) else torch.where(held == 0, more, 0.0)).argmax())
+    lacking = plain if _matters(target, modes, plain, part) else torch.where(held == 0, plain, 0.0)
+    at = int((lacking if bool((lacking > 0).any()) else lacking.abs()).argmax())
     name, shown = _place(evidence, target, modes, at, 0 if at else 1)
+    mass_there = f"{_percent(float(shares[at]))} %"
+    if not bool(told.all()):
+        limit, bound = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
+        mass_there = f"at {limit} {_percent(float(bound[at]))} %"
     return [
         f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
-        f"{shown} there are {_percent(float(held[at]))} % of the draws, and {_percent(float(shares[at]))} % of the "
-        f"mass {by}. {_cure(evidence)}"
+        f"{shown} there are {_percent(float(held[at]))} % of the draws, and {mass_there} of the mass {by}. "
+        f"{_cure(evidence)}"
     ]
+
+
+def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and largest shares (M,) of modes whose log masses (M,) may be off by so much."""
+    against = 1 - 2 * torch.eye(len(mass), dtype=mass.dtype)
+    return (mass + against * error).softmax(1).diagonal(), (mass - against * error).softmax(1).diagonal()
 
 
 def _far(
