@@ -165,8 +165,9 @@ class Evidence:
     def looked(self) -> Looked | None:
         """Where the posterior's means and SDs are, None where there is no target.
 
-        By chains that begin at the draws, and by weighted points where these find wrong what chains do not, or right;
-        where they cannot move, and the draws are groups far apart, group by group.
+        By weighted points, which have no memory of the draws, where these tell them, and by chains that begin at the
+        draws; by chains alone where they find wrong what the points do not find right; where they cannot move, and the
+        draws are groups far apart, group by group.
         """
         found = self.chains
         if found is None:
@@ -183,9 +184,9 @@ class Evidence:
         weighed = None if found.stuck else self.by_weights
         if weighed is not None and bool(wrong(weighed).any()):
             found = weighed
-        elif weighed is not None and bool(wrong(found).any()):
+        elif weighed is not None:
             both = weighed.where_told(found)
-            found = both if judged(both) is False else found
+            found = found if bool(wrong(found).any()) and judged(both) is not False else both
         return Looked(found, self.quantities.labels)
 
     @property
