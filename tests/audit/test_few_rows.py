@@ -7,6 +7,7 @@ import torch
 from torch.func import hessian
 
 import pyro_fed as pf
+from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.motion import moved, wrong
 from pyro_fed.audit.evidence import Evidence, Unknown
@@ -128,7 +129,7 @@ def test_a_mode_that_is_missed_is_found_by_few_rows_and_weighed_by_all():
     y = 0.49 + torch.randn(N, generator=generator, dtype=torch.float64)
     fed = pf.Federation(squared, (y,), plate="data", num_clients=3)
     draws = laplace(fed.problem, torch.full((1,), 0.7), generator)
-    evidence = Evidence(Unknown("independent"), fed, fed.problem, {}, draws[None], None, seed=0)
+    evidence = Evidence(Unknown("independent"), fed, fed.problem, {}, draws[None], Record(fed.client_names), seed=0)
     (said,) = missed(evidence)
     assert "another mode, with about 50 % of its mass" in said
     assert on_rows_alone(evidence.target, generator).evaluations == ROWS

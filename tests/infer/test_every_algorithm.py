@@ -18,12 +18,14 @@ FEDERATED = {name: make for name, make, _ in ALGORITHMS if not getattr(make(), "
 def marginal(sd, y=None):
     """`hierarchies.means` with the effects integrated out by hand.
 
-    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is.
+    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is; and
+    they are not seen to be linear in mu, as integrals are not, so that nobody is asked whether they have one mode.
     """
     mu = pyro.sample("mu", dist.Normal(hierarchies.number(0), hierarchies.PRIOR_SD))
     with pyro.plate(hierarchies.PLATE, len(sd)):
         root = (sd.square() + hierarchies.SPREAD**2).sqrt().reshape(-1, 1, 1)
-        pyro.sample("y", dist.MultivariateNormal(mu.expand(1), scale_tril=root), obs=y.unsqueeze(-1))
+        mean = mu.sinh().asinh().expand(1)
+        pyro.sample("y", dist.MultivariateNormal(mean, scale_tril=root), obs=y.unsqueeze(-1))
 
 
 def integrated():
