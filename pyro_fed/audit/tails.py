@@ -23,6 +23,7 @@ from pyro_fed.audit.quantities import Quantities, quoted
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 #: Points that a number's variance has to be made of.
@@ -32,6 +33,12 @@ FEWEST = 50
 SIGMAS = 3
 #: Draws whose tail has a shape: a tenth of them make it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
+#: Draws at which it is looked how fast a density falls, and how many times the distance between its quartiles far out.
+POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
+#: The power of |x| from which on there is a variance, three, and what is left of other terms so far out.
+NO_VARIANCE = 3.05
+#: What to tell of a number without a variance that draws tell.
+QUANTILES = "Tell its median and quantiles: az.summary(idata, stat_focus='median')"
 
 
 def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
@@ -61,20 +68,65 @@ def few_draws_tell(
     Returns:
         One sentence, or none: where no number has a long tail, or points do not tell it.
     """
-    if not bool((kurtosis(quantities(draws.double())) > LONG).any()) or (found := census()) is None:
+    long = kurtosis(quantities(draws.double())) > LONG
+    if not bool(long.any()):
+        return []
+    if none := _without_variance(target, draws, long):
+        return [
+            f"{quoted(quantities.labels[none[0]])} has no variance: its density falls no faster than |x|^-3 far out. A "
+            f"few draws make its SD, and its mean. {QUANTILES}"
+        ]
+    if (found := census()) is None:
         return []
     weights, points = found.weights, quantities(target.model(found.white))
     away = (points - weights @ points).square()
     longest = ((weights @ away.square()) / (weights @ away).square()).nan_to_num(nan=0.0, posinf=0.0)
-    number = int(longest.argmax())
-    if not float(longest[number]) > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2:
+    untold = longest > 1 + len(draws) * (2 * math.log(SD_MATTERS)) ** 2
+    untold |= long & (longest > LONG) & torch.tensor([_tail(weights * terms) > LARGEST_PARETO_K for terms in away.T])
+    if not bool(untold.any()):
         return []
+    number = int(torch.where(untold, longest, 0.0).argmax())
     name = quoted(quantities.labels[number])
     return [
         f"a few draws far out make the SD of {name}, and its mean: the posterior's tail is so long (a kurtosis of "
-        f"{float(longest[number]):.2g}) that {len(draws)} draws do not tell them, right as they may be. Tell its "
-        "median and quantiles: az.summary(idata, stat_focus='median')"
+        f"{float(longest[number]):.2g}) that {len(draws)} draws do not tell them, right as they may be. {QUANTILES}"
     ]
+
+
+def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
+    """Entries of the flat vector whose density falls by a power of at most three, the others being where a draw is.
+
+    Draws do not show that: of an algorithm that samples Cauchy's tail as far as its weights or steps go, the shape of
+    their own tail was 0.2 where it is one.
+
+    Args:
+        target: the posterior, whitened by the draws.
+        draws: (S, D), the model's coordinates.
+        long: which numbers' draws have a long tail (F,).
+    """
+    z = draws[evenly(len(draws), POWERS_AT)].double()
+    found = []
+    for number in long[: z.shape[1]].nonzero()[:, 0].tolist():
+        column = draws[:, number].double()
+        low, middle, high = column.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+        powers = []
+        for side in (-1, 1):
+            at = []
+            for far in FAR_OUT:
+                moved = z.clone()
+                moved[:, number] = middle + side * far * (high - low)
+                at.append(target.values(target.white(moved)))
+            powers.append(
+                float(((at[0] - at[1]) / math.log(FAR_OUT[1] / FAR_OUT[0])).nan_to_num(nan=math.inf).median())
+            )
+        if min(powers) < NO_VARIANCE:
+            found.append(number)
+    return found
+
+
+def _tail(terms: Tensor) -> float:
+    """Pareto's k of terms (N,) of a sum."""
+    return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
 def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
@@ -104,8 +156,7 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
         return []
     return [
         f"{said} has no variance that its draws could tell: its tail is that of a Pareto distribution with k = "
-        f"{longest:.1f}, and from 0.5 on there is none. A few draws make its SD, and its mean; tell its median and "
-        "quantiles: az.summary(idata, stat_focus='median')"
+        f"{longest:.1f}, and from 0.5 on there is none. A few draws make its SD, and its mean. {QUANTILES}"
     ]
 
 

@@ -15,6 +15,8 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
+from pyro_fed.audit.chains.motion import LONG, kurtosis
+from pyro_fed.audit.tails import SIGMAS
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
@@ -86,6 +88,18 @@ class Answer:
         return flat.mean(0), flat.std(0)
 
     @cached_property
+    def middles(self) -> tuple[Tensor, Tensor]:
+        """Medians, and half of the distances between the quantiles of 16 and 84 %, a Gaussian's SDs: (D,)."""
+        ordered = self.draws.flatten(0, 1).double().sort(0).values
+        low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.16, 0.5, 0.84))
+        return middle, (high - low) / 2
+
+    @cached_property
+    def tails(self) -> Tensor:
+        """Kurtosis (D,)."""
+        return kurtosis(self.draws.flatten(0, 1).double())
+
+    @cached_property
     def corrected(self) -> tuple[Tensor, Tensor] | None:
         """Means and SDs (D,) that the audit's chains came to from these draws; None where there were none."""
         if not self.measured or self.stage.noncentred:
@@ -114,17 +128,38 @@ def disagreement(
         moments: means and SDs to compare with, in place of the other answer's own.
     """
     (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
+    what = "mean", "SD"
     away = ((mean - other_mean) / other_sd).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    factor = (sd / other_sd).log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
+    ratio = sd / other_sd
+    if moments is None and bool((untold := _untold(plan, one, other)).any()):
+        (middle, width), (other_middle, other_width) = one.middles, other.middles
+        away = torch.where(untold, (middle - other_middle).abs() / other_width, away)
+        ratio = torch.where(untold, width / other_width, ratio)
+        if bool(untold[int(away.argmax())]):
+            what = "median", what[1]
+        if bool(untold[int(ratio.log().abs().argmax())]):
+            what = what[0], "distance between its quantiles of 16 and 84 %"
+    factor = ratio.log().abs().exp().nan_to_num(nan=math.inf, posinf=math.inf)
     if float(away.max()) > plan.mean_error:
         at = int(away.argmax())
-        return f"its mean of '{problem.site_of(at).name}' is {float(away[at]):.2g} SDs away from that of {other.name}"
+        name = problem.site_of(at).name
+        return f"its {what[0]} of '{name}' is {float(away[at]):.2g} SDs away from that of {other.name}"
     if float(factor.max()) > plan.sd_factor:
         at = int(factor.argmax())
-        return (
-            f"its SD of '{problem.site_of(at).name}' is {float(sd[at] / other_sd[at]):.2g} times that of {other.name}"
-        )
+        return f"its {what[1]} of '{problem.site_of(at).name}' is {float(ratio[at]):.2g} times that of {other.name}"
     return ""
+
+
+def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
+    """Which numbers (D,) have tails, in both answers, so long that these draws do not tell SDs to the plan's factor.
+
+    There may be no SD at all, as of a Cauchy's; two answers agree in what there is, the middle and its width.
+    """
+    chance = (
+        torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
+    )
+    long = torch.minimum(one.tails, other.tails) > LONG
+    return long & (SIGMAS * chance > math.log(plan.sd_factor))
 
 
 @dataclass(frozen=True)

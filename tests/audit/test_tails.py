@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.audit import few_draws_tell
 from pyro_fed.audit.census import weighed_points
 from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond, weighted
 from pyro_fed.audit.target import Target
+from tests.helpers.evidence import evidence_of
 
 
 def scale_of_two(y):
@@ -247,3 +249,60 @@ def test_fit_keeps_to_its_aim_where_chains_remember_a_gaussians_tails(seed):
     idata = pf.fit(fed, seed=seed, num_draws=10_000, progress=False, log_likelihood=False)
     assert float(idata["posterior"]["mu"].std()) == pytest.approx(sd, rel=0.1)
     assert idata.attrs["doubts"] == ""
+
+
+def beside_a_mean(prior):
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(y.new_tensor(0.0), 5.0))
+        pyro.sample("z", prior)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mu.expand(len(y)), 1.0), obs=y)
+
+    return model
+
+
+TAILED = [
+    (dist.Cauchy(torch.tensor(3.0).double(), 2.0), True),
+    (dist.StudentT(2.0, torch.tensor(0.0).double(), 1.0), True),
+    (dist.StudentT(3.0, torch.tensor(0.0).double(), 1.0), False),
+    (dist.Laplace(torch.tensor(0.0).double(), 1.0), False),
+]
+
+
+@pytest.mark.parametrize(("prior", "none"), TAILED, ids=["cauchy", "t2", "t3", "laplace"])
+def test_a_latent_without_a_variance_is_told_by_its_density(prior, none):
+    """Whatever the draws' own tails are: here a Student's t with three degrees, as far as an algorithm goes."""
+    random = np.random.default_rng(0)
+    draws = torch.from_numpy(np.stack([0.5 * random.normal(size=1000), random.standard_t(3, size=1000)], 1))
+    evidence = evidence_of(beside_a_mean(prior), (torch.zeros(4, dtype=torch.float64),), draws)
+    said = few_draws_tell(evidence.target, evidence.quantities, draws, lambda: None)
+    assert [sentence.startswith("'z' has no variance") for sentence in said] == [True] * none
+
+
+def horseshoe(y):
+    t = pyro.sample("t", dist.HalfCauchy(y.new_tensor(1.0)))
+    z = pyro.sample("z", dist.Normal(y.new_tensor(0.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((t * z).expand(len(y)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_scale_without_a_variance_is_told_by_weighted_points(seed):
+    """t falls as t^-3 where t z is known: by its marginal, which no line through a draw shows."""
+    y = torch.tensor([0.4, 1.9, 1.1, 0.7], dtype=torch.float64)
+    fed = pf.Federation(horseshoe, (y,), plate="data", num_clients=2)
+    with pytest.warns(UserWarning, match="a few draws far out make the SD of 't'"):
+        idata = pf.fit(fed, seed=seed, progress=False, log_likelihood=False)
+    assert idata.attrs["doubts"] == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_that_agree_in_the_quantiles_of_a_cauchy_are_no_disagreement(seed):
+    fed = pf.Federation(
+        beside_a_mean(TAILED[0][0]), (torch.zeros(4, dtype=torch.float64),), plate="data", num_clients=2
+    )
+    with pytest.warns(UserWarning, match="'z' has no variance"):
+        idata = pf.fit(fed, seed=seed, progress=False, log_likelihood=False)
+    assert idata.attrs["doubts"] == ""
+    low, middle, high = np.percentile(idata["posterior"]["z"].values, [25, 50, 75])
+    assert (low, middle, high) == pytest.approx((1.0, 3.0, 5.0), abs=0.5)

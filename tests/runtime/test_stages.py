@@ -16,7 +16,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
-from pyro_fed.runtime.answers import Answer, choose
+from pyro_fed.runtime.answers import Answer, choose, disagreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +206,27 @@ def answer_of(algorithm, number):
     evidence = Evidence(algorithm, fed, fed.problem, {}, draws[None], Record(fed.client_names), 0)
     doubts = algorithm.warnings(None, None)
     return Answer(Stage(algorithm), number, {}, draws[None], doubts, [], 1, True, evidence.measured)
+
+
+def drawn(count, degrees, factor=1.0, seed=0):
+    """An answer of so many draws of Student's t, times a factor."""
+    random, dim = np.random.default_rng(seed), unequal_lines().problem.dim
+    draws = torch.from_numpy(factor * random.standard_t(degrees, size=(1, count, dim)))
+    return Answer(Stage(Doubtful()), seed, {}, draws, [], [], 1, True, {})
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_answers_without_an_sd_agree_by_their_quantiles(seed):
+    """Cauchy's draws have SDs that differ by factors of ten; a factor of two of their widths is told all the same."""
+
+    def apart(one, other):
+        return disagreement(Listed(), unequal_lines().problem, one, other)
+
+    many = drawn(4000, 1)
+    assert apart(drawn(4000, 1, seed=seed), many) == ""
+    assert "quantiles" in apart(drawn(4000, 1, 2.0, seed=seed), many)
+    assert "its SD of" in apart(drawn(4000, 50, seed=seed), many)  # tails in one of them alone are no such matter
+    assert "its SD of" in apart(drawn(4000, 50, 1.5, seed=seed), drawn(4000, 50))
 
 
 def eight_effects(group, y):
