@@ -78,7 +78,7 @@ def check_clients(
         for k, own in enumerate(own_rows(idata, federation)):
             if own is None:
                 continue
-            drawn, given = own(seeding.torch_generator(seed, seeding.DRAWS, k))
+            drawn, given = own(seeding.torch_generator(seed, seeding.DRAWS, k + 1))
             site = _site(given, var_name)
             for i, (name, function) in enumerate(named.items()):
                 observed[k, i] = _number(function, given[site], name, federation.client_names[k])

@@ -32,6 +32,8 @@ from pyro_fed.errors import SettingError, listed, without_shapes
 OURS = __name__.partition(".")[0] + "."
 #: Pyro's stack of handlers, torch's default dtype and the validation are one for all threads: one model at a time.
 _ONE_AT_A_TIME = threading.RLock()
+#: Default dtypes: the session's, and that of each `default_of` that has begun and not ended, in any thread.
+_DEFAULTS: list[list[torch.dtype]] = []
 
 #: Of a model that is run as it is, no function has to give way.
 UNMAPPED = Noticed(looked=True)
@@ -156,12 +158,20 @@ def default_of(dtype: torch.dtype) -> Iterator[None]:
     Args:
         dtype: of a problem.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if dtype == torch.float32 else before)
+    with _ONE_AT_A_TIME:
+        if not _DEFAULTS:
+            _DEFAULTS.append([torch.get_default_dtype()])
+        own = [torch.float32 if dtype == torch.float32 else _DEFAULTS[0][0]]
+        _DEFAULTS.append(own)
+        torch.set_default_dtype(own[0])
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        with _ONE_AT_A_TIME:  # threads end in any order: the last one leaves what the first one found
+            _DEFAULTS[:] = [one for one in _DEFAULTS if one is not own]
+            torch.set_default_dtype(_DEFAULTS[-1][0])
+            if len(_DEFAULTS) == 1:
+                _DEFAULTS.clear()
 
 
 @contextmanager
@@ -198,7 +208,7 @@ def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]
         dtype: floating dtype of constants that they make.
         constants: values of `pf.shared`, among others.
     """
-    with conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
+    with _ONE_AT_A_TIME, conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
         yield
 
 
