@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
+from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.problem import Problem
@@ -36,6 +36,12 @@ def prior_scores(problem: Problem, points: Tensor) -> Tensor:
     """
     scores: Tensor = problem.vmap(grad(problem.log_prior))(points)
     return scores
+
+
+def prior_scores_and_values(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of the log prior, (N, D) and (N,); arguments as for `prior_scores`."""
+    score, value = problem.vmap(grad_and_value(problem.log_prior))(points)
+    return score, value
 
 
 def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = None) -> Tensor:

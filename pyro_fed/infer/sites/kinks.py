@@ -20,12 +20,12 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.compiling.jumps import prior_turns
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import evenly
 
@@ -117,16 +117,10 @@ def _along(problem: Problem, others: Tensor, sd: Tensor, entry: int) -> tuple[Te
 def _at(problem: Problem, places: Tensor) -> tuple[Tensor, Tensor]:
     """The prior's scores (..., D) and values (...) at places (..., D), some at a time."""
     flat = places.reshape(-1, places.shape[-1]).to(problem.dtype)
-    both = problem.mapped(_scores, (0,))
+    both = problem.mapped(prior_scores_and_values, (0,))
     pieces = [both(piece[None]) for piece in flat.split(max(1, NUMBERS // flat.shape[1]))]
     score, value = (torch.cat([part[0].double() for part in parts]) for parts in zip(*pieces, strict=True))
     return score.reshape(places.shape), value.reshape(places.shape[:-1])
-
-
-def _scores(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The prior's scores and values at points (S, D)."""
-    score, value = problem.vmap(grad_and_value(problem.log_prior))(points)
-    return score, value
 
 
 @lru_cache(maxsize=1)

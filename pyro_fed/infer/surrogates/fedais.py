@@ -38,7 +38,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
 from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, OwnErrors, Sent, Tempered
@@ -51,6 +50,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
+from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
@@ -404,12 +404,6 @@ def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:
     return torch.stack([type(sites)(*one).log_factor(draws) for one in each])
 
 
-def _prior(problem: Problem, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and values of the log prior at points (S, D)."""
-    score, value = problem.vmap(grad_and_value(problem.log_prior))(points)
-    return score, value
-
-
 def _difference(
     problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
 ) -> Difference:
@@ -422,7 +416,10 @@ def _difference(
         constant: log t - log q where q has its mean.
         tails: of t.
     """
-    prior, curvature = problem.mapped(_prior, (0,)), site.precision - 1  # log t - log q is a quadratic form
+    prior, curvature = (
+        problem.mapped(prior_scores_and_values, (0,)),
+        site.precision - 1,
+    )  # log t - log q is a quadratic form
 
     def difference(white: Tensor) -> tuple[Tensor, Tensor]:
         z = coordinates.model(white)
