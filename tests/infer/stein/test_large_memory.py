@@ -10,7 +10,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.stein import survey
-from pyro_fed.infer.surrogates import mismatch
+from pyro_fed.infer.surrogates import measuring
 from pyro_fed.runtime import replies, rounds
 
 CLIENTS, PARTICLES = 10, 20
@@ -66,7 +66,7 @@ def test_clients_one_by_one_are_as_all_at_once(fed, algorithm, monkeypatch):
     """Up to rounding of single precision: products of other shapes."""
     monkeypatch.setattr(pf.FedEP, "default_rounds", lambda self, clients: 1)
     whole = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
-    for module in (survey, mismatch):
+    for module in (survey, measuring):
         monkeypatch.setattr(module, "AT_ONCE", 1)
     monkeypatch.setattr(replies, "FINITE_AT_ONCE", 1)
     one_by_one = pf.run(algorithm, fed, num_rounds=3, num_draws=4, **QUIET)
