@@ -24,12 +24,13 @@ narrower there than the draws: that is an answer too. It cannot see a mode that 
 
 What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
 `LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
-no number has long tails, whose SD few chains do not tell. What is wrong by `FAR_BEYOND` after one, without such tails,
-needs no second; less does, as one place a chain says how far it is off worse than its standard error. Errors of few
-chains with long tails are themselves poorly known: a result whose draws have such tails, wrong by less than
-`FAR_BEYOND`, is looked at again `AGAIN` transitions later, one that is right but not by much at all looks, and one
-that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell, and an error of
-the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
+no number has long tails, whose SD few chains do not tell. Chains that have plainly moved, if less than what matters, go
+on until `MOST`, and near the limit until `LONGEST`: they may be on their way. What is wrong by `FAR_BEYOND` after one,
+without such tails, needs no second; less does, as one place a chain says how far it is off worse than its standard
+error. Errors of few chains with long tails are themselves poorly known: a result whose draws have such tails, wrong by
+less than `FAR_BEYOND`, is looked at again `AGAIN` transitions later, one that is right but not by much at all looks,
+and one that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell, and an
+error of the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ CLEAR, NEARLY_CLEAR = 0.5, 0.8
 #: How many times what matters a result is beyond it, by more than chance, to be called wrong at one look, of chains
 #: with long tails or after one transition; less has to be seen again so many transitions later.
 FAR_BEYOND, AGAIN = 2.0, 2
+#: Part of what matters from which on a plain error, though within the limits, may be of chains that are on their way:
+#: draws of the posterior hold still.
+MOVING = 0.25
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 CHANCE = 0.1
 #: Memory of the start above which a chain says too little.
@@ -220,7 +224,7 @@ def moved(
     found, undecided = walk(wanted, max(afford // wanted, FIRST))
     many = min(MANY_CHAINS, afford // LONGEST)
     if undecided and not target.problem.looped and many >= WORTH * wanted:
-        found, _ = walk(many, MOST)
+        found, _ = walk(many, LONGEST)
     return found
 
 
@@ -347,7 +351,7 @@ class Looks:
         self.suspected = verdict is True
         if again:
             self._next(self.until + AGAIN)
-        elif verdict is False and self.aim is not None and self.until < MOST and not told(found, self.aim):
+        elif verdict is False and self._on_their_way(found):
             self._next(FIRST if self.until < FIRST else self.until + MORE)
         elif verdict is not None:
             self.over = True
@@ -355,6 +359,13 @@ class Looks:
             self._next(FIRST if self.until < FIRST else self.until + MORE)
         else:
             self.over = True
+
+    def _on_their_way(self, found: Moments) -> bool:
+        """Whether chains that find nothing wrong may find more: they have plainly moved, or do not tell the aim yet."""
+        early = self.until < MOST
+        plain = found.excess > max(PLAIN, margin(len(found.mean))) * found.noise
+        has_moved = bool((plain & (found.excess > (MOVING if early else MIDDLE))).any())
+        return has_moved or (early and self.aim is not None and not told(found, self.aim))
 
     def _next(self, until: int) -> None:
         self.over = until > min(self.most, LONGEST)
