@@ -296,13 +296,12 @@ def test_a_scale_without_a_variance_is_told_by_weighted_points(seed):
     assert idata.attrs["doubts"] == ""
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_answers_that_agree_in_the_quantiles_of_a_cauchy_are_no_disagreement(seed):
+def test_answers_that_agree_in_the_quantiles_of_a_cauchy_are_no_disagreement():
     fed = pf.Federation(
         beside_a_mean(TAILED[0][0]), (torch.zeros(4, dtype=torch.float64),), plate="data", num_clients=2
     )
     with pytest.warns(UserWarning, match="'z' has no variance"):
-        idata = pf.fit(fed, seed=seed, progress=False, log_likelihood=False)
+        idata = pf.fit(fed, seed=0, progress=False, log_likelihood=False)
     assert idata.attrs["doubts"] == ""
     low, middle, high = np.percentile(idata["posterior"]["z"].values, [25, 50, 75])
     assert (low, middle, high) == pytest.approx((1.0, 3.0, 5.0), abs=0.5)

@@ -124,7 +124,7 @@ SHORT = {
     "fedep_m": CUT_EP,
     "fedep_v": CUT_EP,
     "feddyn": ({}, 60),
-    "fedlap": ({"damping": 0.5}, None),
+    "fedlap": ({"damping": 0.5}, 150),
     "fedprox": ({}, 40),
     "fedsep": CUT_EP,
     "fsgld": ({"target_ess": "none", "num_chains": 2, "burn_in": 20, "thin": 1}, 60),

@@ -179,14 +179,14 @@ def test_a_default_dtype_that_changes_after_the_federation_changes_nothing():
     """Persons' latents are integrated out in float32; the session has gone on to float64 since."""
 
     def model(y):
-        a = pyro.sample("a", dist.LogNormal(torch.zeros(3), 0.5).to_event(1))
-        b = pyro.sample("b", dist.Normal(torch.zeros(3), 1.5).to_event(1))
+        a = pyro.sample("a", dist.LogNormal(torch.zeros(2), 0.5).to_event(1))
+        b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.5).to_event(1))
         with pyro.plate("person", len(y)):
             ability = pyro.sample("ability", dist.Normal(0.0, 1.0))
             logits = a * (ability.unsqueeze(-1) - b)
             pyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=y)
 
-    y = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)) < 0.5
+    y = torch.rand(8, 2, generator=torch.Generator().manual_seed(1)) < 0.5
     options = {"progress": False, "num_draws": 200}
     before = torch.get_default_dtype()
     fed = pf.Federation(model, (y,), plate="person", num_clients=2, seed=0)

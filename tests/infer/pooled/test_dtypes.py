@@ -67,7 +67,7 @@ def test_svi_leaves_masked_missing_values_out():
         with pyro.plate("data", len(y)), pyro.poutine.mask(mask=~torch.isnan(y)):
             pyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
-    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=600, step_size=0.1, num_guide_draws=500)
+    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
     found = values(quiet(algorithm, federated(observed, y), **SHORT | {"num_draws": 500}))
     assert abs(found.mean() - np.nansum(y) / (18 + 0.01)) < 0.1 and abs(found.std() * 18**0.5 - 1) < 0.2
 
@@ -85,7 +85,7 @@ def test_svi_holds_parameters_of_the_model_constant():
     with pytest.warns(UserWarning, match="held constant"):
         fed = federated(noisy, X)
     pyro.clear_param_store()
-    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=600, step_size=0.1, num_guide_draws=500)
+    algorithm = pf.SVI(guide=AutoDiagonalNormal, num_steps=300, step_size=0.1, num_guide_draws=500)
     found = values(quiet(algorithm, fed, **SHORT | {"num_draws": 500}))
     assert abs(found.std() / (24 / 25 + 0.01) ** -0.5 - 1) < 0.2
     pyro.clear_param_store()
