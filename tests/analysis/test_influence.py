@@ -262,7 +262,7 @@ def clinics(clients, rows):
 
 
 #: Seeds; a run with thousands of rows at one client takes several times as long.
-TRIALS = {"labels flipped": 20, "units wrong": 20, "rows duplicated": 8, "none": 5}
+TRIALS = {"labels flipped": 12, "units wrong": 12, "rows duplicated": 8, "none": 5}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the corrupted data, and of what they make of the posterior
@@ -284,7 +284,7 @@ def test_nobody_is_named_where_nobody_is_corrupted():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_client_of_forty_times_as_many_rows_is_no_reason_to_warn(seed):
     """`influence` says who moves the answer; that so many rows do is no doubt of it, unless they count for more."""
     generator = torch.Generator().manual_seed(seed)

@@ -76,7 +76,7 @@ def test_a_slab_without_draws_is_told_with_its_size(narrow, mean):
 
 
 @pytest.mark.parametrize(("narrow", "mean"), CASES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_exact_draws_are_not_doubted(narrow, mean, seed):
     """Of 2,000: their SD is off by 4 % of standard error where the slab has the least, wrong takes a quarter."""
     y = rows(mean)

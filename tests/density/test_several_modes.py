@@ -177,7 +177,7 @@ def test_the_posterior_has_both_signs_of_every_effect():
     weight = np.exp(log_post - log_post.max()) / np.exp(log_post - log_post.max()).sum()
     mean = (weight * taus).sum()
     sd = np.sqrt((weight * (taus - mean) ** 2).sum())
-    idata = pf.run(pf.FedAIS(num_proposals=4000), fed, seed=0, progress=False, log_likelihood=False)
+    idata = pf.run(pf.FedAIS(num_proposals=2500), fed, seed=0, progress=False, log_likelihood=False)
     tau = idata["posterior"]["tau"].values
     assert abs(tau.mean() - mean) < 0.1 * sd
     assert abs(tau.std() / sd - 1) < 0.1

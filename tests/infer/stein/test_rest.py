@@ -184,7 +184,7 @@ def test_wrong_is_said_and_right_is_not(name):
     [(1.0, pf.DSVGD()), (1.3, pf.DSVGD()), (2.2, pf.DSVGD()), (1.0, pf.FedAIS(surrogates=pf.DSVGD()))],
     ids=["near", "apart", "far", "weighed"],
 )
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0])
 def test_two_modes_of_unequal_shares_are_right_and_not_doubted(place, algorithm, seed):
     """y ~ N(t², 1): by quadrature 8.5 % of the mass is below zero; the scores at two clouds of particles object.
 
