@@ -14,6 +14,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.analysis.criticism.influence import kept_sites
 from pyro_fed.audit.clients.influence import apart_by_sites, who_stands_apart
+from pyro_fed.ops.gaussian_structures import FullGaussian
 
 QUIET = {"progress": False, "compile": "trace", "audit": False, "log_likelihood": False}
 
@@ -164,7 +165,6 @@ def test_the_opposite_of_what_the_others_say():
 def test_others_at_the_border_of_a_posterior_are_judged_or_left_out():
     """Others' precisions whose smallest eigenvalue is rounding alone: some have a factor one way and not another."""
     from pyro_fed.audit.clients.influence import by_sites
-    from pyro_fed.ops.gaussian_structures import FullGaussian
 
     generator, judged = torch.Generator().manual_seed(0), 0
     for _ in range(100):
@@ -457,3 +457,17 @@ def test_leaving_out_agrees_with_exact_integrals(path, monkeypatch):
     for k in everyone:
         exact = log_z(list(everyone)) - log_z([j for j in everyone if j != k])
         assert table["elpd"].iloc[k] == pytest.approx(exact, abs=0.1)
+
+
+@pytest.mark.parametrize(("curvature", "rows"), [(-0.5, 20), (1.0, 0)])
+def test_a_site_that_bends_the_other_way_or_has_no_rows_is_no_chance_of_few_rows(curvature, rows):
+    """Six clients, one of which is far from the others by what no rows can make."""
+    noise = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    precision = 20.0 * torch.eye(2, dtype=torch.float64).repeat(6, 1, 1)
+    eta = 20.0 * (torch.tensor([1.0, -1.0], dtype=torch.float64) + 0.1 * noise)
+    precision[3], eta[3] = curvature * precision[3], torch.tensor([-400.0, 300.0], dtype=torch.float64)
+    sites = FullGaussian(precision, eta)
+    q = FullGaussian(precision.sum(0) + torch.eye(2, dtype=torch.float64), eta.sum(0))
+    counts = torch.full((6,), 20)
+    counts[3] = rows
+    assert apart_by_sites(q, sites, list("abcdef"), ["u", "v"], counts).startswith("client d moves")

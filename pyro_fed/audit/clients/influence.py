@@ -34,7 +34,7 @@ client whose rows say as much as m of the median client's do d SDs count as
 
     d / (1 + d / (3 √m))^(1/2)                             Bernstein's inequality, of scores of one SD of a row
 
-which is d of many rows, and of one event at most 3 (m / p)^(1/2) whatever its probability p.
+which is d of many rows, and of one event of probability p, p^(-1/2) SDs away, at most (3 (m / p)^(1/2))^(1/2).
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
     if rows is not None:
         each = _said_by_a_row(found, rows)
         narrower &= ~(each <= NARROWER)
-        away = away / np.sqrt(1 + away / (3 * np.sqrt(np.maximum(each * rows, np.finfo(float).tiny))))
+        worth = np.where(each > 0, each * rows, np.inf)  # what bends the other way, or has no rows, is no chance
+        away = away / np.sqrt(1 + away / (3 * np.sqrt(worth)))
     far = (away > FAR) | narrower
     least = TIMES * float(np.median(found.influence))
     return [int(k) for k in np.argsort(-found.influence) if far[k] and found.influence[k] > least]
