@@ -1,4 +1,4 @@
-"""What the pages show as code runs, and what they show as commands the shell knows.
+"""What the pages show as code runs, what they show as errors is raised, and what they show as commands the shell knows.
 
 A page's Python blocks run one after the other, in one namespace that begins with what its words suppose (`SUPPOSED`).
 Numbers of three digits and more become small ones and runs end after two rounds: it is names, arguments and forms that
@@ -8,6 +8,7 @@ are looked at here, not answers.
 import contextlib
 import dataclasses
 import itertools
+import linecache
 import re
 import shlex
 import warnings
@@ -45,6 +46,7 @@ FITTED = FEDERATION + "idata = pf.run(pf.FedEP(), fed)\nresults = {'one': idata,
 #: What a page's words suppose before its first block, or before each.
 SUPPOSED = {
     "docs/index.md": REGRESSION,
+    "docs/runs_and_results.md": FEDERATION,
     "docs/from_pyro.md": REGRESSION,
     "docs/devices.md": REGRESSION,
     "docs/criticism.md": FITTED,
@@ -97,7 +99,10 @@ x_new, zeros, zeros_and_ones = torch.randn(24), torch.zeros(24).long(), torch.ar
 NOT_RUN = {
     "README.md": "test_readme.py runs its program and compares what it prints",
     "CONTRIBUTING.md": "a line of a stub file",
+    "docs/common_errors.md": "its blocks raise, which a test of their own looks at",
 }
+#: Pages whose blocks look at what a whole run leaves behind: their runs are not cut short.
+WHOLE = {"docs/runs_and_results.md"}
 INSTEAD = {
     "docs/devices.md": {'device="cuda"': 'device="cpu"'},
     "docs/distributed.md": {"pf.executors.Ray(num_workers=4)": "contextlib.nullcontext('sequential')"},
@@ -126,8 +131,10 @@ def short(monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(PAGES[page], "python") and page not in NOT_RUN])
-@pytest.mark.usefixtures("close_figures", "short")
-def test_a_pages_blocks_run(page, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("close_figures")
+def test_a_pages_blocks_run(page, tmp_path, monkeypatch, request):
+    if page not in WHOLE:
+        request.getfixturevalue("short")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page", "contextlib": contextlib}
     with warnings.catch_warnings():
@@ -140,6 +147,50 @@ def test_a_pages_blocks_run(page, tmp_path, monkeypatch):
                 block = block.replace(shown, taken)
             block = re.sub(r"\b\d{4,}\b|\b500\b", "10", block)
             exec(compile(block, page, "exec"), names)
+
+
+@pytest.fixture(scope="module")
+def errors_page():
+    """The blocks of the page of errors, each with what it says it raises, and the names that its first block makes."""
+    text = PAGES["docs/common_errors.md"]
+    first, *shown = re.findall(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
+    names = {"__name__": "page"}
+    exec(REGRESSION.split("def model")[0] + first[0], names)
+    return dict(shown), names
+
+
+ERRORS = re.findall(r"^```text\n(.*?)^```", PAGES["docs/common_errors.md"], re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.filterwarnings("ignore:not converged after 2 rounds")
+@pytest.mark.parametrize("said", ERRORS, ids=[said[:60] for said in ERRORS])
+def test_the_errors_shown_are_raised(said, errors_page, tmp_path, monkeypatch):
+    shown, names = errors_page
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block, here in shown.items() if here == said]
+    with pytest.raises(pf.PyroFedError) as raised:
+        exec(_with_lines(block), dict(names))
+    parts = [re.escape(part.strip()) for part in said.split("...")]
+    found = f"{type(raised.value).__name__}: {raised.value}"
+    assert re.match(".*".join(parts) + "$", found), found
+
+
+def _with_lines(block):
+    """The block as code whose lines an error can quote."""
+    linecache.cache["common_errors.py"] = (len(block), None, block.splitlines(True), "common_errors.py")
+    return compile(block, "common_errors.py", "exec")
+
+
+def test_every_wrong_block_has_its_error(errors_page):
+    assert all(errors_page[0].values())
+
+
+def test_the_warnings_named_are_ones_that_runs_give():
+    table = PAGES["docs/common_errors.md"].split("| the warning says |")[1]
+    sources = "".join(path.read_text() for path in (ROOT / "pyro_fed").rglob("*.py"))
+    for words in re.findall(r"^\| ([a-z].*?) \|", table, re.MULTILINE):
+        assert words in sources, words
 
 
 def commands():
