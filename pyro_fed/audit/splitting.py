@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.checks.blame import blame
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.entries import evenly
@@ -110,7 +111,7 @@ def _alike(
         if problem.looped or len(clients) == 1:
             continue
         at = torch.stack([client_rows[k] for k in clients])
-        mapped = torch.vmap(lambda rows, own: _terms(problem, z, rows, own))
+        mapped = vmap(lambda rows, own: _terms(problem, z, rows, own))
         try:
             outside, inside = mapped(_of(problem, at), local[at])
         except NOT_RUN:

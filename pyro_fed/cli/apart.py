@@ -8,9 +8,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
+
+if TYPE_CHECKING:
+    from pyro_fed.results.inference_data import InferenceData
 
 #: What the process executes.
 PROGRAM = "from pyro_fed.cli.main import main; main()"
@@ -21,7 +24,7 @@ GRACE = 10
 class Result(Protocol):
     """Waits for the run's result."""
 
-    def __call__(self) -> Any:
+    def __call__(self) -> InferenceData:
         """The InferenceData, in memory.
 
         Raises:
@@ -46,13 +49,14 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
         command = [sys.executable, "-c", PROGRAM, "run", *arguments, "--out", str(out), "--json"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
-        def result() -> Any:
+        def result() -> InferenceData:
             status = process.wait()
             if status:
                 raise click.ClickException(
                     f"the reference's process ended with status {status}; what it said stands above"
                 )
-            return az.from_netcdf(str(out)).load()
+            loaded: InferenceData = az.from_netcdf(str(out)).load()
+            return loaded
 
         try:
             yield result

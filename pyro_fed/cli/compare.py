@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor
 from pyro_fed.conventions.output import check_writable, kept_elsewhere
-from pyro_fed.errors import PyroFedError, SettingError
+from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_fed.algorithm.contract import Algorithm
     from pyro_fed.recipes.recipe import Recipe
+    from pyro_fed.results.inference_data import InferenceData
 
 
 @click.command()
@@ -49,7 +51,7 @@ def compare(
     """
     import pyro_fed as pf
     from pyro_fed.analysis.report import page, plain
-    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes import library
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.results.saving import check_savable
 
@@ -59,69 +61,106 @@ def compare(
         page.check_report(out)
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
-    names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
-    for name in names:
-        if alike := [other for other in names if other != name and Path(other).stem == Path(name).stem]:
-            raise SettingError(f"{name} and {alike[0]} would both be called '{Path(name).stem}': rename the file")
-    chosen = {Path(name).stem: recipe.load(name) for name in names}
+    chosen = _chosen(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
     module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed)
     if results_folder is not None:
         check_savable(fed.problem, "--results")
-    stem = Path(reference).stem if reference else None
+    name_of_model, stem = Path(str(module.__file__)).stem, Path(reference).stem if reference else None
     split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
-    given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
-    if max_seconds is not None:
-        given += ["--max-seconds", str(max_seconds)]
-    results: dict[str, Any] = {}
-    errors: dict[str, Exception] = {}
     with ExitStack() as running:
         waited = None
         if apart:
-            own = (text.removeprefix(f"{stem}.") for text in assignments if text.startswith(f"{stem}."))
-            settings_of = [part for text in own for part in ("--set", text)]
-            waited = running.enter_context(run_apart([model, str(reference), *given, *settings_of, "--quiet"]))
-        for name, algorithm in algorithms.items():
+            given = _given(split, executor_text, max_seconds) + _settings_of(str(stem), assignments)
+            waited = running.enter_context(run_apart([model, str(reference), *given, "--quiet"]))
+
+        def result_of(name: str) -> InferenceData:
             if not quiet:
                 click.echo(f"{name}: {chosen[name].description}", err=True)
+            if waited is not None and name == stem:
+                return waited()
             settings = {**chosen[name].run_options(fed.num_clients), "executor": parse_executor(executor_text)}
             settings |= {"seed": seed, "progress": not quiet, "max_seconds": max_seconds}
-            try:
-                results[name] = waited() if waited and name == stem else pf.run(algorithm, fed, **settings)
-            except (PyroFedError, click.ClickException) as error:
-                errors[name] = error
-                if getattr(error, "result", None) is not None:
-                    results[name] = error.result  # type: ignore[union-attr]
+            return pf.run(algorithms[name], fed, **settings)
+
+        results, errors = _results(algorithms, result_of)
     if not results:
         raise next(iter(errors.values()))
-    stem = stem if stem in results else None
-    table = pf.compare(results, stem, federation=fed, test=test)
-    what = {"model": Path(str(module.__file__)).stem, **split}
+    compared_with = stem if stem in results else None
+    table = pf.compare(results, compared_with, federation=fed, test=test)
     said = {name: str(error) for name, error in errors.items()}
-    values = {**what, "set": assignments, "reference": stem, "results": plain.comparison(table), "errors": said}
+    values = {"model": name_of_model, **split, "set": assignments, "reference": compared_with}
+    values |= {"results": plain.comparison(table), "errors": said}
     click.echo(plain.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
-        results_folder.mkdir(parents=True, exist_ok=True)
-        for name, idata in results.items():
-            with kept_elsewhere(results_folder / f"{name}.nc") as place:
-                idata.to_netcdf(str(place))
-        (results_folder / "comparison.json").write_text(plain.as_json(values) + "\n", encoding="utf-8")
+        _write_results(results_folder, results, plain.as_json(values))
     if out is not None:
-        title = f"{Path(str(module.__file__)).stem}: {len(results)} algorithms compared"
+        title = f"{name_of_model}: {len(results)} algorithms compared"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
         lead += f"; ended in an error: {', '.join(errors)}" if errors else ""
+        subject = {"title": title, "lead": lead, "command": typed_command()}
         with kept_elsewhere(out) as place:
-            page.write_report(
-                place, table, results, fed, title=title, lead=lead, reference=stem, test=test, command=typed_command()
-            )
+            page.write_report(place, table, results, fed, reference=compared_with, test=test, **subject)
         click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
     if errors:
         for name, text in said.items():
             click.echo(f"\n{name} ended in an error: {text}", err=True)
-        if reference is not None and stem is None:
+        if reference is not None and compared_with is None:
             click.echo("\nNothing was compared with the reference, which has no result.", err=True)
         raise SystemExit(1)
+
+
+def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:
+    """The recipes and the reference's, by what they are called in the table.
+
+    Raises:
+        SettingError: two files that would have one name.
+    """
+    from pyro_fed.recipes import recipe
+
+    names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
+    for name in names:
+        if alike := [other for other in names if other != name and Path(other).stem == Path(name).stem]:
+            raise SettingError(f"{name} and {alike[0]} would both be called '{Path(name).stem}': rename the file")
+    return {Path(name).stem: recipe.load(name) for name in names}
+
+
+def _given(split: dict[str, Any], executor_text: str, max_seconds: float | None) -> list[str]:
+    """What another process is given so that it runs on the same clients, as words of a command."""
+    given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
+    return given if max_seconds is None else [*given, "--max-seconds", str(max_seconds)]
+
+
+def _settings_of(stem: str, assignments: tuple[str, ...]) -> list[str]:
+    """One recipe's settings among those of all, as words of the command that runs it alone."""
+    own = (text.removeprefix(f"{stem}.") for text in assignments if text.startswith(f"{stem}."))
+    return [part for text in own for part in ("--set", text)]
+
+
+def _results(
+    names: Iterable[str], result_of: Callable[[str], InferenceData]
+) -> tuple[dict[str, InferenceData], dict[str, Exception]]:
+    """What has a result, if only that of the rounds before an error, and what has ended in an error."""
+    results: dict[str, InferenceData] = {}
+    errors: dict[str, Exception] = {}
+    for name in names:
+        try:
+            results[name] = result_of(name)
+        except (PyroFedError, click.ClickException) as error:
+            errors[name] = error
+            if isinstance(error, StoppedError) and error.result is not None:
+                results[name] = error.result
+    return results, errors
+
+
+def _write_results(folder: Path, results: dict[str, InferenceData], comparison: str) -> None:
+    """Each result in a file of its own, and the comparison's values beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, idata in results.items():
+        with kept_elsewhere(folder / f"{name}.nc") as place:
+            idata.to_netcdf(str(place))
+    (folder / "comparison.json").write_text(comparison + "\n", encoding="utf-8")
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:

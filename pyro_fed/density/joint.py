@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Source
@@ -108,5 +109,5 @@ class JointProblem(Problem):
             (S, D + N d).
         """
         sites = self.layout.local.values()
-        flat = torch.vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
+        flat = vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
         return torch.cat([theta, flat(local)], -1)

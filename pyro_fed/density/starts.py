@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
@@ -147,7 +148,7 @@ def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], co
     """So many draws (count, D) from one run of the model; None where it cannot be mapped over them."""
     if problem.looped:
         return None
-    mapped = torch.vmap(lambda _: problem.collect(source), randomness="different")
+    mapped = vmap(lambda _: problem.collect(source), randomness="different")
     found: list[Tensor] = []
     with OutOfPlace():
         failed = failure(lambda: found.append(mapped(torch.zeros(count))))

@@ -24,7 +24,8 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.saving import check_savable
 from pyro_fed.runtime.checkpoint import Checkpoint
-from pyro_fed.runtime.run import check_numbers, run
+from pyro_fed.runtime.run import run
+from pyro_fed.runtime.run_checks import check_numbers
 
 #: What an operator reads: Flower shows it, and streams it to who has started the run.
 LOG = logging.getLogger("flwr")

@@ -15,7 +15,8 @@ from pyro_fed.infer.auto.auto import Auto
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.evaluation import Evaluate
 from pyro_fed.runtime.executors import Executor
-from pyro_fed.runtime.run import OF_ONE_ALGORITHM, run
+from pyro_fed.runtime.run import run
+from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
 
 
 class RunOptions(TypedDict, total=False):

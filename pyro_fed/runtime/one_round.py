@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import apart
 from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
-from pyro_fed.algorithm.combination import Bounded, Middle, Shortened
+from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State, select
@@ -46,40 +48,28 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if not len(at):
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
         return phase.shared
-    weights = data.num_rows[at].to(context.problem.dtype)
-    if isinstance(context.combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
-        weights = weights.clamp_max(context.combination.precision * max(1.0, float(weights.median())))
-    shares = weights / weights.sum().clamp_min(1)
+    shares = _shares(data.num_rows[at].to(context.problem.dtype), context.combination)
     messages = found.messages
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
     if _comparable(phase, context, len(at)):
         found.info["apart"] = apart(_numbers(messages))
-    corrections: State = {}
     whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
     sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
-    if isinstance(context.combination, Bounded):
-        assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        held = algorithm.hold(context.combination, shared, phase.ledger, sent)
-        shared, messages, corrections = held.shared, held.messages, held.told
-        found.info["beyond"] = held.cut[found.slots] if len(held.cut) > len(at) else held.cut
-        if held.widened is not None:
-            found.info["widened"] = held.widened
-    elif isinstance(context.combination, Middle):
-        if isinstance(algorithm, SiteKeeping) and isinstance(context.combination, Shortened):
-            messages = algorithm.alone(messages)
-            corrections = context.combination.corrections(messages) if algorithm.corrected else {}
-        messages = context.combination(messages)
+    taken = _taken(algorithm, context.combination, shared, phase.ledger, sent)
+    shared, messages, figures = taken.shared, taken.messages, taken.figures
     if (how_far := moved(phase, context, shared, sent._replace(messages=messages))) is not None:
-        found.info["moved"] = how_far[found.slots] if len(how_far) > len(at) else how_far
+        figures["moved"] = how_far
+    for key, value in figures.items():
+        found.info[key] = value[found.slots] if len(value) > len(at) else value
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
     after = server.refine(context.problem, after)
     refuse_divergence(algorithm, context, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
-    phase.ledger = entered(algorithm, phase.ledger, at, messages, told | corrections)
-    told |= corrections
+    told |= taken.corrections
+    phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
     known = found.info | figures
     if len(found.stood_for):  # clients for whom the server has spoken did not work, and have nothing to settle
         told, known = select(told, found.own), select(known, found.own)
@@ -88,6 +78,45 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     info = {} if hidden(context) else as_figures(known)
     record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
     return after
+
+
+class _Taken(NamedTuple):
+    """What a round goes on with after the combination has had its say on the messages.
+
+    Attributes:
+        shared: the server's state, which may hold how far messages have been cut.
+        messages: in the place of those that were sent.
+        corrections: what the clients are told besides the algorithm's own feedback.
+        figures: by client, of those that have sent something.
+    """
+
+    shared: State
+    messages: State
+    corrections: State
+    figures: State
+
+
+def _taken(algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: Sent) -> _Taken:
+    """The messages as they are used: held to what the others' do, put together to a middle, or as they are."""
+    if isinstance(combination, Bounded):
+        assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
+        held = algorithm.hold(combination, shared, ledger, sent)
+        figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
+        return _Taken(held.shared, held.messages, held.told, figures)
+    messages, corrections = sent.messages, State()
+    if isinstance(combination, Middle):
+        if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
+            messages = algorithm.alone(messages)
+            corrections = combination.corrections(messages) if algorithm.corrected else {}
+        messages = combination(messages)
+    return _Taken(shared, messages, corrections, {})
+
+
+def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
+    """Each client's share of a round's rows, (A,)."""
+    if isinstance(combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
+        rows = rows.clamp_max(combination.precision * max(1.0, float(rows.median())))
+    return rows / rows.sum().clamp_min(1)
 
 
 def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor | None:

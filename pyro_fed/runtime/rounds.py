@@ -71,18 +71,8 @@ def run_phases(
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
-    networks = [  # the run's own algorithm first: it is the one that the user named
-        context.connect(
-            part, context.graph, given if part is algorithm else None, _num_clients(part, context), context.seed
-        )
-        for part in reversed(chain)
-    ][::-1]
-    device = context.problem.device
-    context.record.notes += [
-        f"{type(part).__name__} draws random numbers within its steps and was computed on the CPU, not on {device}"
-        for part in chain
-        if device_of(part, context.problem) != device
-    ]
+    networks = _connected(chain, context, given)
+    context.record.notes += _not_on_device(chain, context)
     first, start = _taken_over(chain, finished)
     told: Start | None = None  # `start` as the server was told of it
     for number, part in enumerate(chain):
@@ -90,12 +80,9 @@ def run_phases(
             continue
         last = part is algorithm
         length = rounds if last else part.default_rounds(context.federation.num_clients)
-        if saved is not None and number == saved.phase:
-            phase = Phase(part, number, length, given if last else None, saved.shared, saved.local, saved.done)
-            phase.ledger = _ledger(part, context, saved.shared, saved.local)
-            context.record.restore(saved.record)
-            if hidden(context) and phase.done < phase.rounds:
-                context.record.converged = None  # it had been asked after the last round of a shorter run
+        resumed = saved if saved is not None and number == saved.phase else None
+        if resumed is not None:
+            phase = _resumed(part, context, length, given if last else None, resumed)
         else:
             settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
@@ -104,7 +91,7 @@ def run_phases(
             _let_go(context)
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
-        kept = saved.network if saved is not None and number == saved.phase else {}
+        kept = resumed.network if resumed is not None else {}
         networks[number].begin(number, len(context.record.rounds), part, phase.shared, phase.local, kept)
         _loop(phase, context, networks[number])
         if not last or finished is not None:
@@ -121,6 +108,27 @@ def run_phases(
             finished.append((part, start))
     _let_go(context)
     return phase.shared
+
+
+def _connected(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
+    """Each phase's network; what is wrong is said of the last first, which is the algorithm that the user named."""
+    networks = [
+        context.connect(
+            part, context.graph, given if part is chain[-1] else None, _num_clients(part, context), context.seed
+        )
+        for part in reversed(chain)
+    ]
+    return networks[::-1]
+
+
+def _not_on_device(chain: list[Algorithm], context: Context) -> list[str]:
+    """A sentence for each algorithm that is computed elsewhere than the problem's data are."""
+    device = context.problem.device
+    return [
+        f"{type(part).__name__} draws random numbers within its steps and was computed on the CPU, not on {device}"
+        for part in chain
+        if device_of(part, context.problem) != device
+    ]
 
 
 def _let_go(context: Context) -> None:
@@ -196,6 +204,16 @@ def _begin(
     if ledger and start is not None and told is not None and not _alike(start.local, told.local):
         ledger = _ledger(algorithm, context, *first_states(told))
     return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
+
+
+def _resumed(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
+    """The phase that was saved, to be gone on with; the record is as it was."""
+    phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
+    phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
+    context.record.restore(saved.record)
+    if hidden(context) and phase.done < phase.rounds:
+        context.record.converged = None  # it had been asked after the last round of a shorter run
+    return phase
 
 
 def _alike(kept: State, told: State) -> bool:

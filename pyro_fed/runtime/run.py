@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
 
 from pyro_fed.algorithm.capabilities import (
     Bounding,
     DrawsAhead,
     FitsSize,
-    Indicators,
     NoiseTracking,
     NoiseWithin,
     OnGraph,
@@ -33,13 +29,11 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.checks.funnels import with_hint
-from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps, threads
-from pyro_fed.density.compiling.mapping import trial
-from pyro_fed.density.compiling.process import renewed
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.compiling.levels import compiled
 from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.no_number import no_number
 from pyro_fed.density.noncentred import NonCentred
-from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.density.size import affordable_draws, repays_threads
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -55,15 +49,11 @@ from pyro_fed.runtime.ending import Finish
 from pyro_fed.runtime.evaluation import Evaluate, Evaluation
 from pyro_fed.runtime.executors import Executor, resolve
 from pyro_fed.runtime.rounds import run_phases
+from pyro_fed.runtime.run_checks import check_folders, check_indicator, check_numbers, check_of_plan, check_seconds
 from pyro_fed.runtime.stages import run_stages
 
 #: Draws of a density where none are asked for.
 NUM_DRAWS = 1000
-
-#: More threads than any machine has.
-MAX_THREADS = 4096
-#: Draws of one parameter that fill a gigabyte.
-MOST_DRAWS = 134_217_728
 
 
 @checked
@@ -168,9 +158,9 @@ def run(
         )
     check_outside()
     plan = algorithm if isinstance(algorithm, Plan) else None
-    budget = Budget(max_seconds=max_seconds)  # its clock begins here
+    budget = _budget(plan, max_seconds)  # its clock begins here
     if plan is not None:
-        _check_of_plan(
+        check_of_plan(
             plan,
             num_rounds=num_rounds,
             schedule=schedule,
@@ -181,13 +171,7 @@ def run(
     stages = stages_of(algorithm, federation.problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
-    first = stages[0].algorithm
-    if isinstance(combination, Private) and isinstance(first, NoiseTracking):
-        first = first.evenly()
-    if isinstance(first, NoiseWithin):
-        first = first.privately(combination if isinstance(combination, Private) else None)
-    if isinstance(combination, Bounded) and isinstance(first, Bounding):
-        first = first.boundable()
+    first = _suited(stages[0].algorithm, combination)
     if isinstance(first, FitsSize) and max_seconds is None:
         check_affordable(federation.problem)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
@@ -196,17 +180,14 @@ def run(
     if num_draws is None:
         num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
-    first = _for_draws(first, num_draws)
-    stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
-    if max_seconds is not None and not 0 < max_seconds < math.inf:
-        raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
-    _check_indicator(first, schedule)
-    _check_folders(checkpoint=checkpoint, start=start)
+    check_seconds(max_seconds)
+    check_indicator(first, schedule)
+    check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-    if isinstance(first, Pooled) and first.joint and federation.problem.local_dim:
-        apart = isinstance(federation.problem, NonCentred)
-        federation = federation.joint.noncentred if apart else federation.joint
+    first = _for_draws(first, num_draws)
+    stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
+    federation = _as_one(federation) if isinstance(first, Pooled) and first.joint else federation
     with (
         threads(num_threads),
         torch.no_grad(),
@@ -214,11 +195,17 @@ def run(
         showing(progress),
         kept_while_computing(),
     ):
-        seconds = min(filter(None, (max_seconds, plan.max_seconds if plan else None)), default=None)
-        problem = compiled(federation.problem, compile, rounds, progress is not False, seconds)
-        record = Record(federation.client_names)
         context = Context(
-            federation, problem, graph, resolve(executor), seed, progress is not False, record, min_clients, combination
+            federation,
+            compiled(federation.problem, compile, rounds, progress is not False, budget.max_seconds),
+            graph,
+            resolve(executor),
+            seed,
+            progress is not False,
+            Record(federation.client_names),
+            min_clients,
+            combination,
+            budget=budget,
         )
         if evaluate is not None:
             context.evaluation = Evaluation(evaluate, evaluate_every, num_draws)
@@ -230,29 +217,49 @@ def run(
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
         try:
             with context.interruption:
-                context.budget = budget
                 if plan is not None:
-                    budget.max_rounds, budget.max_bytes = plan.max_rounds, plan.max_bytes
-                    budget.max_seconds = seconds
                     return run_stages(plan, stages, finish)
                 shared = run_phases(first, context, rounds, schedule)
-        except StoppedError as error:
-            if isinstance(error, DivergenceError):
-                error.args = (with_hint(_with_cause(str(error), federation), problem),)
-            if error.state is not None and error.result is None:
+        except (StoppedError, ImproperGaussianError) as error:
+            _say_cause(error, context)
+            if isinstance(error, StoppedError) and error.state is not None and error.result is None:
                 with suppress(DivergenceError):  # a state that was never a distribution has no draws
                     # its error speaks against it: it is not audited, which could take long
                     error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
                     error.result.attrs["stopped"] = str(error)
-            raise
-        except ImproperGaussianError as error:
-            error.args = (_with_cause(str(error), federation),)
             raise
         finally:
             context.executor.close()
             if context.checkpoint is not None:
                 context.checkpoint.close()
         return finish(shared)
+
+
+def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
+    """What the run may cost: its own limit of time or its plan's, whichever is shorter, and the plan's others."""
+    if plan is None:
+        return Budget(max_seconds=max_seconds)
+    seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
+    return Budget(plan.max_rounds, plan.max_bytes, seconds)
+
+
+def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
+    """The algorithm in the form that what is done with its messages asks for."""
+    private = combination if isinstance(combination, Private) else None
+    if private is not None and isinstance(algorithm, NoiseTracking):
+        algorithm = algorithm.evenly()
+    if isinstance(algorithm, NoiseWithin):
+        algorithm = algorithm.privately(private)
+    if isinstance(combination, Bounded) and isinstance(algorithm, Bounding):
+        algorithm = algorithm.boundable()
+    return algorithm
+
+
+def _as_one(federation: Federation) -> Federation:
+    """The federation with the latents inside its plate among the model's parameters, where there are such latents."""
+    if not federation.problem.local_dim:
+        return federation
+    return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
 
 
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
@@ -265,108 +272,11 @@ def _for_draws(algorithm: Algorithm, num_draws: int) -> Algorithm:
     return algorithm.for_draws(num_draws) if isinstance(algorithm, DrawsAhead) else algorithm
 
 
-#: Arguments that belong to one algorithm, and what there is instead where several are tried.
-OF_ONE_ALGORITHM = {
-    "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
-    "schedule": "each of its stages has its own",
-    "combination": "its stages need every client's own message",
-    "start": "it hands over between its stages by itself; run FedEP(), which can start there",
-    "checkpoint": "only a single algorithm can be resumed",
-}
-
-
-def _check_of_plan(plan: Plan, **given: Any) -> None:
-    """Refuse what belongs to one algorithm where several are tried."""
-    for name, value in given.items():
-        if value is not None:
-            kind = type(plan).__name__
-            cure = OF_ONE_ALGORITHM[name].format(name=kind)
-            raise SettingError(
-                f"{kind} does not take {name}=: {cure}. Leave it out, or run one algorithm, such as pf.FedEP()"
-            )
-
-
-def _check_folders(**folders: str | Path | None) -> None:
-    """Refuse texts that name no folder: an empty one would be the folder that the program runs in.
-
-    Raises:
-        SettingError: names the argument.
-    """
-    for name, folder in folders.items():
-        if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
-            raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
-
-
-def check_numbers(
-    rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
-) -> None:
-    """Refuse numbers out of their ranges.
-
-    Args:
-        rounds: of the algorithm.
-        num_draws: of a density.
-        seed: of the run.
-        min_clients: the quorum.
-        num_clients: how many there are.
-        num_threads: of torch.
-
-    Raises:
-        SettingError: names the argument.
-    """
-    if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
-        bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
-        raise SettingError(f"num_threads must be {bound}, received {num_threads}")
-    if rounds < 1:
-        raise SettingError(f"num_rounds must be at least 1, received {rounds}")
-    if seed < 0:
-        raise SettingError(f"seed must not be negative, received {seed}")
-    if not 1 <= num_draws <= MOST_DRAWS:
-        bound = "at least 1" if num_draws < 1 else f"at most {MOST_DRAWS}"
-        raise SettingError(f"num_draws must be {bound}, received {num_draws}")
-    if min_clients is not None and not 0 <= min_clients <= num_clients:
-        raise SettingError(f"min_clients must lie in 0..{num_clients}, received {min_clients}")
-
-
-def _check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
-    given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
-    if schedule is None or not schedule.asks or schedule.asks in given:
+def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) -> None:
+    """The error names the site whose density is no number too, where there is one and its rows are here."""
+    diverged = isinstance(error, DivergenceError)
+    if isinstance(error, StoppedError) and not diverged:
         return
-    has = f"it gives {list(given)}" if given else "it gives none"
-    raise SettingError(
-        f"schedule {type(schedule).__name__} asks clients for the indicator {schedule.asks!r}, which "
-        f"{type(algorithm).__name__} cannot give ({has}): use UniformRandom, RoundRobin or Availability"
-    )
-
-
-def compiled(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
-    """The problem as this run compiles it; compiled steps, and the level that works, are kept for the next run."""
-    kept = problem.compiler
-    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
-    levels = kept.levels if common is None else common.levels
-    if mode not in levels:
-        particles, clients = trial(problem)
-
-        def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-            log_prior, pointwise = problem.log_parts(z, rows)
-            return log_prior + pointwise.sum()
-
-        def scores(z: Tensor, *rows: Tensor) -> Tensor:
-            """As a step does it: over the particles of each client, and over the clients."""
-            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
-            return found
-
-        example = (particles, *clients)
-        if mode == "auto":  # whether it can be traced is seen once anything is
-            level = "trace" if maps(scores, example) else "loop"
-        else:
-            level = choose_level(mode, scores, example)
-        if level != LEVELS[mode]:  # with a warning, which the next run gives again
-            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
-        levels[mode] = level
-    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)
-
-
-def _with_cause(said: str, federation: Federation) -> str:
-    """What ended a run, and the site whose density is no number, where there is one and its rows are here."""
-    found = no_number(federation.problem) if federation.holds_data else []
-    return ". ".join([said, *(cause[0].upper() + cause[1:] for cause in found)])
+    found = no_number(context.federation.problem) if context.federation.holds_data else []
+    said = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in found)])
+    error.args = (with_hint(said, context.problem) if diverged else said,)

@@ -14,6 +14,7 @@ from algorithms import PAPER, SMALL, line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling import process
+from pyro_fed.density.compiling.batched import quiet, vmap
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
 from pyro_fed.runtime.executors import Vectorised, Work
 
@@ -252,3 +253,21 @@ def test_the_loop_maps_nested_structures_as_vmap_does():
     looped = Compiler("loop").vmap(function, dims)(*args)
     assert torch.equal(mapped["sum"], looped["sum"])
     assert all(torch.equal(a, b) for a, b in zip(mapped["pair"], looped["pair"], strict=True))
+
+
+def test_torch_warns_of_its_own_calls_that_it_maps_slowly_and_not_of_ours():
+    """A warning is an error in these tests: importing the package, and mapping by it, leave torch's warnings on."""
+
+    def without_rule(x):
+        return x.clone().clamp_(torch.zeros(()))
+
+    x = torch.linspace(-1, 1, 6).reshape(3, 2)
+    with quiet:  # another thread's call, which ends later
+        assert torch.equal(vmap(without_rule)(x), x.clamp_min(0))
+        assert torch.equal(torch.func.vmap(without_rule)(x), x.clamp_min(0))
+    with pytest.raises(UserWarning, match="performance drop"):
+        torch.func.vmap(without_rule)(x)
+    with pytest.raises(ZeroDivisionError):
+        vmap(lambda one: one / (1 // 0))(x)
+    with pytest.raises(UserWarning, match="performance drop"):
+        torch.func.vmap(without_rule)(x)

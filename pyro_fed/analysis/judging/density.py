@@ -13,12 +13,12 @@ from pyro_fed.analysis.judging import distances, doubts
 from pyro_fed.analysis.judging.draws import Draws, blocks, labels_of
 from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
+from pyro_fed.density.compiling.levels import compiled
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
-from pyro_fed.runtime.run import compiled
 
 #: Draws at which scores are taken, evenly spaced.
 DRAWS_FOR_SCORES = 1000

@@ -27,6 +27,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.sites import site_dims
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.layout import name_dims
@@ -534,7 +535,7 @@ class _Redraw(Messenger):
 
 
 def _draw(run: _Run, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    batched: Callable[..., Any] = torch.vmap(run, randomness="different")
+    batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         if not _maps(batched, {name: value[:2] for name, value in values.items()}):

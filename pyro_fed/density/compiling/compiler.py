@@ -28,18 +28,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
 from pyro_fed.errors import SettingError
-
-# An operation without a batching rule is computed one by one: slower, and as right. Said of each operation in each pass
-# (a hidden Markov model's in-place clamp, say), that makes thousands of lines, about torch and not about the model.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}

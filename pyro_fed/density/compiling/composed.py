@@ -19,8 +19,9 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, fx
-from torch.func import grad, vjp, vmap
+from torch.func import grad, vjp
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
     CHECK_ROWS,

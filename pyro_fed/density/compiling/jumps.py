@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.func import grad_and_value, vjp, vmap
+from torch.func import grad_and_value, vjp
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.func import grad_and_value, vjp, vmap
+from torch.func import grad_and_value, vjp
 from torch.fx.node import map_arg
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vjp
 
+from pyro_fed.density.compiling.batched import quiet
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
@@ -49,7 +50,8 @@ def fisher_information(problem: Problem, z: Tensor, batch: Batch, structure: str
         structure: "full" for (D, D), "diag" for the diagonal (D,).
     """
     if fisher_kind(problem) == "empirical":
-        scores = jacrev(lambda t: problem.pointwise_log_lik(t, batch.rows))(z).unsqueeze(1)
+        with quiet:
+            scores = jacrev(lambda t: problem.pointwise_log_lik(t, batch.rows))(z).unsqueeze(1)
         probs = torch.ones_like(batch.weight).unsqueeze(1)
     else:
         scores, probs = problem.vmap(lambda rows: _scores_of_row(problem, z, rows))(batch.rows)

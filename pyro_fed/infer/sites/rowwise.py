@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.jumps import scores_jump, scores_turn
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
 from pyro_fed.density.problem import Problem

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
+from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.ops.kernel_base import Kernel
 
 

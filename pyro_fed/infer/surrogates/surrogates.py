@@ -24,6 +24,7 @@ from torch.func import grad, jacrev
 
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.density.compiling.batched import quiet
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -196,7 +197,8 @@ def _finite_mean(product: Gaussian) -> Tensor:
 
 def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
     """-∇² log p(z) without its negative part, in the product's structure."""
-    curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
+    with quiet:
+        curvature: Tensor = -jacrev(grad(problem.log_prior))(z.to(problem.dtype)).double()
     if not product.dense:
         return curvature.diagonal().clamp_min(0)
     return positive_part(curvature)

@@ -22,6 +22,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.compiling.levels import compiled
 from pyro_fed.density.fingerprint import LABELS_CURE, label_digests, shared_arguments, traced
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.several import MOST_STARTS
@@ -47,7 +48,7 @@ from pyro_fed.runtime.ending import Finish, said_of
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
-from pyro_fed.runtime.run import NUM_DRAWS, compiled
+from pyro_fed.runtime.run import NUM_DRAWS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,50 @@
+"""Which level of compilation a run of a problem has: as its user asks, as far as the model can be mapped and traced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.density.compiling.batched import vmap
+from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
+from pyro_fed.density.compiling.mapping import trial
+from pyro_fed.density.compiling.process import renewed
+from pyro_fed.density.problem import Problem
+
+
+def compiled(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
+    """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run.
+
+    Args:
+        problem: the model's densities.
+        mode: as `run` takes it.
+        rounds: of the run.
+        progress: whether how far a compilation is may be shown.
+        seconds: of the run; None where time is not limited.
+    """
+    kept = problem.compiler
+    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    levels = kept.levels if common is None else common.levels
+    if mode not in levels:
+        particles, clients = trial(problem)
+
+        def log_density(z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, rows)
+            return log_prior + pointwise.sum()
+
+        def scores(z: Tensor, *rows: Tensor) -> Tensor:
+            """As a step does it: over the particles of each client, and over the clients."""
+            found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
+            return found
+
+        example = (particles, *clients)
+        if mode == "auto":  # whether it can be traced is seen once anything is
+            level = "trace" if maps(scores, example) else "loop"
+        else:
+            level = choose_level(mode, scores, example)
+        if level != LEVELS[mode]:  # with a warning, which the next run gives again
+            return replace(problem, compiler=kept.at(mode, level, rounds, None, seconds), progress=progress)
+        levels[mode] = level
+    return replace(problem, compiler=kept.at(mode, levels[mode], rounds, common, seconds), progress=progress)
