@@ -23,7 +23,7 @@ LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<
 
 def names_of(module: str, but: str | None = None) -> list[str]:
     """The public classes and functions of a module."""
-    home: Any = _resolve(module)
+    home: Any = resolved(module)
     left_out = re.split(r",\s*", but) if but else []
     own = [name for name, value in vars(home).items() if getattr(value, "__module__", None) == home.__name__]
     listed = getattr(home, "__all__", [name for name in own if not name.startswith("_")])
@@ -33,13 +33,13 @@ def names_of(module: str, but: str | None = None) -> list[str]:
     return [n for n in sorted(set(listed) - set(left_out), key=str.lower) if _documented(getattr(home, n))]
 
 
-def _resolve(path: str) -> Any:
+def resolved(path: str) -> Any:
     """A module by its own name, or by the one under which a door offers it: `pyro_fed.schedule`."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
         package, _, name = path.rpartition(".")
-        return getattr(_resolve(package), name)
+        return getattr(resolved(package), name)
 
 
 def _documented(value: Any) -> bool:
@@ -48,7 +48,7 @@ def _documented(value: Any) -> bool:
 
 def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
     """Name as users write it → the directive that documents it."""
-    home = _resolve(module)
+    home = resolved(module)
     kinds = {}
     for name in names_of(module, but):
         value = getattr(home, name)

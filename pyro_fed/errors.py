@@ -17,27 +17,70 @@ SHAPES = "Trace Shapes:"
 
 
 class PyroFedError(Exception):
-    """Base class of everything this package raises on purpose."""
+    """Base class of everything this package raises on purpose.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(), fed)
+        ... except pf.PyroFedError as error:
+        ...     print("no result:", error)
+    """
 
 
 class DataError(PyroFedError, ValueError):
-    """Data that cannot be used: NaN or infinity, disagreeing shapes, values outside a support."""
+    """Data that cannot be used: NaN or infinity, disagreeing shapes, values outside a support.
+
+    Example:
+        >>> try:
+        ...     fed = pf.Federation(model, (x / 0, y), plate="data", num_clients=10)
+        ... except pf.DataError as error:
+        ...     print(error)
+    """
 
 
 class ModelError(PyroFedError, ValueError):
-    """A model that cannot be split over the partitioned plate, or that needs a feature not supported."""
+    """A model that cannot be split over the partitioned plate, or that needs a feature not supported.
+
+    Example:
+        >>> try:
+        ...     fed = pf.Federation(model, (x, y), plate="rows", num_clients=10)
+        ... except pf.ModelError as error:
+        ...     print(error)
+    """
 
 
 class SettingError(PyroFedError, ValueError):
-    """A setting out of its range, or an unknown one."""
+    """A setting out of its range, or an unknown one.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(damping=-1.0), fed)
+        ... except pf.SettingError as error:
+        ...     print(error)
+    """
 
 
 class ProtocolError(PyroFedError, ValueError):
-    """Foreign bytes that are not what was expected: a message, a client's id, a checkpoint."""
+    """Foreign bytes that are not what was expected: a message, a client's id, a checkpoint.
+
+    Example:
+        >>> try:
+        ...     clients = {"no/slashes": (x1, y1), "south": (x2, y2)}
+        ...     fed = pf.Federation.from_clients(model, clients, plate="data")
+        ... except pf.ProtocolError as error:
+        ...     print(error)
+    """
 
 
 class CheckpointError(ProtocolError, RuntimeError):
-    """A checkpoint that cannot be written or read, or that belongs to another run."""
+    """A checkpoint that cannot be written or read, or that belongs to another run.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(), fed, checkpoint="state", resume=True)
+        ... except pf.CheckpointError as error:
+        ...     print(error)
+    """
 
 
 class StoppedError(PyroFedError):
@@ -63,6 +106,12 @@ class DivergenceError(StoppedError, ArithmeticError):
 
     Attributes:
         client: index of the client whose update diverged, or None.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedAvg(step_size=1e6), fed)
+        ... except pf.DivergenceError as error:
+        ...     print(error.client, error.round, error.result)
     """
 
     def __init__(self, message: str, *, client: int | None = None, round: int | None = None) -> None:
@@ -71,11 +120,25 @@ class DivergenceError(StoppedError, ArithmeticError):
 
 
 class QuorumError(StoppedError, RuntimeError):
-    """Fewer clients replied than the run needs."""
+    """Fewer clients replied than the run needs.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(), fed, min_clients=5)
+        ... except pf.QuorumError as error:
+        ...     print(error.round, error.result)
+    """
 
 
 class TimeLimitError(StoppedError, TimeoutError):
-    """A run whose seconds were over before there was a posterior to return; of what it starts from `result` tells."""
+    """A run whose seconds were over before there was a posterior to return; of what it starts from `result` tells.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(), fed, max_seconds=10.0)
+        ... except pf.TimeLimitError as error:
+        ...     print(error.result)
+    """
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -84,6 +147,12 @@ class InterruptedRun(KeyboardInterrupt):
     Attributes:
         algorithm: the algorithm that was interrupted: the one asked for, or one that it starts from.
         state: the server's state.
+
+    Example:
+        >>> try:
+        ...     idata = pf.run(pf.FedEP(), fed)
+        ... except pf.InterruptedRun as error:
+        ...     print(error.algorithm, error.state)
     """
 
     def __init__(self, message: str, algorithm: Any = None, state: Any = None) -> None:
@@ -105,7 +174,14 @@ class PartialWork(KeyboardInterrupt):
 
 
 class GraphError(SettingError):
-    """A graph or mixing matrix that cannot carry a consensus: not stochastic, not connected, periodic."""
+    """A graph or mixing matrix that cannot carry a consensus: not stochastic, not connected, periodic.
+
+    Example:
+        >>> try:
+        ...     graph = pf.graph.from_matrix([[1.0, 0.0], [0.0, 1.0]])
+        ... except pf.GraphError as error:
+        ...     print(error)
+    """
 
 
 def listed(names: Iterable[Any]) -> str:

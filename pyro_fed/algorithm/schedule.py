@@ -41,6 +41,12 @@ class Schedule(ABC, metaclass=Checked):
 
     Class attributes:
         asks: the indicator that it asks all clients for before it chooses (see `Informed`); "" for none.
+
+    Example:
+        >>> class EveryOther(pf.schedule.Schedule):
+        ...     def select(self, round, num_clients, rng):
+        ...         return [k for k in range(num_clients) if (k + round) % 2 == 0]
+        >>> idata = pf.run(pf.FedEP(), fed, schedule=EveryOther())
     """
 
     asks: ClassVar[str] = ""

@@ -2,8 +2,8 @@
 
 The same round loop runs inside Flower's ServerApp, with an executor that sends each client's work to its ClientApp.
 What travels: once, a description of each client (its name, number of rows, shapes and dtypes); then encoded messages,
-see `pyro_fed.messages`. Rows stay at the clients, and so do their states, in Flower's context, except between two
-phases, where the algorithm makes the new states out of the old ones at the server, and with a checkpoint, which has
+see `pyro_fed.runtime.messages`. Rows stay at the clients, and so do their states, in Flower's context, except between
+two phases, where the algorithm makes the new states out of the old ones at the server, and with a checkpoint, which has
 them. Needs the extra `flower`.
 """
 

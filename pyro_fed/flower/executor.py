@@ -52,6 +52,12 @@ class Flower(Remote):
         timeout: seconds that a client has for a round, compilation included.
         copies: whether clients send their new states along with their replies.
         secure: sums in place of messages, for algorithms that ask for no more.
+
+    Raises:
+        SettingError: a `timeout` that is not positive.
+
+    Example:
+        >>> executor = Flower(grid, roll, timeout=600.0)  # as `serve` makes it of Flower's grid and the clients' names
     """
 
     def __init__(

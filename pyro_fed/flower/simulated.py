@@ -25,6 +25,11 @@ def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition:
     Raises:
         SettingError: the node's configuration does not say which part is its own.
         ModelError: the model has no data to deal out.
+
+    Example:
+        >>> from pyro_fed.recipes.library import load_model
+        >>> node_config = {"partition-id": 0, "num-partitions": 10}  # of Flower's context
+        >>> x, y = simulated_rows(load_model("logistic_regression"), node_config, partition="dirichlet:0.3")
     """
     if not hasattr(model, "load_data"):
         raise ModelError(

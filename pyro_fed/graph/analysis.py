@@ -227,6 +227,9 @@ def mixing_bound(num_agents: int, gap: float) -> float:
     Returns:
         The bound, infinite for a gap of zero.
 
+    Raises:
+        GraphError: there is no agent.
+
     Example:
         >>> pf.graph.mixing_bound(1, gap=0.5)
         0.0

@@ -68,6 +68,14 @@ class RBF(RadialKernel):
         min_bandwidth: smallest h that the median rule returns.
         min_relative_bandwidth: the same, as a fraction of the particles' mean squared distance to their mean.
         multiples: of the median bandwidth, that "ksd" chooses from.
+
+    Raises:
+        ValueError: a setting out of its range.
+
+    Example:
+        >>> idata = pf.run(pf.DSVGD(kernel=RBF(bandwidth="ksd")), fed)
+        >>> RBF(bandwidth=1.0).gram(torch.zeros(1, 2), torch.zeros(1, 2))
+        tensor([[1.]])
     """
 
     bandwidth: float | Tensor | str = "median"
@@ -131,6 +139,14 @@ class IMQ(RadialKernel):
     Args:
         scale: c, in units of the particles.
         exponent: beta.
+
+    Raises:
+        ValueError: a setting out of its range.
+
+    Example:
+        >>> idata = pf.run(pf.DSVGD(kernel=IMQ()), fed)
+        >>> IMQ(scale=2.0).gram(torch.zeros(1, 2), torch.zeros(1, 2))
+        tensor([[0.5000]])
     """
 
     scale: float = 1.0
@@ -162,6 +178,9 @@ class Linear(ScalarKernel):
 
     Args:
         centre: m, (D,); ``None`` takes the particles' mean.
+
+    Example:
+        >>> idata = pf.run(pf.DSVGD(kernel=RBF() + Linear()), fed)
     """
 
     centre: Tensor | None = None

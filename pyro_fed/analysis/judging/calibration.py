@@ -32,6 +32,11 @@ class Reliability(NamedTuple):
         rows: (b,), how many rows they hold.
         confidence: (b,), mean confidence of these.
         accuracy: (b,), share of these that was right.
+
+    Example:
+        >>> found = reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))
+        >>> float(found.confidence[0]), float(found.accuracy[0])
+        (0.75, 0.5)
     """
 
     left: np.ndarray

@@ -164,8 +164,11 @@ def log_predictive_density(log_prob: Tensor) -> float:
     Returns:
         The log predictive density of a row.
 
+    Raises:
+        DataError: no matrix, or an empty one.
+
     Example:
-        >>> log_predictive_density(torch.zeros(100, 5))
+        >>> pf.metrics.log_predictive_density(torch.zeros(100, 5))
         0.0
     """
     if log_prob.dim() != 2 or not log_prob.numel():
@@ -188,7 +191,7 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
         DataError: the shapes do not fit.
 
     Example:
-        >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        >>> pf.metrics.accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         0.5
     """
     if probs.dim() < 2 or not probs.numel() or value.shape != probs.shape[:-1]:
@@ -221,7 +224,7 @@ def multilabel(probs: Tensor, value: Tensor, threshold: float = 0.5) -> dict[str
         Guo et al. (2023), Table 3.
 
     Example:
-        >>> multilabel(torch.tensor([[0.9, 0.2], [0.8, 0.6]]), torch.tensor([[1, 0], [0, 1]]))["precision"]
+        >>> pf.metrics.multilabel(torch.tensor([[0.9, 0.2], [0.8, 0.6]]), torch.tensor([[1, 0], [0, 1]]))["precision"]
         0.6666666666666666
     """
     if probs.shape != value.shape or probs.dim() != 2:
@@ -255,8 +258,8 @@ def rmse(mean: Tensor, value: Tensor) -> float:
         DataError: the shapes differ, where broadcasting would give a number that means nothing.
 
     Example:
-        >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])) ** 2
-        2.0
+        >>> pf.metrics.rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -1.0]))
+        3.0
     """
     if mean.shape != value.shape:
         raise DataError(f"predicted mean has shape {tuple(mean.shape)}, observed value {tuple(value.shape)}.")

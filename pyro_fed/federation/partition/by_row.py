@@ -138,7 +138,8 @@ class Explicit(Partition):
         indices: one sequence of row numbers a client, together every row once; an empty one is allowed.
 
     Example:
-        >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.Explicit([[0, 1, 2], [3, 4]]))
+        >>> first, second = range(20), range(20, len(y))
+        >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.Explicit([first, second]))
     """
 
     indices: Sequence[Any] = field(repr=False)

@@ -72,6 +72,12 @@ class Agent:
         checkpoint: folder that gets the state after every round.
         resume: go on from there.
         progress: whether to show how far it is.
+
+    Example:
+        >>> peers = load_peers(Path("peers.toml"))
+        >>> me = Identity.load(Path("certificates"), "north")
+        >>> agent = Agent(model=model, plate="data", rows=(x, y), identity=me, peers=peers, algorithm=pf.P2PVI())
+        >>> idata = run_agent(agent)
     """
 
     model: Callable[..., Any]

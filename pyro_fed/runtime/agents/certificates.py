@@ -36,6 +36,9 @@ class Identity:
         key: its private key, PEM.
         certificate: for its name, PEM.
         authority: the certificate of the authority that has signed all agents', PEM.
+
+    Example:
+        >>> me = Identity.load(Path("certificates"), "north")
     """
 
     name: str

@@ -40,6 +40,10 @@ class Peers:
         names: theirs, in the order of the graph.
         addresses: where each listens, "host:port".
         graph: who talks to whom; every agent's W.
+
+    Example:
+        >>> Peers(("north", "south"), ("10.0.0.1:9000", "10.0.0.2:9000"), pf.graph.complete(2)).number("south")
+        1
     """
 
     names: tuple[str, ...]

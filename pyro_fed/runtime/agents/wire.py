@@ -62,7 +62,14 @@ REQUESTS: dict[str, Spec] = {"Take": {"at": _AT}, "Rejoin": {"at": _AT, "last": 
 
 
 class Unwelcome(PyroFedError):
-    """A neighbour that does not take this agent for who it is, or is not who it should be."""
+    """A neighbour that does not take this agent for who it is, or is not who it should be.
+
+    Example:
+        >>> try:
+        ...     idata = run_agent(agent)
+        ... except Unwelcome as error:
+        ...     print("check both agents' certificates and peers files:", error)
+    """
 
 
 class Answers(ABC):

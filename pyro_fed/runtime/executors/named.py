@@ -17,8 +17,15 @@ NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Seque
 def resolve(executor: Any) -> Executor:
     """An executor from its name or itself.
 
+    Args:
+        executor: "vectorised", "sequential", or an Executor.
+
     Raises:
         SettingError: an unknown name.
+
+    Example:
+        >>> isinstance(pf.executors.resolve("sequential"), pf.executors.Sequential)
+        True
     """
     if isinstance(executor, Executor):
         return executor

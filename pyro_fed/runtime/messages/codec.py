@@ -58,6 +58,13 @@ class Header:
         round: the round, from 0.
         client: the client's id.
         nonce: of the request that it is, or answers.
+
+    Raises:
+        ProtocolError: a part that is not of this form.
+
+    Example:
+        >>> Header("work", run=token(), round=0, client="north", nonce=token()).kind
+        'work'
     """
 
     kind: str
@@ -80,27 +87,59 @@ class Header:
 
 @dataclass(frozen=True)
 class Message:
-    """A header and tensors."""
+    """A header and tensors.
+
+    Args:
+        header: which message this is.
+        tensors: by name.
+
+    Example:
+        >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
+        >>> message = Message(header, {"eta": torch.zeros(3)})
+    """
 
     header: Header
     tensors: State
 
 
 def spec_of(state: State) -> Spec:
-    """Shapes and dtypes of one client's tensors."""
+    """Shapes and dtypes of one client's tensors.
+
+    Args:
+        state: the tensors by name.
+
+    Example:
+        >>> spec_of({"eta": torch.zeros(3)})["eta"].shape
+        (3,)
+    """
     return {name: Entry(tuple(value.shape), value.dtype) for name, value in state.items()}
 
 
 def spec_of_one(states: State) -> Spec:
-    """Shapes and dtypes of one client's share of a state with a leading client axis."""
+    """Shapes and dtypes of one client's share of a state with a leading client axis.
+
+    Args:
+        states: the tensors of all clients by name, (C, ...).
+
+    Example:
+        >>> spec_of_one({"eta": torch.zeros(10, 3)})["eta"].shape
+        (3,)
+    """
     return {name: Entry(tuple(value.shape[1:]), value.dtype) for name, value in states.items()}
 
 
 def encode(message: Message) -> bytes:
     """The bytes of a message.
 
+    Args:
+        message: a header and tensors.
+
     Raises:
         ProtocolError: a tensor's name or dtype that cannot travel.
+
+    Example:
+        >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
+        >>> data = encode(Message(header, {"eta": torch.zeros(3)}))
     """
     _check_names(spec_of(message.tensors))
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in message.tensors.items()}
@@ -108,7 +147,20 @@ def encode(message: Message) -> bytes:
 
 
 def encoded_size(spec: Spec) -> int:
-    """`len(encode(message))` of a message of these shapes, without encoding."""
+    """`len(encode(message))` of a message of these shapes, without encoding.
+
+    Args:
+        spec: the shapes and dtypes, see `spec_of`.
+
+    Raises:
+        ProtocolError: a tensor's name that cannot travel.
+
+    Example:
+        >>> state = {"eta": torch.zeros(3)}
+        >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
+        >>> encoded_size(spec_of(state)) == len(encode(Message(header, state)))
+        True
+    """
     return _size(tuple(sorted(spec.items(), key=lambda item: item[0])))
 
 
@@ -140,6 +192,12 @@ def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: b
 
     Raises:
         ProtocolError: anything else than a message of this format with these tensors, all finite.
+
+    Example:
+        >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
+        >>> message = Message(header, {"eta": torch.zeros(3)})
+        >>> decode(encode(message), spec_of(message.tensors)).header.client
+        'north'
     """
     longest = MAX_HEADER if expected is None else encoded_size(expected) + SLACK
     limit = longest if cap is None else cap

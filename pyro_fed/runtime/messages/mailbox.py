@@ -12,7 +12,12 @@ ANSWER = {"work": "reply", "ask": "report"}
 
 
 def token() -> str:
-    """A fresh run id or nonce, 16 hexadecimal digits."""
+    """A fresh run id or nonce, 16 hexadecimal digits.
+
+    Example:
+        >>> len(token())
+        16
+    """
     return secrets.token_hex(8)
 
 
@@ -24,6 +29,12 @@ class Mailbox:
         run: the run's id.
         dropped: why replies were dropped, oldest first, the last `keep` of them.
         keep: see there.
+
+    Example:
+        >>> mailbox = Mailbox()
+        >>> request = mailbox.request("work", round=0, client="north")
+        >>> mailbox.take(answer(request)), mailbox.take(answer(request))  # no reply counts twice
+        (True, False)
     """
 
     run: str = field(default_factory=token)
@@ -67,5 +78,13 @@ class Mailbox:
 
 
 def answer(request: Header) -> Header:
-    """The header of the reply to a request."""
+    """The header of the reply to a request.
+
+    Args:
+        request: its header.
+
+    Example:
+        >>> answer(Mailbox().request("work", round=0, client="north")).kind
+        'reply'
+    """
     return replace(request, kind=ANSWER[request.kind])

@@ -1,0 +1,188 @@
+"""The examples of the public names' docstrings run: their names, arguments and forms are those that there are.
+
+A run is made as far as its first round, where a finished result is returned in its place, so that every check of its
+arguments is passed and nothing is computed. What else an example calls is called. What it shows is compared, but where
+it depends on data that it does not show (`SUPPOSED`).
+"""
+
+import ast
+import contextlib
+import doctest
+import inspect
+import io
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from late import late
+
+import pyro_fed as pf
+
+PAGES = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(PAGES))
+from public_names import LINE, names_of, resolved  # noqa: E402  # a page's own module
+
+#: What examples suppose: names that each of them may use without saying what they are.
+SUPPOSED = {
+    *("model", "x", "y", "fed", "idata", "other", "reference", "results", "clients", "x1", "x2", "y1", "y2"),
+    *("y_simulated", "hospital", "x_new", "x_test", "y_test", "means", "covariances"),
+}
+#: Lines that are read and not run, by a piece of them, with what stands in the way.
+NOT_RUN = {
+    "(x_new, hospital_idx, 1, None)": "a model of hospitals, of which docs/hierarchical.md runs the same line",
+    "pf.executors.Ray(4)": "starts four processes",
+    "Agent(": "certificates and a file of addresses, which tests/runtime/agents make",
+    "run_agent(": "likewise",
+    "Identity.load(": "likewise",
+    "load_peers(": "likewise",
+    "Flower(grid, roll": "Flower's grid, which tests/flower makes",
+    "guide=my_guide": "a guide of the user's, as tests/infer/guides has many",
+    "fed.noncentred": "a model of groups, which tests/density/test_noncentred.py has",
+    'plate="group"': "likewise, which tests/density/test_quadrature.py has",
+    "client_app(": "an app, which tests/flower starts",
+    "pf.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
+    "pf.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
+}
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    xi = pyro.sample("xi", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w + xi), obs=y)
+
+
+def doors():
+    """Modules whose names the documentation shows, and the package's own door for the rest."""
+    pages = (page.read_text() for page in sorted((PAGES / "api").glob("*.md")))
+    return [*(found["module"] for page in pages for found in LINE.finditer(page)), "pyro_fed"]
+
+
+def examples(door):
+    """Name → text of its section Example, of all that a door offers, and of the methods of its classes."""
+    found = {}
+    for name in names_of(door) if door != "pyro_fed" else pf.__all__:
+        value = getattr(resolved(door), name)
+        if door == "pyro_fed" and isinstance(value, types.ModuleType):
+            inner = {f"{name}.{part}": getattr(value, part) for part in getattr(value, "__all__", ())}
+        else:
+            inner = {name: value}
+        for path, one in inner.items():
+            parts = {part: own for part, own in vars(one).items() if part[0] != "_"} if inspect.isclass(one) else {}
+            for part, own in {"": one, **parts}.items():
+                section = (inspect.getdoc(getattr(own, "__func__", own)) or "").partition("\nExample:\n")[2]
+                if section:
+                    found[f"{path}.{part}".rstrip(".")] = section
+    return found
+
+
+class FirstRound(Exception):
+    """A run has come as far as its first round."""
+
+
+@pytest.fixture(scope="module")
+def supposed():
+    """The names that examples suppose, with results of real runs among them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = (x[:, 0] + torch.randn(60, generator=generator) > 0).float()
+    clients = {f"hospital_{k}": (x[k::5], y[k::5]) for k in range(5)}
+    fed = pf.Federation.from_clients(model, clients, plate="data")
+    quiet = {"progress": False, "audit": False, "compile": "off"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = pf.run(pf.FedEP(), fed, num_rounds=2, num_draws=100, **quiet)
+        reference = pf.run(pf.FedLaplace(), fed, num_rounds=2, num_draws=100, **quiet)
+        traced = pf.run(pf.P2PVI(trace=True), fed, num_rounds=2, num_draws=20, graph=pf.graph.ring(5), **quiet)
+    idata.attrs |= {"epsilon": 1.0, "log_evidence": -40.0, "log_evidence_se": 0.1}
+    return {
+        "traced": traced,
+        "fed": fed,
+        "model": model,
+        "x": x,
+        "y": y,
+        "y_simulated": 1 - y,
+        "x_new": x[:3],
+        "x_test": x[:20],
+        "y_test": y[:20],
+        "x1": x[:30],
+        "y1": y[:30],
+        "x2": x[30:],
+        "y2": y[30:],
+        "clients": [(x[:30], y[:30]), (x[30:], y[30:])],
+        "hospital": torch.arange(60) % 5,
+        "means": torch.zeros(5, 3),
+        "covariances": torch.eye(3).expand(5, 3, 3),
+        "idata": idata,
+        "other": idata,
+        "reference": reference,
+        "results": {"NUTS": reference, "FedEP": idata},
+    }
+
+
+@pytest.fixture
+def names(supposed, monkeypatch, tmp_path):
+    """What an example may name, with runs that end before their first round."""
+
+    def stop(*_, **__):
+        raise FirstRound
+
+    def as_far_as_the_first_round(function):
+        def call(*args, **options):
+            with contextlib.suppress(FirstRound):
+                function(*args, **{"progress": False, "compile": "off", **options})
+            return supposed["traced" if getattr(args[0], "trace", False) else "idata"]
+
+        return call
+
+    for part in ("run_phases", "run_stages"):
+        monkeypatch.setattr(f"pyro_fed.runtime.run.{part}", stop)
+    for name in ("run", "fit"):
+        monkeypatch.setattr(pf, name, as_far_as_the_first_round(getattr(pf, name)))
+    monkeypatch.setattr(pf, "set_progress", lambda progress: None)
+    monkeypatch.chdir(tmp_path)
+    imported = {"np": "numpy", "numpy": "numpy", "nx": "networkx", "networkx": "networkx", "az": "arviz"}
+    return {
+        "pf": pf,
+        "Path": Path,
+        "torch": torch,
+        "pyro": pyro,
+        "dist": dist,
+        **{short: late(module) for short, module in imported.items()},
+        **{name: getattr(pf.metrics, name) for name in pf.metrics.__all__},
+        "AutoDiagonalNormal": pyro.infer.autoguide.AutoDiagonalNormal,
+        **supposed,
+    }
+
+
+@pytest.mark.parametrize("door", doors())
+@pytest.mark.usefixtures("close_figures")
+def test_examples_run(door, names):
+    found = examples(door)
+    assert found
+    for name, text in found.items():
+        steps = doctest.DocTestParser().get_examples(inspect.cleandoc(text))
+        assert steps, f"{name}: its example has no line that begins with >>>"
+        _run(name, steps, names | vars(resolved(door)) | names)
+
+
+def _run(name, steps, known):
+    own = set()
+    for step in steps:
+        if any(piece in step.source for piece in NOT_RUN):
+            continue
+        own |= {node.id for node in ast.walk(ast.parse(step.source)) if isinstance(node, ast.Name)}
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                exec(compile(step.source, "<example>", "single"), known)
+            except Exception as error:
+                raise AssertionError(f"{name}: {step.source}") from error
+        if step.want and not own & SUPPOSED:
+            assert said.getvalue() == step.want, name
