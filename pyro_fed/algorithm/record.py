@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 
+#: Among what a plan tries: the model's non-centred form.
+NONCENTRED = "non-centred"
 #: Clients that a warning of failures names.
 SHOWN = 5
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
@@ -122,6 +124,8 @@ class Record:
         rounds: what happened, round by round.
         figures: figures of each round of the last phase, empty where nobody worked.
         until: the round after the last one of these, where others came after it.
+        planned: what a plan tries: the names of its algorithms, and `NONCENTRED`; empty where there is none. Advice
+            names nothing of it.
         notes: what happened in the run that its user should know, one sentence each.
         doubts: why the result should not be trusted, one sentence each.
         of_density: whether some of them are about the densities as they are computed, which no algorithm mends.
@@ -143,6 +147,7 @@ class Record:
     rounds: list[Round] = field(default_factory=list)
     figures: list[dict[str, float]] = field(default_factory=list)
     until: int | None = None
+    planned: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     of_density: bool = False
@@ -169,6 +174,15 @@ class Record:
         Stages of a plan note the same of the model or of the network, each for itself.
         """
         return list(dict.fromkeys([*self.notes, *self.doubts]))
+
+    def untried(self, *names: str) -> str:
+        """Those of some algorithms that no plan tries anyway, as one says them: "FSGLD, DSVGD or NUTS".
+
+        Args:
+            names: of algorithms; the last is named where a plan tries all.
+        """
+        *others, last = [name for name in names if name not in self.planned] or names[-1:]
+        return f"{', '.join(others)} or {last}" if others else last
 
     def last(self, name: str) -> np.ndarray:
         """Figures `name` of the clients in the last round that has them; empty where none has."""

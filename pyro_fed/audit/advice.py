@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.problem import Problem
@@ -31,6 +32,10 @@ CURES = {
     "particles": "Run more rounds, with more particles or longer steps; FSGLD and NUTS sample without",
     "chains": "Run more rounds, with shorter steps; FedAIS and NUTS do without a step size",
 }
+#: Cure where a plan tries all of these.
+LEFT = (
+    "What is left to try: NUTS on all rows together, more particles or proposals (pf.run), or the model in another form"
+)
 #: Rows a parameter up to which flat priors may leave no posterior, or no moments: the mean and the scale of a Gaussian
 #: have a posterior from three rows on, and the scale a variance from five on.
 FEW_ROWS = 2.5
@@ -55,13 +60,20 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
         return _of_improper(evidence.problem)
     if evidence.record.converged is False:
-        return with_hint("It has not converged: run more rounds", evidence.problem)
+        return _hinted("It has not converged: run more rounds", evidence)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem)
+    if "DSVGD" in evidence.record.planned:
+        return _hinted(LEFT, evidence)
     if beyond:
-        return with_hint(BEYOND, evidence.problem)
+        return _hinted(BEYOND, evidence)
     other = OWN.get(type(evidence.algorithm).__name__, CURES[evidence.algorithm.draws_are])
-    return with_hint(other, evidence.problem)
+    return _hinted(other, evidence)
+
+
+def _hinted(said: str, evidence: Evidence) -> str:
+    """What is said, and the hint at the non-centred form, unless a plan tries that."""
+    return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
 
 
 def _of_improper(problem: Problem) -> str:

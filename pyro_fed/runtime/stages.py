@@ -12,7 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is ther
 from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage, chain_of
-from pyro_fed.algorithm.record import BySums
+from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
@@ -74,6 +74,8 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
             the first one's error. SettingError where the budget is too small for one round.
     """
     record, budget, problem = finish.context.record, finish.context.budget, finish.context.problem
+    forms = {NONCENTRED} if any(stage.noncentred for stage in stages) else set()
+    record.planned = frozenset({type(stage.algorithm).__name__ for stage in stages} | forms)
     trial = _Trial(replace(finish, aim=plan.aim))
     choice: Choice | None = None
     for number, stage in enumerate(stages):

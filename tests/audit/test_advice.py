@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.audit.advice import cure
+from pyro_fed.audit.modes import missed
 from pyro_fed.density.size import LARGE_DIM
 
+#: What `Auto` tries of a small model with latent scales.
+PLANNED = frozenset({"FedEP", "FedAIS", "DSVGD", "FSGLD", NONCENTRED})
 
-def advice(dim):
-    """Of a diagonal Gaussian of so many parameters."""
-    record = SimpleNamespace(latest={}, failed=list, converged=None)
-    shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
+
+def advice(dim, shared=None, beyond=False, **more):
+    """Of a diagonal Gaussian of so many parameters, or of another state of an algorithm."""
+    record = Record(["a", "b"], **more)
+    if shared is None:
+        shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
     layout = SimpleNamespace(observed=[], factors=[], improper=[])
     compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
     problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout, compiler=compiler)
-    return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()))
+    return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()), beyond)
 
 
 def test_a_full_covariance_is_advised_only_where_there_is_room_for_it():
     assert advice(LARGE_DIM).endswith("take covariance='full'")
     wide = advice(LARGE_DIM + 1)
     assert "covariance='full'" not in wide and "1,001 parameters" in wide and "test_metrics" in wide
+
+
+#: What doubts advise, of a record.
+ADVISED = {
+    "draws": lambda record: advice(2, {}, planned=record.planned),
+    "beyond": lambda record: advice(2, {}, beyond=True, planned=record.planned),
+    "modes": lambda record: missed._cure(SimpleNamespace(algorithm=pf.FedEP(), record=record)),
+    "FedEP": lambda record: pf.FedEP().warnings(record, SimpleNamespace(dim=2, evaluations=1, local_dim=0))[0],
+    "FedAIS": lambda record: pf.FedAIS().warnings(record, None)[0],
+    "DSVGD": lambda record: pf.DSVGD().provisional(record),
+}
+#: Figures of rounds that all of them object to.
+BAD = {
+    **{"in_vain": 1.0, "answered": 1.0, "pareto_k": 1.0, "effective_draws": 1e9, "mean_error": math.inf, "apart": 0.0},
+    **{"mean_off": 9.0, "sd_off": 9.0},
+}
+
+
+@pytest.mark.parametrize("of", ADVISED)
+def test_a_plan_is_not_advised_what_it_tries(of, monkeypatch):
+    monkeypatch.setattr("pyro_fed.density.checks.funnels.funnel_hint", lambda problem: [f"the {NONCENTRED} form"])
+    figures = [BAD] * 1000
+    alone = ADVISED[of](Record(["a", "b"], figures=figures))
+    assert "DSVGD" in alone or "FSGLD" in alone
+    planned = ADVISED[of](Record(["a", "b"], figures=figures, planned=PLANNED))
+    assert not [name for name in PLANNED if name in planned] and "NUTS" in planned

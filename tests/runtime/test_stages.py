@@ -105,6 +105,14 @@ def test_a_doubted_answer_that_agrees_confirms():
     assert idata.attrs["doubts"] == ""
 
 
+def test_stages_know_what_the_plan_tries(monkeypatch):
+    monkeypatch.setattr(Doubtful, "warnings", lambda self, record, problem: [record.untried("FedAIS", "FSGLD", "NUTS")])
+    _, steps = tried(Doubtful(), pf.FedAIS(surrogates=Doubtful()), confirm=0)
+    with pytest.warns(UserWarning, match="FedAIS, FSGLD or NUTS"):
+        pf.run(Doubtful(), unequal_lines(), **QUIET)
+    assert steps[0]["doubts"] == ["FSGLD or NUTS"]
+
+
 def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
     idata, steps = tried(Doubtful(wrong_by=9.0), Doubtful(wrong_by=0.0), Doubtful(wrong_by=0.1), Doubtful(wrong_by=5.0))
     assert [step["chosen"] for step in steps] == [False, False, True, False]

@@ -32,6 +32,7 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_fed.audit.advice import LEFT
 from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
@@ -277,6 +278,8 @@ def _cure(evidence: Evidence) -> str:
     """What finds modes, as a sentence without its full stop."""
     if evidence.algorithm.draws_are == "particles":
         return "Its search has not found all: more particles, or another seed, may, or a model that has one mode"
+    if "DSVGD" in evidence.record.planned:
+        return LEFT
     return "DSVGD searches for modes and gives each its share of particles"
 
 

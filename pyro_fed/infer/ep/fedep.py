@@ -110,11 +110,11 @@ from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
-#: What is said of rounds that were in vain.
+#: What is said of rounds that were in vain, before the names of what samples.
 IN_VAIN = (
     f"the last rounds were in vain: {ascent.RETURNS} times steps from the best Gaussian, which is the result, led to "
     "where the evidence's lower bound is lower by more than step_control.fall, as those of a network may, whose "
-    "curvature is another at every point. More rounds do not help: sample it, by FSGLD, DSVGD or NUTS"
+    "curvature is another at every point. More rounds do not help: sample it, by "
 )
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)
@@ -774,7 +774,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
-        notes = [IN_VAIN] if record.latest.get("in_vain") else site_warnings(record, newton)
+        in_vain = [IN_VAIN + record.untried("FSGLD", "DSVGD", "NUTS")] if record.latest.get("in_vain") else []
+        notes = in_vain or site_warnings(record, newton)
         if self.settles:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):

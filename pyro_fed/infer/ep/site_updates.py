@@ -171,8 +171,8 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
         )
     elif newton:
         cure = (
-            "raise num_rounds; where it goes on moving, no Gaussian is near this posterior: sample it, by FSGLD, DSVGD "
-            "or NUTS"
+            "raise num_rounds; where it goes on moving, no Gaussian is near this posterior: sample it, by "
+            + record.untried("FSGLD", "DSVGD", "NUTS")
         )
     else:
         cure = "lower damping, or take more steps or samples a round"

@@ -43,7 +43,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, LocalRounds, Tempered, Uninterrupted
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import refuse_unused
@@ -97,6 +97,11 @@ NOISE_AHEAD = 10_000_000
 SAME_STEP = 0.999
 #: Why settings of a derived step are refused beside a given one.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
+
+
+def _hint(record: Record, problem: Problem) -> list[str]:
+    """The non-centred form for a funnel, unless a plan tries it."""
+    return [] if NONCENTRED in record.planned else funnel_hint(problem)
 
 
 def fewest_effective(num_chains: int) -> int:
@@ -580,14 +585,14 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             why = (
                 TOO_NARROW if self.step_size is None else f"step_size={self.step_size:.3g} is too small for its numbers"
             )
-            return [STOOD_STILL + why, *funnel_hint(problem), *tempered_clients(record)]
+            return [STOOD_STILL + why, *_hint(record, problem), *tempered_clients(record)]
         limit = r_hat_limit(self.num_chains)
         if self.num_chains > 1 and not last["r_hat"] <= limit:
             notes.append(
                 f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {limit:.3g} is wanted); "
                 "run more rounds"
             )
-            notes += funnel_hint(problem)
+            notes += _hint(record, problem)
         fewest = fewest_effective(self.num_chains)
         if not last["ess"] >= fewest:
             notes.append(

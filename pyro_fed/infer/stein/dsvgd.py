@@ -621,7 +621,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
             return "Give them more rounds (num_rounds)"
         return (
             "Take the default step_size, kernel and start where they were changed; else more passes (max_passes), more "
-            "particles, or an algorithm that samples: FSGLD or NUTS"
+            f"particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
         )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

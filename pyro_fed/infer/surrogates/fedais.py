@@ -363,7 +363,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
             size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
             return [
                 f"the sites do not fit: the weights' Pareto k is {k:.2f}{size} as parts of the draws show. Raise "
-                "num_proposals, give other surrogates, or sample by FSGLD, DSVGD or NUTS"
+                f"num_proposals, give other surrogates, or sample by {record.untried('FSGLD', 'DSVGD', 'NUTS')}"
             ]
         if effective < self.min_effective:
             return [f"the weights are worth {effective:.0f} draws: raise num_proposals"]
