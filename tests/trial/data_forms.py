@@ -172,6 +172,23 @@ def mask_method(x, y):
         pyro.sample("y", dist.Normal(x @ w, 1.0).mask(~torch.isnan(y)), obs=y)
 
 
+def first_columns(x, y):
+    linear(x[:, :-1], y)
+
+
+def nan_masked_normal(x, y):
+    w = weights()
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.NanMaskedNormal(x @ w, 1.0), obs=y)
+
+
+def nan_masked_columns(y):
+    m = weights()
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.NanMaskedMultivariateNormal(m, torch.eye(y.shape[1]) + s), obs=y)
+
+
 def where_isnan(x, y):
     w = weights()
     known = ~torch.isnan(y)
@@ -630,6 +647,9 @@ DATA = [
     _form("NaN, poutine.mask", poutine_mask, X, Y_NAN, pyro=(linear, keep(X, Y))),
     _form("NaN, .mask()", mask_method, X, Y_NAN, pyro=(linear, keep(X, Y))),
     _form("NaN, isnan and where", where_isnan, X, Y_NAN, pyro=(linear, keep(X, Y))),
+    _form("NaN, NanMaskedNormal", nan_masked_normal, X, Y_NAN, pyro=(linear, keep(X, Y))),
+    _form("NaN, NanMaskedMultivariateNormal", nan_masked_columns, X_NAN),
+    _form("NaN in a column that is not read", first_columns, torch.cat([X, Y_NAN[:, None]], 1), Y),
     _form("NaN in x, nan_to_num and a flag", nan_to_num_flag, X_NAN, Y),
     _form("NaN in series", masked_series, SERIES_NAN, pyro=(known_series, None)),
     _form("NaN with a mask given", given_mask, X, Y_NAN, KNOWN, pyro=(linear, keep(X, Y))),
