@@ -35,7 +35,7 @@ from pyro_fed.infer.stein.survey import Survey
 
 #: Rounds of each run; the first one is left out.
 ROUNDS = 3
-SHORT = pf.Averaging(rounds=1, local_steps=1, unit="steps")
+SHORT = pf.Averaging(rounds=1, chain_steps=1, unit="steps")
 
 
 def short_fedep(large: bool) -> pf.FedEP:
@@ -55,7 +55,7 @@ class ShortP2PVI(pf.P2PVI):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """One step in the place of forty rounds."""
         first = super().warm_start(problem)
-        return replace(first, rounds=1, local_steps=1) if isinstance(first, PeerBurnIn) else first
+        return replace(first, rounds=1, chain_steps=1) if isinstance(first, PeerBurnIn) else first
 
 
 @dataclass(frozen=True, kw_only=True)

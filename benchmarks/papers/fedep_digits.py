@@ -61,7 +61,7 @@ BAYES: dict[str, Any] = {
 }
 #: The recipe `inference/fedavg.toml`, which has Table 7's values, and the paper's number of rounds.
 FEDAVG: dict[str, Any] = {
-    "local_steps": 50,
+    "chain_steps": 50,
     "step_size": 0.01,
     "momentum": 0.9,
     "batch_size": 20,

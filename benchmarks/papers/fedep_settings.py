@@ -79,7 +79,7 @@ def column(name: str, burn_in: int) -> Iterator[tuple[str, Any]]:
         "V": {"fisher_scale": scale / WEIGHT_DECAY, "fisher_steps": fisher_steps, "fisher_samples": fisher_samples},
     }
     base = algorithm_of("fedsep", burn_in)
-    base = dataclasses.replace(base, averaging=dataclasses.replace(base.averaging, local_steps=epochs))
+    base = dataclasses.replace(base, averaging=dataclasses.replace(base.averaging, chain_steps=epochs))
     base = dataclasses.replace(base, server_optimiser=ADAGRAD.get(name, base.server_optimiser))
     for letter, settings in own.items():
         client = dataclasses.replace(inference(letter), steps=epochs, **settings)

@@ -66,7 +66,7 @@ def methods(particles, batch_size, local_steps=LOCAL_STEPS):
         "SVGD (pooled)": pf.PaperSVGD(**stein),
         "SGLD (pooled)": pf.SGLD(**chains),
         "DSGLD": pf.DSGLD(**chains, sweeps=False),
-        "FedAvg": pf.FedAvg(local_steps=local_steps, step_size=0.05, momentum=0.0, batch_size=batch_size),
+        "FedAvg": pf.FedAvg(chain_steps=local_steps, step_size=0.05, momentum=0.0, batch_size=batch_size),
         "DSVGD, default": pf.DSVGD(num_particles=particles),
         "NPV (pooled)": pf.NPV(num_components=10),
         "PMD (pooled)": pf.PMD(num_particles=500),

@@ -41,7 +41,7 @@ def federation(agents: int, skewed: bool) -> tuple[pf.Federation, tuple[Tensor, 
 
 def averaged(fed: pf.Federation, test: tuple[Tensor, Tensor], rounds: int, steps: int, rate: float) -> float:
     """FedAvg's accuracy."""
-    algorithm = pf.FedAvg(local_steps=steps, batch_size=BATCH, step_size=rate, momentum=0.0)
+    algorithm = pf.FedAvg(chain_steps=steps, batch_size=BATCH, step_size=rate, momentum=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a point, after rounds that are fixed
         idata: Any = pf.run(algorithm, fed, num_rounds=rounds, log_likelihood=False, progress=False, audit=False)

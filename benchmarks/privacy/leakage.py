@@ -56,7 +56,7 @@ FAMILIES: dict[str, Any] = {
     "Gaussian sites (FedEP)": pf.FedEP(start="prior", num_points=16),
     "beliefs (P2PVI)": pf.P2PVI(start="prior"),
     "changes of sites (FedSEP)": pf.FedSEP(start="prior"),
-    "points (FedAvg, 5 steps)": pf.FedAvg(local_steps=5, step_size=0.1),
+    "points (FedAvg, 5 steps)": pf.FedAvg(chain_steps=5, step_size=0.1),
     "scores at one point (SummedLangevin)": pf.SummedLangevin(step_size=0.01),
     "log-likelihoods at 200 draws (FedAIS)": pf.FedAIS(num_proposals=200, surrogates="laplace"),
     "chains (FSGLD)": pf.FSGLD(num_chains=2, local_steps=3, surrogates="laplace"),

@@ -54,11 +54,11 @@ def main():
     given = parser.parse_args()
     began = time.perf_counter()
     heavy = federation(given.clients, rows=200, dim=20)
-    compute = pf.FedAvg(local_steps=10)
+    compute = pf.FedAvg(chain_steps=10)
     one, two = (measure(count, compute, heavy, given.rounds) for count in (1, 2))
     print(f"compute-bound step, {given.clients} clients: {one:.2f} s a round at 1 worker, {two:.2f} s at 2")
     print(f"two workers: {one / two:.2f} times one worker's throughput (claim: 1.5)")
-    light, idle = federation(given.clients, rows=2, dim=2), pf.FedAvg(local_steps=1)
+    light, idle = federation(given.clients, rows=2, dim=2), pf.FedAvg(chain_steps=1)
     step = seconds_a_round("sequential", idle, light, given.rounds)
     remote = measure(1, idle, light, given.rounds)
     here, there = 1e3 * step / given.clients, 1e3 * remote / given.clients

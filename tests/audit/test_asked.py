@@ -66,7 +66,7 @@ def test_errors_near_their_limits_are_noted(figures, said):
 def test_a_point_is_judged_by_its_distance_from_the_mode(fed):
     with pytest.warns(UserWarning, match="this point is not the posterior's mode: 'w.*posterior SDs"):
         pf.run(pf.FedAvg(step_size=1e-4), fed, num_rounds=3, **QUIET)
-    settings = {"prior": True, "local_steps": 1, "momentum": 0.0}
+    settings = {"prior": True, "chain_steps": 1, "momentum": 0.0}
     near = pf.run(pf.FedAvg(step_size=0.1, **settings), fed, num_rounds=100, **QUIET)
     assert near.attrs["doubts"] == ""
     # Steps on minibatches are of a fixed size, here too long: no climb from there arrives.

@@ -21,7 +21,7 @@ def load_data():
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
     return (x, x.sum(1)), None
 """
-RECIPE = 'algorithm = "pyro_fed.infer:FedAvg"\n[settings]\nlocal_steps = 1\n[run]\nnum_rounds = 1\n'
+RECIPE = 'algorithm = "pyro_fed.infer:FedAvg"\n[settings]\nchain_steps = 1\n[run]\nnum_rounds = 1\n'
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def files(tmp_path, monkeypatch):
         "outside.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "../x:Y"),
         "abstract.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "pyro_fed.algorithm.contract:Algorithm"),
         "no_algorithm.toml": RECIPE.replace("pyro_fed.infer:FedAvg", "pyro_fed.algorithm.record:Record"),
-        "range.toml": RECIPE.replace("local_steps = 1", "local_steps = -1"),
+        "range.toml": RECIPE.replace("chain_steps = 1", "chain_steps = -1"),
         "empty.toml": "",
         "binary.toml": "\udcff\x00",
     }
@@ -60,7 +60,7 @@ def shell(*arguments):
         (["run", "model.py", "outside.toml"], "'../x' is no module's name"),
         (["run", "model.py", "abstract.toml"], "is what algorithms are derived from"),
         (["run", "model.py", "no_algorithm.toml"], "of Record"),
-        (["run", "model.py", "range.toml"], "local_steps must be a whole number of at least 1"),
+        (["run", "model.py", "range.toml"], "chain_steps must be a whole number of at least 1"),
         (["run", "model.py", "empty.toml"], "'algorithm' is missing"),
         (["run", "model.py", "binary.toml"], "is not a TOML file"),
         (["run", "model.py", "x" * 5000 + ".toml"], "no recipe"),
@@ -68,7 +68,7 @@ def shell(*arguments):
         (["run", "no_data.py", "recipe.toml"], "load_data() raised OSError: no such table"),
         (["run", "odd_data.py", "recipe.toml"], "load_data() must return (train, test)"),
         (["run", "fails.py", "recipe.toml"], "the model fails at"),
-        (["run", "model.py", "recipe.toml", "--set", "local_steps=" + "[" * 5000], "local_steps"),
+        (["run", "model.py", "recipe.toml", "--set", "chain_steps=" + "[" * 5000], "chain_steps"),
         (["run", "model.py", "recipe.toml", "--partition", "dirichlet:x"], "dirichlet"),
         (["run", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
         (["run", "model.py", "recipe.toml", "--out", "."], "is a directory"),

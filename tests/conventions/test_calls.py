@@ -20,7 +20,7 @@ def run(**options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pf.run(
-            options.pop("algorithm", pf.FedAvg(local_steps=1)), fuzzing.federation(), **fuzzing.FAST, **options
+            options.pop("algorithm", pf.FedAvg(chain_steps=1)), fuzzing.federation(), **fuzzing.FAST, **options
         )
 
 

@@ -145,7 +145,7 @@ def targets():
     """Name → (function, valid arguments, how often)."""
     x, y = data()
     found = {
-        "run": (pf.run, {"algorithm": pf.FedAvg(local_steps=1), "federation": federation(), "num_rounds": 1, "seed": 0,
+        "run": (pf.run, {"algorithm": pf.FedAvg(chain_steps=1), "federation": federation(), "num_rounds": 1, "seed": 0,
                          "schedule": None, "graph": None, "executor": "sequential", "num_threads": 1, "start": None,
                          "log_likelihood": False, "collect_local": True, "min_clients": None, "combination": None,
                          "evaluate": None, "evaluate_every": 1, "checkpoint": None, "resume": False, **FAST}, 30),

@@ -48,7 +48,7 @@ RECIPE = """description = "a mean of points"
 algorithm = "pyro_fed.infer:FedAvg"
 
 [settings]
-local_steps = 1
+chain_steps = 1
 step_size = 0.01
 
 [run]
@@ -107,7 +107,7 @@ LINES = [
 
 VALID = [
     ("run", "m.py", "r.toml", "--clients", "3", "--rounds", "1", "--quiet"),
-    ("run", "m.py", "r.toml", "--clients", "2", "--set", "local_steps=2", "--quiet"),
+    ("run", "m.py", "r.toml", "--clients", "2", "--set", "chain_steps=2", "--quiet"),
     ("run", "m.py", "r.toml", "--clients", "3", "--partition", "iid", "--set", "step_size=0.1", "--out", "o.nc", "-q"),
     ("run", "m.py", "r.toml", "--checkpoint", "c", "--seed", "1", "--json", "-q", "--executor", "sequential"),
     ("run", "m.py", "r.toml", "--report", "o.html", "--rows", "2", "--max-seconds", "5", "-q"),

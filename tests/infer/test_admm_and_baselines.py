@@ -78,7 +78,7 @@ def test_fedlap_says_how_far_the_mode_may_be():
 
 
 def test_feddyn_ends_at_the_exact_mode():
-    algorithm = pf.FedDyn(proximal=1.0, step_size=0.2, momentum=0.0, local_steps=5)
+    algorithm = pf.FedDyn(proximal=1.0, step_size=0.2, momentum=0.0, chain_steps=5)
     torch.testing.assert_close(draws_of(ended(algorithm, 60))[0], exact()[0], rtol=0, atol=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_fedprox_ends_at_its_biased_fixed_point():
         pull = count / 23 * torch.linalg.inv(curvature + proximal * eye)
         left, right = left + pull @ curvature, right + pull @ (x[rows].T @ y[rows]) / count
     biased = torch.linalg.solve(left, right)
-    algorithm = pf.FedProx(proximal=proximal, step_size=0.4, momentum=0.0, local_steps=18)
+    algorithm = pf.FedProx(proximal=proximal, step_size=0.4, momentum=0.0, chain_steps=18)
     torch.testing.assert_close(draws_of(ended(algorithm, 22))[0], biased, rtol=0, atol=1e-6)
     assert (biased - exact()[0]).norm() > 1e-2
 

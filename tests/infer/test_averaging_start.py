@@ -60,7 +60,7 @@ def test_no_unit_dies_in_the_first_round(kind, feds):
 def test_the_rate_rises_linearly_and_is_full_then():
     """Adam's first step from fresh moments is as long as its rate, in every parameter whose gradient is not tiny."""
     fed = unequal_lines()
-    averaging = BurnIn(local_steps=1, rising=4, batch_size=None)
+    averaging = BurnIn(chain_steps=1, rising=4, batch_size=None)
     shared, _ = averaging.init(fed.problem, fed.num_clients, torch.Generator().manual_seed(0), None)
     everybody, lengths = torch.arange(fed.num_clients), []
     for _ in range(6):

@@ -406,7 +406,7 @@ def test_clients_of_a_large_model_are_not_asked_for_curvatures_of_rows():
     assert federation.problem.dim > 100 and is_large(federation.problem)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        pf.run(pf.FedAvg(local_steps=2), federation, num_rounds=2, progress=False, log_likelihood=False)
+        pf.run(pf.FedAvg(chain_steps=2), federation, num_rounds=2, progress=False, log_likelihood=False)
     assert not [note for note in said if "not all checks were made" in str(note.message)]
 
 

@@ -50,7 +50,7 @@ CASES = {
     "P2PVI, published": lambda: pf.P2PVI(weighting="paper"),
     "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
     "P2PEP": lambda: pf.P2PEP(tilted_points=64),
-    "P2PFedAvg": lambda: pf.P2PFedAvg(local_steps=3),
+    "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
 }
 
 #: Settings that are read or not as the data or the course of the run have it.

@@ -178,7 +178,7 @@ SAID = ("converged", "doubts", "num_rounds", "notes", "settings")
 
 def test_a_private_run_is_extended_past_where_it_would_have_converged(tmp_path):
     """Its rounds are all had, whatever was seen: also those that a shorter run would have ended before."""
-    private = {"algorithm": pf.FedAvg(local_steps=3), "combination": pf.Private(norm=1.0, noise_multiplier=0.1)}
+    private = {"algorithm": pf.FedAvg(chain_steps=3), "combination": pf.Private(norm=1.0, noise_multiplier=0.1)}
     with mock.patch.object(pf.FedAvg, "converged", lambda self, measured: True):
         run(num_rounds=2, checkpoint=tmp_path, **private)
     rest = run(num_rounds=5, checkpoint=tmp_path, resume=True, **private)

@@ -35,7 +35,7 @@ class BurnIn(FedAvg):
 
     Args:
         rounds: of averaging.
-        local_steps: L, Adam's steps a round.
+        chain_steps: L, Adam's steps a round.
         step_size: Adam's rate, from round `rising` on.
         rising: rounds over which the rate rises to it; 1 has it from the start.
         momentum: Adam's β_1.
@@ -85,7 +85,7 @@ class BurnIn(FedAvg):
         carry = (shared["point"], zero, zero, zero[:, 0])
         rate = self.step_size * ((shared["rounds_before"] + 1).to(zero) / self.rising).clamp_max(1)
         const = ((data.num_rows, shared["num_rows"], rate), batch)
-        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.local_steps, ((0, 0, 0), dims))
+        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, ((0, 0, 0), dims))
         return {"delta": point - shared["point"]}, {}, {}
 
     def _adam(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:

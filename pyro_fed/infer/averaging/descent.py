@@ -45,7 +45,7 @@ class Descending(Protocol):
         """β."""
 
     @property
-    def local_steps(self) -> int:
+    def chain_steps(self) -> int:
         """How many steps."""
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
@@ -99,7 +99,7 @@ def descended(problem: Problem, algorithm: Descending, point: Tensor, const: Any
     still, descent = torch.zeros_like(point), Descent(algorithm)
     (_, score, curvature), _ = problem.scan(descent.first, (point, still, still[:, 0]), const, (), 1, dims)
     (found, *_), _ = problem.scan(
-        descent.step, (point, still, score, curvature), const, (), algorithm.local_steps, dims
+        descent.step, (point, still, score, curvature), const, (), algorithm.chain_steps, dims
     )
     end: Tensor = found
     return end

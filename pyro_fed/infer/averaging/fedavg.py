@@ -56,11 +56,11 @@ class FedAvg(Algorithm, Bounding):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
-        local_steps: L, SGD steps a round, or epochs, see `unit`.
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row; where a step takes all rows at most what the curvature allows.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `local_steps` counts: "steps", or "epochs", in each of which a client takes every row once, in
+        unit: what `chain_steps` counts: "steps", or "epochs", in each of which a client takes every row once, in
             minibatches of `batch_size`: clients of any size then do equal work.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
@@ -74,7 +74,7 @@ class FedAvg(Algorithm, Bounding):
         McMahan et al. (2017); Reddi et al. (2020).
 
     Example:
-        >>> idata = pf.run(pf.FedAvg(local_steps=50), fed)
+        >>> idata = pf.run(pf.FedAvg(chain_steps=50), fed)
         >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
     """
 
@@ -84,7 +84,7 @@ class FedAvg(Algorithm, Bounding):
         "server_optimiser": {"adam": optim.Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
     }
 
-    local_steps: int = 20
+    chain_steps: int = 20
     step_size: float = 0.01
     momentum: float = 0.9
     batch_size: int | None = None
@@ -94,7 +94,7 @@ class FedAvg(Algorithm, Bounding):
     server_optimiser: Optimiser | optim.Name | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "local_steps")
+        check_at_least(self, 1, "chain_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", "damping")
         check_between(self, "momentum", 0, 1, "[)")
@@ -134,8 +134,8 @@ class FedAvg(Algorithm, Bounding):
         if self.batch_size is None:
             return ()
         if self.unit == "epochs":
-            return draw_epochs(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
-        return draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
+            return draw_epochs(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
+        return draw_minibatches(num_rows, self.batch_size, self.chain_steps, generator, problem.dtype)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -158,7 +158,7 @@ class FedAvg(Algorithm, Bounding):
         """
         if self.batch_size is None:
             return descended(problem, self, point, const, dims)
-        count = len(noise.weight) if self.unit == "epochs" else self.local_steps
+        count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
         (found, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
         end: Tensor = found
         return end

@@ -39,11 +39,11 @@ class FedDyn(FedProx):
     """Federated averaging that learns each client's pull: the mode, a point and no posterior.
 
     Args:
-        local_steps: L, SGD steps a round, or epochs, see `unit`.
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `local_steps` counts: "steps" or "epochs".
+        unit: what `chain_steps` counts: "steps" or "epochs".
         prior: add the log prior, each client the same share of it.
         damping: refused: the server's step is the method's.
         server_optimiser: refused likewise.

@@ -38,11 +38,11 @@ class FedProx(FedAvg):
     """Federated averaging whose clients are held near the server's point: a point and no posterior, biased.
 
     Args:
-        local_steps: L, SGD steps a round, or epochs, see `unit`.
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `local_steps` counts: "steps" or "epochs".
+        unit: what `chain_steps` counts: "steps" or "epochs".
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
         server_optimiser: of the averaged step, as of `FedAvg`.

@@ -45,7 +45,7 @@ class Averaging(Settings):
 
     Args:
         rounds: of averaging.
-        local_steps: SGD steps of a client a round, or epochs, see `unit`.
+        chain_steps: SGD steps of a client a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
@@ -63,7 +63,7 @@ class Averaging(Settings):
     """
 
     rounds: int = 400
-    local_steps: int = 10
+    chain_steps: int = 10
     step_size: float = 0.01
     momentum: float = 0.9
     batch_size: int | None = 20

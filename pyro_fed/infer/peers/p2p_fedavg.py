@@ -35,11 +35,11 @@ class P2PFedAvg(FedAvg, OnGraph):
     """Federated averaging over a graph: a point at every agent, and no posterior.
 
     Args:
-        local_steps: L, SGD steps a round.
+        chain_steps: L, SGD steps a round.
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD, in [0, 1).
         batch_size: rows a step; None takes all.
-        unit: what `local_steps` counts: "steps", or "epochs", in each of which an agent takes every row once, in
+        unit: what `chain_steps` counts: "steps", or "epochs", in each of which an agent takes every row once, in
             minibatches of `batch_size`.
         prior: add the agent's share of the log prior to its objective.
         damping: learning rate of a server, which there is none: agents mix by the graph. Leave it at its default.
@@ -54,7 +54,7 @@ class P2PFedAvg(FedAvg, OnGraph):
         (2017), Can decentralized algorithms outperform centralized algorithms?
 
     Example:
-        >>> idata = pf.run(pf.P2PFedAvg(local_steps=50), fed, graph=pf.graph.ring(5))
+        >>> idata = pf.run(pf.P2PFedAvg(chain_steps=50), fed, graph=pf.graph.ring(5))
     """
 
     additive: ClassVar[bool] = False

@@ -240,7 +240,7 @@ def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(opt
 
 def test_fedavg_is_a_point_near_the_mode_of_a_flat_likelihood():
     fed = regression(3, pf.partition.IID())
-    idata = pf.run(pf.FedAvg(local_steps=50, step_size=0.05, prior=True), fed, num_rounds=100, audit=False, **QUIET)
+    idata = pf.run(pf.FedAvg(chain_steps=50, step_size=0.05, prior=True), fed, num_rounds=100, audit=False, **QUIET)
     assert idata["posterior"].attrs["draws_are"] == "point"
     point = torch.tensor(idata["posterior"]["w"].values[0, 0])
     assert point.shape == exact().mean.shape

@@ -166,7 +166,7 @@ def test_epochs_are_of_minibatches():
 
 def test_averages_over_clients_of_unequal_size_do_not_move_in_padding():
     """One client that has the same rows alone or beside a longer one ends at the same point."""
-    settings = {"local_steps": 3, "unit": "epochs", "batch_size": 4, "step_size": 0.05}
+    settings = {"chain_steps": 3, "unit": "epochs", "batch_size": 4, "step_size": 0.05}
     found = []
     for fed in (unequal(), pf.Federation(model, tuple(t[:5] for t in data()), plate="data", num_clients=1)):
         algorithm = pf.FedAvg(**settings)
