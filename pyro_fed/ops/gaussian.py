@@ -115,6 +115,11 @@ class Gaussian(NaturalParameters, ABC):
         double, x64 = self.to(torch.float64), x.to(torch.float64)
         return (x64 * (double.eta - 0.5 * double._multiply(x64))).sum(-1).to(self.eta.dtype)
 
+    def mean_log_factor(self, q: Self) -> Tensor:
+        """Mean of `log_factor` under a proper Gaussian of the same structure: (...), NaN where that is not proper."""
+        factor, under = self.to(torch.float64), q.to(torch.float64)
+        return (factor.log_factor(under._mean()) - 0.5 * under._trace_ratio(factor)).to(self.eta.dtype)
+
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log density, eta - P x, proper or not: (..., D)."""
         double = self.to(torch.float64)

@@ -115,6 +115,11 @@ def test_kl_is_that_of_torch(name):
     q, p = make(name, 1)[0], make(name, 2)[0]
     close(q.kl(p), kl_divergence(oracle(q), oracle(p)), rtol=1e-10, atol=1e-10)
     close(q.kl(q), torch.zeros(K, dtype=torch.float64))
+    # E_q[log p] = -KL(q || p) - H(q), and a log factor lacks its constant, whether it is proper or not.
+    x = draw(K, D)
+    expected = p.log_factor(x) - oracle(p).log_prob(x) - q.kl(p) - oracle(q).entropy()
+    close(p.mean_log_factor(q), expected, rtol=1e-10, atol=1e-10)
+    close(p.power(-2.0).mean_log_factor(q), -2.0 * expected, rtol=1e-10, atol=1e-10)
 
 
 @each_structure

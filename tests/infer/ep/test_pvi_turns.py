@@ -88,3 +88,33 @@ def test_the_site_of_a_gaussian_prior_is_asked_for_once(prior, monkeypatch):
     asked.clear()
     pf.run(pf.PVI(), fed, **QUIET)
     assert len(asked) == (len(fedep.NEAR_AND_FAR) if prior is NORMAL else 1 + rounds)
+
+
+def median_line(x, y):
+    a, b = (pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Laplace(a + b * x, scale), obs=y)
+
+
+def hinge(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.factor("loss", -torch.relu(1 - (2.0 * (y > 1) - 1) * (x * w[0] + w[1])))
+
+
+@pytest.mark.parametrize("model", [median_line, hinge])
+def test_a_step_from_a_wide_prior_that_loses_is_taken_back(model):
+    """Scores that jump leave no Laplace approximation to begin at, and Newton's steps from the prior lead anywhere."""
+    generator = torch.Generator().manual_seed(0)
+    x, e = torch.randn(2, 40, generator=generator, dtype=torch.float64)
+    y = 1 + 2 * x + e
+    fed = pf.Federation(model, (x, y), plate="data", num_clients=4, partition=pf.partition.SortedBy(y.numpy()), seed=0)
+    exact, *found = (
+        pf.run(algorithm, fed, **QUIET).posterior
+        for algorithm in (pf.FedEP(tolerance=1e-5), pf.PVI(), pf.PVI(order="synchronous"))
+    )
+    for one in found:
+        error = np.abs((one.mean() - exact.mean()) / exact.std()).to_array()
+        ratio = np.abs(np.log(one.std() / exact.std())).to_array()
+        assert float(error.max()) < 0.01 and float(ratio.max()) < 0.01

@@ -4,7 +4,13 @@
 
 This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
 fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper, and a client
-whose q̂ has come to rest makes no more of them.
+whose q̂ has come to rest makes no more of them. Far from the fixed point a step of length one may lead anywhere, above
+all where no Laplace approximation is at hand to begin at, as where scores jump. What is minimised is known,
+
+    -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
+
+so that a client goes back where a step has lost more than `FALL` of it, and takes the same change to a smaller
+fraction, as `FedEP`'s server does (`ascent`).
 """
 
 from __future__ import annotations
@@ -12,19 +18,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
-from pyro_fed.ops.backtrack import backtracked
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.ops.backtrack import backtracked, move
+from pyro_fed.ops.gaussian import Gaussian
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share: a tenth of what the algorithm is asked for a round. Its fixed point is the same whatever this is.
 REST = 1e-4
+#: Nats that a step may lose: as the evidence's lower bound (`StepControl.fall`), in which points have a part too.
+FALL = 1.0
+#: A last step of more SDs than these is looked at before it is sent: a shorter one loses little.
+FAR = 1.0
 
 
 @explains_unknown
@@ -37,7 +51,7 @@ class Newton(TiltedInference):
 
     Args:
         steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
-            each step is backtracked, which is partitioned variational inference.
+            each step is backtracked, or taken back, which is partitioned variational inference.
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
 
@@ -57,31 +71,77 @@ class Newton(TiltedInference):
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
-        q_hat, derivatives, count = received.q, numerics.derivatives, numerics.num_points
-        moving = torch.ones(len(q_hat.eta), dtype=torch.bool, device=q_hat.eta.device)
-        value = torch.zeros(len(q_hat.eta), dtype=torch.float64, device=q_hat.eta.device)
-        rest = torch.full_like(value, REST)
-        for number in range(self.steps):
-            root = q_hat.root() if q_hat.dense else None
-            found = None if root is None else derivatives.under(problem, q_hat.mean(), root, count, data)
-            moments = found or derivatives.of_likelihood(
-                problem, likelihood_points(problem, q_hat, count), data.full_batch()
-            )
-            site = site_of(moments, q_hat.mean())
-            if self.steps > 1:
-                delta = site.product(received.cavity).quotient(q_hat)
-                taken, moved = backtracked(q_hat, delta, min_fraction=numerics.min_fraction, margin=numerics.margin)
-                goes = moving & (taken > 0)
-                before, q_hat = q_hat, moved if bool(goes.all()) else where(goes, moved, q_hat)
-            value = torch.where(moving, moments.value, value)
-            if self.steps > 1:
-                length = moves(moments_of(before), moments_of(q_hat)).amax(-1)
-                if number == 0:
-                    rest = torch.fmax(rest, self.enough * length)
-                moving = moving & ~(length <= rest)
-                if not bool(moving.any()):
-                    break
+        moments = _expected(problem, numerics, received.q, data)
+        site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
+            q_hat, value = self._climbed(problem, numerics, received, data, moments)
             site = q_hat.quotient(received.cavity)
         finite = site.precision.flatten(1).isfinite().all(1) & site.eta.isfinite().all(1)
         return Tilted(site, finite, {"expected_log_lik": torch.where(finite, value, torch.nan)})
+
+    def _climbed(
+        self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, moments: Moments
+    ) -> tuple[Gaussian, Tensor]:
+        """q̂ after all steps, and the expected log-likelihood where it was looked at last, (C,)."""
+        q_hat = start = onward = received.q
+        value = moments.value
+        moving, length = torch.ones_like(value, dtype=torch.bool), torch.zeros_like(value)
+        top, radius, rest = torch.full_like(value, -torch.inf), torch.full_like(value, torch.inf), length + REST
+        for number in range(self.steps):
+            if number:
+                moments = _expected(problem, numerics, q_hat, data)
+                value = torch.where(moving, moments.value, value)
+            gain = _gain(q_hat, received.cavity, moments)
+            fell = moving & top.isfinite() & ~(gain >= top - FALL)
+            top = torch.fmax(top, torch.where(moving, gain, top))
+            radius = torch.where(fell, (ascent.SHRINK * length).clamp_max(ascent.FIRST_RADIUS), ascent.GROW * radius)
+            step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
+            start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
+            taken, moved = _within(start, onward, radius, numerics)
+            q_hat = _either(moving & (taken > 0), moved, start)
+            length = _length(start, q_hat)
+            rest = torch.where(
+                fell | (number == 0), torch.fmax(torch.full_like(rest, REST), self.enough * length), rest
+            )
+            moving = moving & ~(length <= rest)
+            if not bool(moving.any()):
+                break
+        far = moving & (length > FAR)
+        if bool(far.any()):  # long steps, of whose end nothing is known
+            gain = _gain(q_hat, received.cavity, _expected(problem, numerics, q_hat, data))
+            q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
+        return q_hat, value
+
+
+def _expected(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Moments:
+    """Expected log-likelihoods, scores and curvatures of the clients under their Gaussians, (C,)."""
+    derivatives, count = numerics.derivatives, numerics.num_points
+    found = derivatives.under(problem, q.mean(), q.root(), count, data) if q.dense else None
+    return found or derivatives.of_likelihood(problem, likelihood_points(problem, q, count), data.full_batch())
+
+
+def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
+    """The negative local free energy up to a constant, (C,); -inf where a derivative is not finite."""
+    value = ascent.bound(q, moments.value + cavity.mean_log_factor(q))
+    return torch.where(moments.finite() & value.isfinite(), value, -torch.inf)
+
+
+def _within(q: Gaussian, step: Gaussian, radius: Tensor, numerics: Numerics) -> tuple[Tensor, Gaussian]:
+    """The fractions of changes that are taken, (C,), 0 where none is, and where they lead: no further than a radius."""
+    taken, moved = backtracked(q, step, min_fraction=numerics.min_fraction, margin=numerics.margin)
+    while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
+        taken = torch.where(far, torch.where(taken < numerics.min_fraction, 0.0, taken / 2), taken)
+        moved = move(q, step, taken)
+    return taken, moved
+
+
+def _length(before: Gaussian, after: Gaussian) -> Tensor:
+    """The largest move of a mean in SDs, or change of a log SD, (C,)."""
+    return moves(moments_of(before), moments_of(after)).amax(-1)
+
+
+def _either(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
+    """As `where`, of Gaussians whose factors may be known already."""
+    if bool(condition.all()):
+        return yes
+    return where(condition, yes, no) if bool(condition.any()) else no
