@@ -9,28 +9,28 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-_LAPLACE = "It sees the curvature at the mode alone: FedEP matches moments, FedAIS weighs its draws"
+_LAPLACE = "It uses only the curvature at the mode: FedEP matches moments, FedAIS weights its draws"
 #: Cures of single algorithms.
 OWN = {
     "ConsensusMC": (
-        "Averages of the clients' draws are the posterior's where each client's share of it is Gaussian; take FedEP or "
-        "FedAIS"
+        "Averages of the clients' draws follow the posterior only if each client's share of it is Gaussian; use FedEP "
+        "or FedAIS"
     ),
-    "FedAIS": "Give it more proposals or other surrogates, or sample, by FSGLD, DSVGD or NUTS",
+    "FedAIS": "Give it more proposals or other surrogates, or sample with FSGLD, DSVGD or NUTS",
     "FedLaplace": _LAPLACE,
     "ConsensusLaplace": _LAPLACE,
     "StreamingVB": (
-        "One pass sees each client once, by what those before it have left: PVI goes on to mend that, FedAIS weighs "
+        "One pass visits each client once, and depends on their order: PVI goes on and corrects that, FedAIS weights "
         "its draws"
     ),
     "NUTS": "Take more warm-up steps and samples, or a higher target_accept_prob",
 }
 #: Cures by what the draws are.
 CURES = {
-    "independent": "Weigh them by FedAIS, or sample, by FSGLD, DSVGD or NUTS",
-    "agents": "A server's FedAIS weighs its draws; FSGLD, DSVGD and NUTS sample",
-    "particles": "Run more rounds, with more particles or longer steps; FSGLD and NUTS sample without",
-    "chains": "Run more rounds, with shorter steps; FedAIS and NUTS do without a step size",
+    "independent": "Weight them with FedAIS, or sample with FSGLD, DSVGD or NUTS",
+    "agents": "With a server, FedAIS can weight the draws, and FSGLD, DSVGD or NUTS can sample",
+    "particles": "Run more rounds, with more particles or longer steps, or use FSGLD or NUTS",
+    "chains": "Run more rounds, with shorter steps, or use FedAIS or NUTS, which need no step size",
 }
 #: Cure where a plan tries all of these.
 LEFT = (
@@ -41,8 +41,8 @@ LEFT = (
 FEW_ROWS = 2.5
 #: Cure where what weighted points have found is beyond the draws.
 BEYOND = (
-    "There is mass beyond them, in a long tail, or in a slab beside its spike: DSVGD looks for it as far as the prior "
-    "goes, and FedAIS(surrogates=DSVGD()) weighs what it finds"
+    "The posterior has mass beyond them, in a long tail, or in a slab beside a spike: DSVGD looks for it within the "
+    "prior's range, and FedAIS(surrogates=DSVGD()) weights what it finds"
 )
 
 
@@ -54,9 +54,9 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
         beyond: whether the posterior has more spread than the draws, which chains from these do not see.
     """
     if "epsilon" in evidence.record.latest:
-        return "Privacy's noise is part of that: a larger epsilon, more rows a client or more clients lessen it"
+        return "The noise of privacy is part of that: a larger epsilon, more rows or more clients reduce it"
     if evidence.record.failed():
-        return "Clients failed, and rounds went on without them: run it again, with all of them at work"
+        return "Clients failed, and rounds went on without them: run it again, with all clients taking part"
     if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
         return _of_improper(evidence.problem)
     if evidence.record.converged is False:
@@ -80,8 +80,8 @@ def _of_improper(problem: Problem) -> str:
     """The cure where little but flat priors holds the tails: more rounds and draws do not help."""
     sites = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
     return (
-        f"The prior of {sites} is improper, and with {problem.num_rows} rows the posterior may be so too, or have "
-        "tails so long that no means and SDs are told: give proper priors there"
+        f"The prior of {sites} is improper, and with {problem.num_rows} rows the posterior may be improper too, or "
+        "have tails so long that it has no means and SDs: give these sites proper priors"
     )
 
 
@@ -91,10 +91,10 @@ def _of_diagonal(problem: Problem) -> str:
     On the digits (160 parameters) a full covariance has an accuracy of 0.47, the diagonal one 0.63.
     """
     if not is_large(problem):
-        return "The approximation is diagonal: take covariance='full'"
+        return "The approximation has no correlations (it is diagonal): use covariance='full'"
     return (
         f"The approximation is diagonal, of {problem.dim:,} parameters of a network or other large model: judge it by "
-        "its predictions of rows held back (pf.metrics.test_metrics), or let FSGLD or DSVGD move on from it"
+        "its predictions for rows held back (pf.metrics.test_metrics), or use FSGLD or DSVGD, which start from it"
     )
 
 

@@ -17,9 +17,12 @@ from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 
 #: What tells where the posterior's moments are.
-BY = {"chains": "short exact chains that begin at them", "weights": "importance weights of points beyond them"}
+BY = {
+    "chains": "short exact Markov chains that start at them",
+    "weights": "importance weights of points that are spread more widely",
+}
 #: What said so, of figures, and where they are.
-MEASURED = "by short exact chains or weights. The group 'audit' has all of them"
+MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
 #: A mean further away than this is said to be so: chains that come from so far may be on their way still.
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
@@ -59,18 +62,18 @@ def _mean(found: Moments, number: int, name: str) -> str:
 def _sd(found: Moments, number: int, name: str) -> str:
     ratio, error = float(found.log_sd[number].exp()), float(found.log_sd_error[number])
     if ratio > FAR or ratio < 1 / FAR:
-        many = f"to more than {FAR:g} times" if ratio > 1 else "to less than a third of"
+        many = f"more than {FAR:g}" if ratio > 1 else "less than a third"
     else:
-        many = f"to {ratio:.2f} ± {ratio * error:.2f} times"
-    return f"take the SD of {name} {many} what it was"
+        many = f"{ratio:.2f} ± {ratio * error:.2f}"
+    return f"multiply the SD of {name} by {many}"
 
 
 def _stuck(evidence: Evidence, found: Moments) -> list[str]:
     if not found.whole:
         return []  # nothing is known of the directions in which steps would have to be short
     return [
-        "these draws are not the posterior's: no exact chain can move from them, even by steps far shorter than their "
-        f"own spread, so that the posterior is much narrower there. {cure(evidence)}"
+        "these draws are not the posterior's: no exact Markov chain can move away from them, even by steps far shorter "
+        f"than their own spread, so the posterior must be much narrower there. {cure(evidence)}"
     ]
 
 
@@ -87,7 +90,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
     if not plain.max() > NEAR:
         return []
     return [
-        f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but near them: "
+        f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but close to them: "
         f"{_worst(measured, plain)}, {MEASURED}"
     ]
 
@@ -116,7 +119,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
     if not off_aim(measured, aim):
         return []
     return [
-        f"nothing that was tried is sure to be within {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
+        f"no answer that was tried is surely within the aim, {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
         f"{_worst(measured, _likely(measured, aim))}, {MEASURED}"
     ]
 
@@ -139,8 +142,8 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
     if not missed.any():
         return []
     return [
-        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and nothing that was "
-        f"tried is nearer: {_worst(measured, missed)}, {MEASURED}"
+        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and no answer that was "
+        f"tried is closer: {_worst(measured, missed)}, {MEASURED}"
     ]
 
 

@@ -64,9 +64,9 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     record.by_sums = replace(record.by_sums, unchecked=UNCHECKED, pareto_k=k, effective=found.effective)
     if k > LARGEST_PARETO_K and found.effective < TRUSTED_SHARE * len(points):
         record.doubts.append(
-            f"these draws are not the posterior's, as far as weights by all clients' likelihoods can tell: their "
-            f"Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that they do not correct means and SDs, and they are "
-            f"worth {found.effective:.0f} of {len(points)} draws. {cure(evidence)}"
+            f"these draws are not the posterior's, as far as importance weights by all clients' likelihoods can tell: "
+            f"the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that they cannot correct means and SDs, "
+            f"and the draws are worth {found.effective:.0f} of {len(points)}. {cure(evidence)}"
         )
         return []
     moments = weighted_moments(evidence.quantities(points), log_weights)
@@ -111,6 +111,7 @@ def _said(evidence: Evidence, found: Moments) -> list[str]:
         said += f" ± {float(found.mean_error[number]):.2f} SDs"
     else:
         ratio = math.exp(float(found.log_sd[number]))
-        said = f"take the SD of '{name}' to {ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f} times"
-        said += " what it was"
-    return [f"these draws are not the posterior's: weights by all clients' likelihoods {said}. {cure(evidence)}"]
+        said = f"multiply the SD of '{name}' by {ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f}"
+    return [
+        f"these draws are not the posterior's: importance weights by all clients' likelihoods {said}. {cure(evidence)}"
+    ]

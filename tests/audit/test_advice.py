@@ -30,7 +30,7 @@ def advice(dim, shared=None, beyond=False, **more):
 
 
 def test_a_full_covariance_is_advised_only_where_there_is_room_for_it():
-    assert advice(LARGE_DIM).endswith("take covariance='full'")
+    assert advice(LARGE_DIM).endswith("use covariance='full'")
     wide = advice(LARGE_DIM + 1)
     assert "covariance='full'" not in wide and "1,001 parameters" in wide and "test_metrics" in wide
 

@@ -60,7 +60,7 @@ def test_modes_are_judged_in_their_own_sds(tops, width, count):
     counts = [count // len(tops)] * len(tops)
     assert audit(evidence_of(model, ONES, drawn(tops, factor, counts))) == []
     (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, wider=0.6)))
-    assert re.search(rf"take the SD of 'b\[\d\]' \(mode \d of {len(tops)}\) to [12]\.", said)
+    assert re.search(rf"multiply the SD of 'b\[\d\]' \(mode \d of {len(tops)}\) by [12]\.", said)
     (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, shift=0.5)))
     assert re.search(rf"move the mean of 'b\[\d\]' \(mode \d of {len(tops)}\) by [01]\.", said)
 
@@ -78,7 +78,7 @@ def test_draws_that_are_far_too_wide_are_no_modes():
     wide = drawn(PAIR[:1], factor, [500], wider=1e3)
     assert groups(wide) == []
     (said,) = stillness(evidence_of(model, ONES, wide))
-    assert "no exact chain can move" in said or "less than a third" in said
+    assert "no exact Markov chain can move" in said or "less than a third" in said
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -74,11 +74,11 @@ def normal(count=1000, dim=1, seed=0):
         (0.15, 1.0, None),
         (0.0, 0.9, None),
         (0.4, 1.0, r"the mean of 'a' by 0\.(3[5-9]|4[0-5])"),
-        (0.0, 0.7, r"the SD of 'a' to 1\.[3-6]\d ± 0\.0\d times"),
-        (0.0, 1.5, r"the SD of 'a' to 0\.6\d ± 0\.0\d times"),
+        (0.0, 0.7, r"the SD of 'a' by 1\.[3-6]\d ± 0\.0\d"),
+        (0.0, 1.5, r"the SD of 'a' by 0\.6\d ± 0\.0\d"),
         (10.0, 1.0, "the mean of 'a' by more than 3 SDs"),
-        (0.0, 0.1, "the SD of 'a' to more than 3 times"),
-        (0.0, 20.0, r"the SD of 'a' to (less than a third|0\.[34]\d ± 0\.1\d times)"),
+        (0.0, 0.1, "the SD of 'a' by more than 3"),
+        (0.0, 20.0, r"the SD of 'a' by (less than a third|0\.[34]\d ± 0\.1\d)"),
     ],
 )
 @pytest.mark.parametrize("count", [40, 1000])
@@ -106,7 +106,7 @@ def test_lost_correlations_are_found_and_a_full_covariance_is_advised():
     precision = shares(DIM).inverse().diagonal()
     evidence = evidence_of(correlated, ones(), normal(dim=DIM) / precision.sqrt())
     (said,) = stillness(evidence)
-    assert re.search(r"the SD of 'b\[\d\]' to", said) and "covariance='full'" not in said
+    assert re.search(r"the SD of 'b\[\d\]' by", said) and "covariance='full'" not in said
     evidence.shared.update(precision=precision, eta=torch.zeros(DIM))
     assert "covariance='full'" in stillness(evidence)[0]
 
@@ -114,7 +114,7 @@ def test_lost_correlations_are_found_and_a_full_covariance_is_advised():
 def test_tails_that_a_gaussian_lacks_are_found():
     """Importance ratios of the Gaussian's own draws do not see them."""
     (said,) = stillness(evidence_of(long_tailed, ones(), 0.55 * math.sqrt(5 / 3) * normal()))
-    assert "the SD of 'a' to 1." in said
+    assert "the SD of 'a' by 1." in said
 
 
 def test_a_site_is_judged_on_its_own_scale_too():
@@ -123,7 +123,7 @@ def test_a_site_is_judged_on_its_own_scale_too():
     mean, sd = torch.special.digamma(four), torch.special.polygamma(1, four).sqrt()
     assert stillness(evidence_of(positive, ones(), mean + sd * normal(4000))) == []
     (said,) = stillness(evidence_of(positive, ones(), mean + 1.2 * sd * normal(4000)))
-    assert "the SD of 's' to 0." in said
+    assert "the SD of 's' by 0." in said
 
 
 def test_draws_in_a_funnel_of_another_width_are_doubted():

@@ -228,7 +228,7 @@ def test_a_long_tail_that_few_weighted_points_reach_is_found(seed):
     drawn = torch.tensor(idata.posterior["shift"].values).flatten().double() / most
     found = float(idata.audit.sd_ratio.sel(parameter="shift (unconstrained)"))
     assert found == pytest.approx(exact / float(drawn.logit().std()), rel=0.1)
-    assert "take the SD of 'shift' (unconstrained)" in idata.attrs["doubts"]
+    assert "multiply the SD of 'shift' (unconstrained)" in idata.attrs["doubts"]
 
 
 def two_rows_of_t(y):

@@ -50,11 +50,13 @@ def funnel_hint(problem: Problem) -> list[str]:
     sites = {name: on for name, on in funnels(problem).items() if name not in problem.in_units_of_scale}
     if not sites:
         return []
-    scales = "; ".join(f"the scale of '{name}' depends on {on}" for name, on in sites.items())
+    scales = "; ".join(
+        f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, also latent" for name, on in sites.items()
+    )
     config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
     return [
-        f"a funnel is likely: {scales}. Where data say little of it, give it the non-centred form: run on "
-        "fed.noncentred, as fit(fed) does by itself, or write the model so: from pyro.infer.reparam import "
+        f"a funnel is likely: {scales}. Where the data say little about it, use the non-centred form: run on "
+        "fed.noncentred (fit(fed) tries that by itself), or rewrite the model: from pyro.infer.reparam import "
         f"LocScaleReparam; model = pyro.poutine.reparam(model, config={{{config}}})"
     ]
 
