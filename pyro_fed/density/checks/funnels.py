@@ -7,6 +7,10 @@ fits. The non-centred form x = mu + tau x', x' ~ N(0, 1), has no neck (Papaspili
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.problem import Problem
@@ -36,6 +40,46 @@ def funnels(problem: Problem) -> dict[str, list[str]]:
         problem: the model's densities.
     """
     return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
+
+
+class Neck(NamedTuple):
+    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector.
+
+    Attributes:
+        site: its name.
+        scales: latents that its scale depends on.
+        log_scale: the scale's logarithm at zero, the mean over its entries.
+        slope: that logarithm's derivatives there, (D,).
+    """
+
+    site: str
+    scales: list[str]
+    log_scale: float
+    slope: Tensor
+
+
+def necks_of_rows(problem: Problem) -> list[Neck]:
+    """Of the rows' own latents, which are integrated out: those whose scale is latent in the flat vector.
+
+    Args:
+        problem: the model's densities.
+    """
+    if not problem.layout.local:
+        return []
+    execution, places = run_at_zero(problem.bound)
+    found = []
+    for name in problem.layout.local:
+        pair = LocationScale.of(execution.trace.nodes[name]["fn"])
+        if pair is None:
+            continue
+        with torch.enable_grad():
+            size = pair.log_size.mean()
+        slopes = derivatives(size, places)
+        on = [other for other, slope in slopes.items() if other in problem.sites and bool(slope.any())]
+        if on:
+            parts = [slopes.get(other, torch.zeros_like(places[other])).reshape(-1) for other in problem.sites]
+            found.append(Neck(name, on, float(size.detach()), torch.cat(parts)))
+    return found
 
 
 def funnel_hint(problem: Problem) -> list[str]:

@@ -23,6 +23,10 @@ Where a small fraction gains nothing either, L at the round's points has its max
 expected Hessians put it, as of a network: from the best q the same steps then lead to the same fall, round and round. A
 run that has come back to one best q so often (`RETURNS`), with no shorter radius, ends there, and has not converged.
 
+A network may climb for ever: its weights have ridges along which the bound rises by a nat in five rounds, of 56,000 for
+100,000 rows, and nobody reads off a weight. What it predicts is told by the bound a row. Where that has risen by less
+than `SLOW` in `RECENT` rounds, the run ends at the best q, too: the more rows, the sooner.
+
 Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
 from the prior. No easy run takes a step back.
 """
@@ -39,7 +43,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, lar
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
-UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius"})
+UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "climb"})
 #: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
@@ -47,6 +51,9 @@ FIRST_RADIUS = 2.0
 #: Returns to a best q that no step from it has bettered by so many nats, before the end; but none is counted that has
 #: less than half the radius of those before it, which tries what has not been tried.
 RETURNS, GAIN, LESS = 3, 0.01, 0.5
+#: Rounds in which a network's bound has to rise by so many nats a row, which changes what it predicts of a row by a
+#: hundredth of a percent.
+RECENT, SLOW = 10, 1e-4
 #: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
 CLOSE = 0.02
 #: Nats a parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's own.
@@ -56,7 +63,10 @@ NARROWINGS, HALVINGS = 20, 100
 
 
 def nothing_best(q: Gaussian) -> State:
-    """What is known before the first round: no best q, and no `level`, the log density at the mode that q is about."""
+    """What is known before the first round: no best q, and no `level`, the log density at the mode that q is about.
+
+    Nor does the bound have to rise: `enough` is what a network's has to, in nats, and `climb` its best values of late.
+    """
     zero = type(q).zeros((), q.dim, device=q.eta.device)
     return {
         **as_state(zero, "best_"),
@@ -68,13 +78,38 @@ def nothing_best(q: Gaussian) -> State:
         "returns": q.eta.new_zeros(()),
         "returned_to": q.eta.new_full((), -torch.inf),
         "return_radius": q.eta.new_full((), torch.inf),
+        "climb": q.eta.new_full((RECENT,), -torch.inf),
+        "enough": q.eta.new_zeros(()),
+        "slow": q.eta.new_zeros(()),
     }
+
+
+def of_network(level: float, rows: int) -> dict[str, float]:
+    """What is known of a network besides.
+
+    Args:
+        level: log density at the mode that it starts at.
+        rows: of all clients.
+    """
+    return {"level": level, "enough": SLOW * rows}
 
 
 def bound(q: Gaussian, expected: Tensor) -> Tensor:
     """L(q) from Σ_k E_q[log p_k] + E_q[log p_0]: (); NaN or infinite where that is."""
     entropy = 0.5 * (q.dim * (1 + math.log(2 * math.pi)) - q.log_det())
     return expected + entropy
+
+
+def climbed(shared: State, value: Tensor) -> State:
+    """The best values of the last rounds, this one's among them, and whether they have risen too little to go on."""
+    best = torch.where(value > shared["best_value"], value, shared["best_value"])  # not a number is not more
+    slow = best - shared["climb"][0] < shared["enough"]  # infinite before there are as many
+    return {"climb": torch.cat([shared["climb"][1:], best[None]]), "slow": slow.to(best)}
+
+
+def top(shared: State, value: Tensor) -> Gaussian:
+    """The best q, of those before and the one that has this value."""
+    return gaussian(shared) if bool(value > shared["best_value"]) else gaussian(shared, "best_")
 
 
 def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State] | None:
@@ -122,6 +157,11 @@ def is_in_vain(state: State) -> bool:
     return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
 
 
+def is_slow(state: State) -> bool:
+    """Whether it has come back to it for the last time as the bound hardly rises any more."""
+    return "slow" in state and bool(state["slow"])
+
+
 def _too_wide(shared: State, q: Gaussian, value: Tensor) -> bool:
     """Whether the log density falls off further under a start than under any Gaussian near a mode of a network."""
     expected = value - bound(q, torch.zeros_like(value))
@@ -132,7 +172,8 @@ def _narrowed(shared: State, q: Gaussian) -> tuple[Gaussian, State] | None:
     """A Gaussian with half its SDs, which is to be judged by itself; None where that has been tried often enough."""
     if int(shared["narrowed"]) >= NARROWINGS:
         return None
-    anew = {"narrowed": shared["narrowed"] + 1, "best_value": torch.full_like(shared["best_value"], -torch.inf)}
+    forgotten = {name: torch.full_like(shared[name], -torch.inf) for name in ("best_value", "climb")}
+    anew = {"narrowed": shared["narrowed"] + 1, **forgotten}
     return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
 
 
@@ -142,8 +183,11 @@ def kept(shared: State, value: Tensor, move: Gaussian, fall: float) -> State:
     So it is too where it was kept although L had fallen: the best value was not to be believed.
     """
     known: State = {"radius": shared["radius"] * GROW}
-    if bool((value >= shared["best_value"]) | (value < shared["best_value"] - fall)):
+    unbelieved = bool(value < shared["best_value"] - fall)
+    if unbelieved or bool(value >= shared["best_value"]):
         known |= {**as_state(gaussian(shared), "best_"), **as_state(move, "onward_"), "best_value": value}
+    if unbelieved:
+        known["climb"] = torch.full_like(shared["climb"], -torch.inf)
     return known
 
 

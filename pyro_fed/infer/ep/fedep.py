@@ -116,6 +116,12 @@ IN_VAIN = (
     "where the evidence's lower bound is lower by more than step_control.fall, as those of a network may, whose "
     "curvature is another at every point. More rounds do not help: sample it, by "
 )
+#: What is said of a network's rounds that hardly win any more.
+SLOW = (
+    f"a network's weights have not come to rest: in the last {ascent.RECENT} rounds the evidence's lower bound rose by "
+    f"less than {ascent.SLOW:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
+    "themselves sample it, by "
+)
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)
 #: Settings that only a Gaussian q has, and no hand-written guide.
@@ -396,7 +402,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
         shared, local = self._states(problem, q, prior, sites)
         if start is not None and "level" in shared and has_layers(problem):
-            shared["level"] = torch.full_like(shared["level"], mode_level(start.shared))
+            told = ascent.of_network(mode_level(start.shared), problem.num_rows)
+            shared |= {name: torch.full_like(shared[name], value) for name, value in told.items()}
         return shared, local
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
@@ -565,6 +572,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         told = "value" in messages  # not where one client's word must not decide
         if self.climbs and everyone and told:
             value = self._value(shared, messages)
+            shared = shared | ascent.climbed(shared, value)
+            if ascent.is_slow(shared):
+                return self._gone_back(shared, ascent.top(shared, value), {})
             back = ascent.way_back(shared, value, self.step_control.fall)
             if back is not None:
                 return self._gone_back(shared, *back)
@@ -749,11 +759,11 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         fractions, figures = after["fractions"], super().monitor(before, after)
         share = len(fractions) / int(after["num_clients"])
         growth = {"sd_growth": mean_growth(before, after)} if isinstance(self.client, IVON) else {}
-        in_vain = {"in_vain": 1.0} if ascent.is_in_vain(after) else {}
+        ends = {"in_vain": ascent.is_in_vain(after), "slow": ascent.is_slow(after)}
         return {
             **figures,
             **growth,
-            **in_vain,
+            **{name: 1.0 for name, ended in ends.items() if ended},
             "change": figures["change"] / self.part_taken(after),
             "fraction": float(fractions.min()),
             "skipped": float((fractions == 0).sum()),
@@ -765,17 +775,17 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
         Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
-        end the run, too, which has not converged then, for its last one takes nothing of the clients' changes.
+        or win too little end the run, too, which has not converged then: its last takes nothing of clients' changes.
         """
-        if figures[-1].get("in_vain"):
+        if figures[-1].get("in_vain") or figures[-1].get("slow"):
             return True
         return at_rest(figures, self.tolerance) if self.deterministic else None
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
-        in_vain = [IN_VAIN + record.untried("FSGLD", "DSVGD", "NUTS")] if record.latest.get("in_vain") else []
-        notes = in_vain or site_warnings(record, newton)
+        ends = [said for name, said in (("slow", SLOW), ("in_vain", IN_VAIN)) if record.latest.get(name)]
+        notes = [said + record.untried("FSGLD", "DSVGD", "NUTS") for said in ends[:1]] or site_warnings(record, newton)
         if self.settles:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):

@@ -12,16 +12,24 @@ Where every p_k is Gaussian the default is exact. Else it is not, and by how muc
 a skewed p_k (few rows, one label) moves the mean, since its tails enter with the weight of its middle. The draws of a
 client whose rows say little fill its share of the prior, which must be proper then.
 
+Groups whose levels are integrated out, a few at each client, are such rows: they do not say that the levels' scale is
+not zero, and the share of the prior falls off by 1/K a unit of its logarithm. Averages of what fills it are no answer,
+and where the scale is less than the rounding of a level the density is none either: a run ends there.
+
 Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
 R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, OnCPU, Sent
@@ -31,9 +39,10 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.checks.funnels import Neck, funnel_hint, necks_of_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import ModelError
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
 from pyro_fed.infer.subposteriors import products
@@ -119,7 +128,11 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All clients' chains at once."""
+        """All clients' chains at once.
+
+        Raises:
+            ModelError: the clients' groups do not tell the scale of their levels.
+        """
         power = 1.0 / int(shared["num_clients"][0])
         how = Chains(
             num_samples=self.num_samples,
@@ -130,7 +143,9 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
             potential=Potential(self.temperature, power),
         )
         points, seeds = shared["draws"][:, :, -1].contiguous(), noise.T
-        found = Lanes(how).run(problem, data.full_batch(), points, seeds, type(self).__name__)
+        found = Lanes(how, _watched(problem, int(shared["num_clients"][0]))).run(
+            problem, data.full_batch(), points, seeds, type(self).__name__
+        )
         each = [
             trajectory_figures({name: value[k : k + 1] for name, value in found.items()}, self.max_tree_depth)
             for k in range(len(points))
@@ -178,3 +193,28 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """What the clients' trajectories say: divergences, chains that have not mixed."""
         return trajectory_warnings(record) + (funnel_hint(problem) if struggled(record) else [])
+
+
+def _watched(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:
+    """Looks at places (L, D) of chains, which have gone too far where groups' levels are all one but for rounding."""
+    least = math.log(torch.finfo(problem.dtype).eps)
+    slopes = [(neck, neck.slope.numpy()) for neck in necks_of_rows(problem)]
+
+    def look(z: NDArray[Any]) -> None:
+        for neck, slope in slopes:
+            smallest = neck.log_scale + float(np.min(z @ slope))
+            if smallest < least:
+                raise _no_scale(neck, math.exp(smallest), clients)
+
+    return look
+
+
+def _no_scale(neck: Neck, smallest: float, clients: int) -> ModelError:
+    """What is said of groups that do not tell the scale of their levels."""
+    return ModelError(
+        f"ConsensusMC: a client's chain has come to a scale of '{neck.site}' of {smallest:.1g}, where its groups' "
+        f"levels are the same but for rounding. A client's own groups do not keep {neck.scales} away from there, and "
+        f"its share of the prior, 1/{clients} of it, hardly does: averages of such draws are no posterior. Give the "
+        "groups to fewer clients, so that each has many, or take what does not sample shares of a posterior: FedEP, "
+        "FedAIS, DSVGD or FSGLD"
+    )

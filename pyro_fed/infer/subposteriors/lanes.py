@@ -55,9 +55,11 @@ class Lanes:
 
     Args:
         how: they are run, but for one after the other.
+        watch: sees where all lanes are, (L, D), after each step, and may raise.
     """
 
     how: Chains
+    watch: Callable[[Array], None] = lambda z: None
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
         """Chains of K clients, n each.
@@ -91,6 +93,7 @@ class Lanes:
             chains = Walk(how, start, gradient, value, seeds.flatten().tolist())
             while chains.left:
                 chains.step(leapfrog, bar.advance)
+                self.watch(chains.z)
         kept = {name: torch.from_numpy(value).unflatten(0, shape) for name, value in chains.kept.items()}
         return {name: value.to(points.dtype) for name, value in kept.items()}
 

@@ -1,4 +1,7 @@
-"""`FedEP`'s rounds end where steps from the best q lead to the same fall, time and again; it has not converged then."""
+"""`FedEP`'s rounds end where steps from the best q lead to the same fall, time and again, or a network's hardly rise.
+
+It has not converged then.
+"""
 
 import pyro
 import pyro.distributions as dist
@@ -57,6 +60,29 @@ def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
         bounds += [best - 3.0, float(best)]
     idata, seen = run_with(bounds, fed, monkeypatch)
     assert len(seen) == 50 and "in_vain" not in idata["federation"]
+
+
+@pytest.mark.parametrize("rise, ended", [(0.05, True), (0.2, False)])
+@pytest.mark.filterwarnings("ignore:not converged", "ignore:a network's weights have not come to rest")
+def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkeypatch, rise, ended):
+    nothing = ascent.nothing_best
+    enough = {"enough": torch.tensor(1.0, dtype=torch.float64)}  # of `rise` a round ten rounds make 0.5 or 2
+    monkeypatch.setattr(ascent, "nothing_best", lambda q: nothing(q) | enough)
+    idata, seen = run_with([0.0, 5.0, 5.0 + rise, *(5.0 + rise * (1 + i) for i in range(1, 48))], fed, monkeypatch)
+    assert (len(seen) == 12 and not idata.attrs["converged"]) if ended else len(seen) > 12  # the first rises by five
+    assert ("slow" in idata["federation"]) == ended == ("have not come to rest" in str(idata.attrs.get("warnings")))
+
+
+def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
+    state = ascent.nothing_best(q_at(0.0)) | {"enough": torch.tensor(ascent.of_network(-5.0, 1000)["enough"])}
+    ends = []
+    for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
+        state |= ascent.climbed(state, torch.tensor(value, dtype=torch.float64))
+        state["best_value"] = state["climb"][-1]
+        ends.append(ascent.is_slow(state))
+    assert ends.index(True) == ascent.RECENT and bool(state["best_value"] == 0.05)  # 0.1 nats of 1,000 rows
+    _, anew = ascent._narrowed(state, q_at(0.0))
+    assert not ascent.is_slow(ascent.climbed(state | anew, torch.tensor(0.0, dtype=torch.float64)))
 
 
 def q_at(distance):

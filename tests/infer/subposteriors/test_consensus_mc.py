@@ -1,14 +1,19 @@
 """Consensus Monte Carlo against exact posteriors and products of densities in closed form."""
 
+import contextlib
 import math
 import warnings
 
+import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import line, line_data
 
 import pyro_fed as pf
-from pyro_fed.infer.subposteriors import products
+from pyro_fed.density.checks.funnels import necks_of_rows
+from pyro_fed.infer.subposteriors import consensus_mc, products
 
 
 def normal(*shape, seed=0):
@@ -65,16 +70,19 @@ def test_a_product_that_is_no_gaussian_is_followed_by_density_estimates_alone():
 
 
 @pytest.mark.parametrize("sorted_rows", [False, True])
-def test_a_conjugate_posterior_is_exact_whoever_holds_which_rows(sorted_rows):
+def test_a_conjugate_posterior_is_exact_whoever_holds_which_rows(sorted_rows, monkeypatch):
     """Errors in Monte Carlo SDs: beyond 5 by chance in four numbers once in 400,000 runs, were ESS what ArviZ says."""
     import arviz as az
 
+    seen = []
+    monkeypatch.setattr(consensus_mc, "_watched", lambda problem, clients: seen.append)
     x, y = line_data()
     partition = pf.partition.SortedBy(y) if sorted_rows else pf.partition.IID()
     fed = pf.Federation(line, (x, y), plate="data", num_clients=3, partition=partition)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the chains have not mixed")  # R-hat of 1.01 asks for longer chains
         found = pf.run(pf.ConsensusMC(num_samples=100, warmup_steps=100), fed, progress=False, audit=False)
+    assert len(seen) >= 200 and seen[0].shape == (6, 2)  # two chains of each client, after each step
     precision = x.T @ x + torch.eye(2, dtype=x.dtype)
     covariance = torch.linalg.inv(precision)
     mean, sd = (covariance @ x.T @ y).numpy(), covariance.diagonal().sqrt().numpy()
@@ -83,3 +91,42 @@ def test_a_conjugate_posterior_is_exact_whoever_holds_which_rows(sorted_rows):
     assert abs((w.mean((0, 1)) - mean) / az.mcse({"w": w})["w"].values).max() < 5
     assert abs((w.std((0, 1)) - sd) / az.mcse({"w": w}, method="sd")["w"].values).max() < 5
     assert found.attrs["num_rounds"] == 1
+
+
+def schools(y):
+    """A level a school, whose scale is half of a latent; what a school measures has an SD of one."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(y.new_ones(())))
+    with pyro.plate("school", len(y)):
+        level = pyro.sample("level", dist.Normal(mu, 0.5 * tau))
+        pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+@pytest.fixture(scope="module")
+def eight_schools():
+    return pf.Federation(schools, (normal(8, seed=1).float(),), plate="school", num_clients=8)
+
+
+def test_groups_that_do_not_tell_the_scale_of_their_levels_end_a_run(eight_schools, monkeypatch):
+    far = np.array([[0.0, 1.0], [0.0, -16.0]], dtype=np.float32)
+    monkeypatch.setattr(consensus_mc.Lanes, "run", lambda self, *_: self.watch(far))
+    with pytest.raises(pf.errors.ModelError, match=r"scale of 'level' of .*keep \['tau'\] away.*1/8.*fewer clients"):
+        pf.run(pf.ConsensusMC(), eight_schools, progress=False, audit=False, log_likelihood=False)
+
+
+@pytest.mark.parametrize("log_tau, far", [(-15.0, False), (-15.5, True)])
+def test_how_far_down_a_scale_may_go(eight_schools, log_tau, far):
+    (neck,) = necks_of_rows(eight_schools.problem)  # 0.5 tau is single precision's rounding at log tau = -15.25
+    assert (
+        neck.scales == ["tau"] and neck.slope.tolist() == [0.0, 1.0] and neck.log_scale == pytest.approx(-math.log(2))
+    )
+    look, z = (
+        consensus_mc._watched(eight_schools.problem, 8),
+        np.array([[0.0, 1.0], [-30.0, log_tau]], dtype=np.float32),
+    )
+    with pytest.raises(pf.errors.ModelError) if far else contextlib.nullcontext():
+        look(z)
+
+
+def test_rows_without_levels_have_no_scale_to_tell():
+    assert necks_of_rows(pf.Federation(line, line_data(), plate="data", num_clients=3).problem) == []
