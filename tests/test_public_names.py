@@ -54,6 +54,11 @@ def test_promised_names_are_offered(name):
     assert name in dir(pf)
 
 
+def test_a_misspelt_name_is_answered_with_the_nearest():
+    with pytest.raises(AttributeError, match="pyro_fed has no 'FedEp'; did you mean 'FedEP'"):
+        pf.FedEp  # noqa: B018
+
+
 @pytest.mark.parametrize("room", DOORS)
 def test_every_name_of_a_door_resolves(room):
     module = importlib.import_module(room)

@@ -134,7 +134,12 @@ def _bound(
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        raise SettingError(f"{who}: {error}; its arguments are {', '.join(own)}") from error
+        own = [name for name in own if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
+        placed = [name for name in own if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
+        only = f", of which {', '.join(placed) or 'none'} alone may be given by position"
+        too_many = "too many positional" in str(error) and placed != own
+        said = f"{who}: {error}; its arguments are {', '.join(own)}{only if too_many else ''}"
+        raise SettingError(said) from error
     return {key: value for key, value in bound.arguments.items() if key in own}
 
 
@@ -147,7 +152,8 @@ def _check_kinds(who: str, given: dict[str, Any], hints: dict[str, Any]) -> None
     for key, value in given.items():
         hint = hints.get(key, Any)
         if isinstance(value, type) and not fits(value, hint):
-            cure = f"pass torch.{value.__name__}" if issubclass(value, np.generic | int | float) else "call it"
+            is_number = issubclass(value, np.generic | int | float)
+            cure = f"pass torch.{value.__name__}" if is_number else f"call it, {value.__name__}(...)"
             raise SettingError(f"{who}: {key} is the class {value.__name__}; expected {in_words(hint)}: {cure}")
         if not fits(value, hint):
             raise SettingError(f"{who}: {key} must be {in_words(hint)}, received {shown(value)}")

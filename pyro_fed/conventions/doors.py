@@ -19,6 +19,7 @@ Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loa
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     def load(name: str) -> Any:
         if name in found.modules:
             return importlib.import_module(f"{package}.{found.modules[name]}")
+        if name not in names and not name.startswith("_") and (near := difflib.get_close_matches(name, public)):
+            raise AttributeError(f"{package} has no {name!r}; did you mean {' or '.join(map(repr, near))}?")
         return attribute(name)
 
     return load, lambda: list(public), public

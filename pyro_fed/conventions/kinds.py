@@ -27,6 +27,8 @@ EXAMPLES = {
     "Graph": "pf.graph.ring(5)",
     "Quadrature": "pf.Quadrature(order=11)",
     "Algorithm": "pf.FedEP()",
+    "Combination": "pf.combination.Bounded()",
+    "dtype": "torch.float64",
 }
 #: Items of a collection that are looked at.
 LOOKED_AT = 1000
@@ -126,7 +128,8 @@ def in_words(hint: Any) -> str:
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(in_words(member) for member in inner))
+        first, *others = dict.fromkeys(in_words(member) for member in inner)
+        return first + "".join(f"{',' if ', such as' in first else ''} or {other}" for other in others)
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(choice) for choice in inner)
     if origin is typing.Annotated:

@@ -51,6 +51,21 @@ def grouped():
     return fed, pf.run(pf.FedEP(), fed, **SHORT)
 
 
+def test_an_argument_of_another_shape_is_named():
+    def regression(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("patients", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    x = torch.tensor(RNG.normal(size=(24, 3)))
+    fed = pf.Federation(regression, (x, x.sum(1)), plate="patients", num_clients=2)
+    idata = pf.run(pf.FedEP(), fed, **SHORT)
+    with pytest.raises(
+        pf.DataError, match=r"argument 'x' has shape \(5, 2\), but had \(24, 3\) when the model was fit"
+    ):
+        pf.predict(idata, fed, (x[:5, :2], None))
+
+
 NEW = pd.DataFrame({"hospital": ["Jena", "Chur"], "x": [0.0, 0.0], "y": [0.0, 0.0]})
 
 

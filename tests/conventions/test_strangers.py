@@ -98,13 +98,19 @@ CALLS = {
         lambda: pf.run(pf.FedEP(), made(), num_draws=10**15, **QUIET),
         "num_draws must be at most",
     ),
-    "influence of nothing": (lambda: pf.influence(None), "influence takes a result of pf.run, received None"),
+    "influence of nothing": (
+        lambda: pf.influence(None),
+        "influence takes a result of pf.run as its first argument, received None",
+    ),
     "surrogates of text": (lambda: pf.Given("a", torch.zeros(2, 2)), "Given: precision must be"),
     "agents that are none": (lambda: pf.graph.mixing_bound(0, 0.5), "num_agents must be at least 1"),
     "leaving out of nothing": (lambda: pf.leave_one_client_out(None, made()), "_out takes a result of pf.run"),
     "a figure of nothing": (lambda: pf.plot_contributions(3), "found must be"),
     "a figure on nothing": (lambda: pf.plot_graph(pf.graph.ring(3), ax=3), "ax must be"),
-    "loo of nothing": (lambda: pf.loo(None, made()), "loo takes a result of pf.run, received None"),
+    "loo of nothing": (
+        lambda: pf.loo(None, made()),
+        "loo takes a result of pf.run as its first argument, received None",
+    ),
 }
 
 

@@ -225,12 +225,14 @@ def test_rows_that_nothing_splits():
         with pyro.plate("data", N):
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    with pytest.raises(pf.ModelError, match=r"runs on all 13 rows but not on some of them.*split by rows are \[\]"):
+    said = r"runs on all 13 rows but fails on a client's part of them.*split by rows are \[\]"
+    with pytest.raises(pf.ModelError, match=said):
         pf.Federation(ignores, plate="data", num_clients=2)
 
 
 def test_the_wrong_arguments():
-    with pytest.raises(pf.DataError, match=r"the model takes \(x, y\), but was given 1 positional.*as a tuple"):
+    said = r"the model takes \(x, y\), but was given one argument by position.*as a tuple, in this order: \(x, y\)"
+    with pytest.raises(pf.DataError, match=said):
         pf.Federation(likelihood_outside, X, plate="data", num_clients=2)
     with pytest.raises(pf.DataError, match="unexpected keyword argument 'z'"):
         pf.Federation(likelihood_outside, (X, Y), {"z": X}, plate="data", num_clients=2)

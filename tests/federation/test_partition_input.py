@@ -95,6 +95,7 @@ def test_a_bad_setting_is_refused_when_it_is_made(build, message):
         (pt.Dirichlet(1.0), {"labels": LABELS[:5]}, "labels has 5 values for 60 rows"),
         (pt.Dirichlet(1.0, by=LABELS[:5]), {}, "by has 5 values for 60 rows"),
         (pt.Dirichlet(1.0), {"labels": np.linspace(0, 1, NUM_ROWS)}, "60 distinct values.*use SortedBy"),
+        (pt.ByGroup(by=np.linspace(0, 1, NUM_ROWS)), {}, "fractions with 60 distinct values.*use SortedBy"),
         (pt.LabelShards(5), {}, "classes_per_client is 5, but the data have 4 labels; take at most 4"),
         (
             pt.LabelShards(1),

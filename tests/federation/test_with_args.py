@@ -170,7 +170,7 @@ def test_data_that_lie_apart():
         (lambda x, y, s: (x.long(), y, s), "'x' is torch.int64, expected torch.float64"),
         (lambda x, y, s: (x, y, 1.0), r"'scale' was tensor.* and is 1.0: only arrays may have new values"),
         (lambda x, y, s: ({"a": x}, y, s), r"expected the arguments \['x', 'y', 'scale'\], received"),
-        (lambda x, y, s: (x, y), "but was given 2 positional"),
+        (lambda x, y, s: (x, y), "but was given 2 arguments by position"),
         (lambda x, y, s: (x, y + 0.5, s), "'y'"),  # outside of the likelihood's support
     ],
 )

@@ -20,7 +20,7 @@ from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, with_product
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import DataError, SettingError, shown
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
@@ -95,9 +95,9 @@ def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
         DataError: names what was received.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
-        raise DataError(f"{what} takes a result of pf.run, received {str(idata)[:60]} ({type(idata).__name__})")
+        raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
     if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
-        raise DataError(f"{what} takes the federation that the result is of, received {str(federation)[:60]}")
+        raise DataError(f"{what} takes the federation that the result is of, received {shown(federation)}")
 
 
 def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:

@@ -116,6 +116,7 @@ def predict(
         usable = predicted(first) if new_rows else True
     except (RuntimeError, ValueError) as error:
         if new_rows and not isinstance(error, PyroFedError):
+            _check_shapes(model, arguments, error)
             _check_finite(run, at_first, arguments, error)
         raise
     if not usable:
@@ -371,6 +372,27 @@ def _first(run: _Run, values: dict[str, Tensor], arguments: Arguments) -> dict[s
             f"coded as they were when the model was fitted, {sizes}: give the model as many elements as were fitted, "
             "or pass numbers from 0 in place of the labels, and say by groups= whose they are"
         ) from error
+
+
+def _check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
+    """Say which argument has another shape than at the fit, where the model cannot be run on the new rows.
+
+    Raises:
+        DataError: names the argument and both shapes.
+    """
+    if not isinstance(model, Federation):
+        return
+    fitted = model.problem.bound.arguments
+    before = dict(zip(fitted.names, fitted.leaves, strict=True))
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        known = before.get(name)
+        if not isinstance(leaf, Tensor) or not isinstance(known, Tensor) or leaf.shape[1:] == known.shape[1:]:
+            continue
+        raise DataError(
+            f"predict: argument '{name}' has shape {tuple(leaf.shape)}, but had {tuple(known.shape)} when the model "
+            "was fitted: only the number of rows may differ. The model fails on it: "
+            f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+        ) from cause
 
 
 def _check_finite(run: _Run, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:

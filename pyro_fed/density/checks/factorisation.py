@@ -273,7 +273,7 @@ def _apart(problem: RowDensities, sample: _Sample) -> _Run:
 def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
     bound = problem.bound
     return ModelError(
-        f"the model runs on all {bound.num_rows} rows but not on some of them, where it said{line_of(error)}: "
+        f"the model runs on all {bound.num_rows} rows but fails on a client's part of them{line_of(error)}: "
         f"{str(error).splitlines()[0]}. {_why_not_on_some(problem)}"
     )
 

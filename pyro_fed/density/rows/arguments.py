@@ -440,9 +440,10 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         given = args[0] if len(args) == 1 else None
         by_name = isinstance(given, Mapping) and set(given) <= set(signature.parameters)
         cure = "these as kwargs={...}" if by_name else _by_name_alone(signature, len(args), kwargs)
+        count = "one argument" if len(args) == 1 else f"{len(args)} arguments"
+        named = f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""
         raise DataError(
-            f"the model takes {signature}, but was given {len(args)} positional and the keyword arguments "
-            f"{sorted(kwargs)}: {error}. Pass {cure}"
+            f"the model takes {signature}, but was given {count} by position{named}: {error}. Pass {cure}"
         ) from error
 
 
@@ -456,7 +457,7 @@ def _by_name_alone(signature: inspect.Signature, given: int, kwargs: dict[str, A
         if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is p.empty and p.name not in kwargs
     ]
     if not named or given < places:
-        return "the positional arguments as a tuple, such as (x, y)"
+        return f"all of its arguments as a tuple, in this order: {signature}"
     pairs, passed = ", ".join(f"'{name}': ..." for name in named), ", ".join(named)
     calls = ", ".join(f"{name}={name}" for name in named)
     return (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.errors import DataError, ModelError
+from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.groups.arguments import GroupedArguments, Nested
 from pyro_fed.federation.split_arguments import Shard, choose_shards
 
@@ -94,8 +94,11 @@ def _of_length(arguments: Arguments, size: int, taken: Collection[int]) -> list[
 
 def _check_names(arguments: Arguments, name: str, parts: Sequence[str], plate: str, sizes: Mapping[str, int]) -> None:
     if name not in sizes or name == plate:
-        others = sorted(set(sizes) - {plate})
-        raise ModelError(f"rows= names the plate '{name}', but the model's plates besides '{plate}' are {others}")
+        others = listed(map(repr, sorted(set(sizes) - {plate}))) or "none"
+        raise ModelError(
+            f"rows= names the plate '{name}', whose rows would belong to the elements of plate '{plate}'; the model's "
+            f"plates besides '{plate}': {others}"
+        )
     unknown = [part for part in parts if part not in arguments.names]
     if unknown:
         raise ModelError(

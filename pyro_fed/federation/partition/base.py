@@ -202,8 +202,8 @@ class ByValue(Partition):
         if np.issubdtype(values.dtype, np.floating) and len(distinct) > MAX_FLOAT_LABELS:
             raise self.error(
                 f"the labels are floats with {len(distinct)} distinct values (more than {MAX_FLOAT_LABELS}), "
-                "a continuous target: use SortedBy(by=...) or ByGroup(by=...), give by= a column of "
-                "classes, or cast the labels to integers if they are classes"
+                "a continuous column: use SortedBy(by=...), give by= a column of classes, or cast the labels to "
+                "integers if they are classes"
             )
         return [np.flatnonzero(codes == code) for code in range(len(distinct))]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.federation.partition.base import ByValue, Partition
+from pyro_fed.federation.partition.base import MAX_FLOAT_LABELS, ByValue, Partition
 from pyro_fed.federation.partition.dealing import check_alpha, cuts, dirichlet, pack
 
 
@@ -99,6 +99,11 @@ class ByGroup(ByValue):
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         groups, codes, sizes = np.unique(self.values(num_rows, labels), return_inverse=True, return_counts=True)
+        if np.issubdtype(groups.dtype, np.floating) and len(groups) > MAX_FLOAT_LABELS and (groups % 1 != 0).any():
+            raise self.error(
+                f"the groups are fractions with {len(groups)} distinct values (more than {MAX_FLOAT_LABELS}), a "
+                "continuous column: give by= the column that names each row's group, or use SortedBy(by=...)"
+            )
         if num_clients > len(groups):
             raise self.error(
                 f"{num_clients} clients for {len(groups)} groups; take at most {len(groups)} clients, "
