@@ -244,6 +244,17 @@ def test_sites_that_no_result_can_hold_are_refused_before_the_run(name):
         pf.Federation(model, (rows(0)[0][:, 0],), plate="data", num_clients=2)
 
 
+@pytest.mark.parametrize("name", ["chain", "draw", "w", "y"])
+def test_plates_that_no_result_can_hold_are_refused_before_the_run(name):
+    def model(y):
+        w = pyro.sample("w", dist.Normal(y.new_zeros(()), 1.0))
+        with pyro.plate(name, len(y)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    with pytest.raises(pf.ModelError, match=f"plate {name!r}.*(call|rename)"):
+        pf.Federation(model, (rows(0)[0][:, 0],), plate=name, num_clients=2)
+
+
 def test_sites_that_no_file_can_hold_are_refused_where_one_is_asked_for():
     def model(y):
         w = pyro.sample("a/b", dist.Normal(y.new_zeros(()), 1.0))

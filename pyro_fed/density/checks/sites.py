@@ -61,7 +61,7 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
         DataError: data outside a likelihood's support, or rows that do not fit the plate.
     """
     execution = seen.execution
-    _check_names(execution.trace)
+    _check_names(execution.trace, execution.plates)
     shapes = {name: tuple(value.shape) for name, value in seen.point.items()}
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
@@ -78,8 +78,13 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
-def _check_names(trace: Any) -> None:
-    """Refuse names of sites that a result cannot hold: it has dimensions of that name, or no file takes them."""
+def _check_names(trace: Any, plates: Collection[str]) -> None:
+    """Refuse names of sites and plates that no result can hold: it has dimensions of that name, or no file does."""
+    for plate in plates:
+        if plate in TAKEN:
+            raise ModelError(f"plate {plate!r}: a result has a dimension of that name; call the plate otherwise")
+        if plate in trace.nodes:
+            raise ModelError(f"plate {plate!r} is called like a site, which Pyro refuses: rename one of them")
     for name, msg in trace.nodes.items():
         if msg["type"] == "sample" and (name in TAKEN or not name.strip(" .")):
             why = "a result has a dimension of that name" if name in TAKEN else "no file of a result can hold it"
