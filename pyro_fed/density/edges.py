@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
 from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.dependence import derivatives, run_at_random
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.running.handlers import Source
 from pyro_fed.density.running.observed_values import mask_of
@@ -84,6 +85,22 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
         if _is_nonsense(bound, name):
             raise ModelError(said)
         warnings.warn(said, UserWarning, stacklevel=8)
+
+
+def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
+    """Latent sites whose support depends on other latents, and on which: found by derivatives at a random point.
+
+    Args:
+        bound: the model and its arguments.
+    """
+    execution, places = run_at_random(bound, torch.Generator().manual_seed(0))
+    found = {}
+    for name in places:
+        edges = _bounds(getattr(execution.trace.nodes[name]["fn"], "support", None)).values()
+        slopes = [derivatives(edge, places) for edge in edges if isinstance(edge, Tensor)]
+        if on := [other for other in places if any(other in each and bool(each[other].any()) for each in slopes)]:
+            found[name] = on
+    return found
 
 
 def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:

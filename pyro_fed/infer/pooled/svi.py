@@ -7,6 +7,7 @@ of its own, so that nothing of the user's is touched; its parameters travel betw
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,11 +24,12 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.running.handlers import RowsCount, for_pyro, run_by_pyro
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import DivergenceError, SettingError
 from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.param_store import own_params
 
@@ -36,6 +38,9 @@ from pyro_fed.infer.guides.param_store import own_params
 @dataclass(frozen=True, kw_only=True)
 class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
     """Pyro's SVI on the pooled data, in one round.
+
+    A step runs the model and the guide `num_samples` times by Pyro, some milliseconds of each however few the rows are.
+    Where the guide is a Gaussian of all latents, `GVI` finds the same by a handful of expected Newton steps.
 
     Args:
         guide: an automatic guide, class or instance, or a guide function of the model's arguments.
@@ -48,7 +53,9 @@ class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Of models without latents of rows' own.
 
     Raises:
-        SettingError: a setting out of its range, unknown, or without effect beside the others.
+        SettingError: a setting out of its range, unknown, or without effect beside the others; an automatic guide, and
+            a latent whose support moves with others.
+        DivergenceError: the ELBO is no number in the end.
 
     References:
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
@@ -83,8 +90,10 @@ class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
         """Room for the guide's draws, zero until there are any.
 
         Raises:
-            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor.
+            SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor;
+                an automatic guide, and a latent whose support moves with others.
         """
+        self._refuse_moving_supports(problem)
         if self.temperature != 1 and isinstance(problem, JointProblem):
             raise SettingError(
                 f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
@@ -112,8 +121,38 @@ class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
             svi = PyroSVI(model, guide, ClippedAdam(rate), Trace_ELBO(num_particles=self.num_samples))
             losses = [svi.step(*args, **kwargs) for _ in range(self.num_steps)]
+            if not math.isfinite(losses[-1]):
+                raise self._diverged(losses, model, guide, args, kwargs)
             draws = self._draws(problem, guide, args, kwargs)
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
+
+    def _refuse_moving_supports(self, problem: Problem) -> None:
+        """Automatic guides take a support as it is at their first draw, and draw beyond it where it moves."""
+        kind = self.guide if inspect.isclass(self.guide) else type(self.guide)
+        if not issubclass(kind, AutoGuide) or not (moving := latents_of_moving_support(problem.bound)):
+            return
+        name, on = next(iter(moving.items()))
+        raise SettingError(
+            f"{type(self).__name__}: {kind.__name__} takes the support of '{name}' as it is at its first draw, and it "
+            f"moves with {on}, so that it would draw impossible values. Write the site in units of its bounds, "
+            f"u ~ Uniform(0, 1) and {name} = low + (high - low) * u, or take GVI or FedEP, whose scale moves along"
+        )
+
+    def _diverged(self, losses: list[float], model: Any, guide: Any, args: Any, kwargs: Any) -> DivergenceError:
+        """The error for an ELBO that is no number, with the sites that make it so."""
+        first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
+        with torch.no_grad():
+            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
+            found = poutine.trace(poutine.replay(model, drawn)).get_trace(*args, **kwargs)
+            found.compute_log_prob()
+        nodes = [node for node in found.nodes.values() if node["type"] == "sample"]
+        lost = [node["name"] for node in nodes if not bool(torch.isfinite(node["log_prob"]).all())]
+        where = f" at its draws now the log density of {lost} is not finite." if lost else ""
+        return DivergenceError(
+            f"{type(self).__name__}: the guide's ELBO was first no number in step {first} of {self.num_steps};{where} "
+            f"Take a shorter step_size ({self.step_size:g} was taken), a guide that begins nearer (init_loc_fn, "
+            "init_scale), or dtype=torch.float64"
+        )
 
     def _check_sites(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> None:
         """Refuse a function that has not the model's latents, before it is fitted."""

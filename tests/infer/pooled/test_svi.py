@@ -67,3 +67,39 @@ def test_a_guide_that_lacks_a_site_is_refused_before_it_is_fitted(federation):
 
     with pytest.raises(pf.SettingError, match=r"the guide lacks the sites \['w'\]: the model's are \['w'\]"):
         pf.run(pf.SVI(guide=other), federation, progress=False)
+
+
+def below_a_latent(y):
+    width = pyro.sample("width", dist.HalfNormal(1.0))
+    place = pyro.sample("place", dist.Uniform(0.0, 2 * width).expand([2]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(place.sum(), 1.0), obs=y)
+
+
+def own_guide(y):
+    width = pyro.sample("width", dist.LogNormal(pyro.param("loc", torch.tensor(0.0)), 0.1))
+    pyro.sample("place", dist.Uniform(torch.zeros(2), 2 * width).to_event(1))
+
+
+def test_an_automatic_guide_is_refused_where_a_support_moves():
+    """It would take the support as it was at its first draw."""
+    fed = pf.Federation(below_a_latent, (torch.ones(4),), plate="data", num_clients=2)
+    for guide in (AutoMultivariateNormal, AutoMultivariateNormal(below_a_latent)):
+        with pytest.raises(
+            pf.SettingError, match=r"support of 'place' as it is .* moves with \['width'\].*GVI or FedEP"
+        ):
+            pf.run(pf.SVI(guide=guide), fed, **QUIET)
+    pf.run(pf.SVI(guide=own_guide, num_steps=2, num_guide_draws=10), fed, num_draws=10, **QUIET)
+
+
+def counts(y):
+    u = pyro.sample("u", dist.Normal(0.0, 1e3))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(u.exp()), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_an_elbo_that_is_no_number_names_step_and_sites():
+    fed = pf.Federation(counts, (torch.ones(4),), plate="data", num_clients=2)
+    with pytest.raises(pf.DivergenceError, match=r"no number in step \d+ of 20;.*of \['u', 'y'\] is not finite"):
+        pf.run(pf.SVI(step_size=1e3, num_steps=20), fed, **QUIET)
