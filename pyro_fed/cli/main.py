@@ -63,6 +63,8 @@ class _Commands(click.Group):
                 raise _Interrupted(_one_line(error)) from error
             except (DivergenceError, TimeLimitError) as error:
                 raise click.ClickException(_one_line(error)) from error
+            except BrokenPipeError:  # the reader has seen enough, as `head` does: click ends without a word
+                raise
             except (PyroFedError, OSError) as error:
                 raise _InputError(_one_line(error) or type(error).__name__) from error
 
@@ -168,18 +170,12 @@ def run(
             place.parent.mkdir(parents=True, exist_ok=True)
             idata.to_netcdf(str(place))
     if report is not None:
+        title = f"{Path(str(module.__file__)).stem}: {chosen.name}"
+        lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
         results = {chosen.name: idata}
+        table = pf.compare(results, federation=fed, test=test)
         with kept_elsewhere(report) as place:
-            page.write_report(
-                place,
-                pf.compare(results, federation=fed, test=test),
-                results,
-                fed,
-                title=f"{Path(str(module.__file__)).stem}: {chosen.name}",
-                lead=f"{page.clients_line(fed)} ({partition_text}), seed {seed}",
-                test=test,
-                command=typed_command(),
-            )
+            page.write_report(place, table, results, fed, title=title, lead=lead, test=test, command=typed_command())
     if as_json:
         measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
         click.echo(plain.as_json(plain.of_run(idata, measured)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tomllib
 import warnings
 
@@ -63,6 +64,17 @@ def test_help_names_every_command():
     result = call("--help")
     assert result.exit_code == 0
     assert [name for name in ("run", "list", "show") if f"\n  {name} " not in result.output] == []
+
+
+def test_a_reader_who_has_seen_enough_is_told_nothing(monkeypatch):
+    """`pyro-fed list | head -1`: the pipe is closed before everything is written."""
+
+    def closed(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("click.echo", closed)
+    result = call("list")
+    assert result.exit_code == 1 and result.output == ""
 
 
 def test_list_describes_models_recipes_and_algorithms():
