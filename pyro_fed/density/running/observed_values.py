@@ -52,7 +52,9 @@ def mask_of(msg: Message) -> Tensor | None:
     Args:
         msg: of a site.
     """
-    masks = [msg["mask"]] if isinstance(msg["mask"], Tensor) else []
+    masks: list[tuple[Tensor, int]] = []  # each with the dimensions of its event that it has already
+    if isinstance(msg["mask"], Tensor):
+        masks.append((msg["mask"], 0))
     fn, right = msg["fn"], 0
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         if isinstance(fn, dist.Independent):
@@ -64,8 +66,7 @@ def mask_of(msg: Message) -> Tensor | None:
         return None
     event = len(msg["fn"].event_shape)
     known: Tensor | None = None
-    for part in masks:
-        mask, inside = part if isinstance(part, tuple) else (part, 0)
+    for mask, inside in masks:
         mask = mask.reshape(mask.shape + (1,) * (event - inside))
         known = mask if known is None else known & mask
     return known
