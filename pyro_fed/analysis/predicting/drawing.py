@@ -1,0 +1,223 @@
+"""The model run at posterior draws: its latents at their values, everything else that is random drawn anew.
+
+Draws are made together by `vmap`, one by one where the model or a sampler does not allow it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from pyro.distributions import Unit
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyro_fed.analysis.predicting.groups import Groups
+from pyro_fed.density.compiling.batched import vmap
+from pyro_fed.density.compiling.loop_map import loop_map
+from pyro_fed.density.rows.nested import Members
+from pyro_fed.density.running.handlers import run_model
+from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
+from pyro_fed.errors import DataError
+
+#: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
+DRAWS_AT_ONCE = 256
+
+
+def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Draws (chain, draw, ...) in one row; whole numbers, values of discrete latents, stay what they are.
+
+    Args:
+        value: draws of a site.
+        dtype: of the model's floating-point numbers.
+    """
+    tensor = torch.as_tensor(value.reshape(-1, *value.shape[2:]))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+class Here(NamedTuple):
+    """The rows at hand, where the model may say how many they are by a number of all rows.
+
+    Args:
+        plate: the partitioned one.
+        indices: what it yields, (m,).
+        members: the rows of nested plates, by plate.
+    """
+
+    plate: str
+    indices: Tensor
+    members: Mapping[str, Members]
+
+
+class ModelRun:
+    """The model on fixed arguments, as a function of its latent values.
+
+    Args:
+        model: the Pyro model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        dtype: of constants that it makes.
+        hidden: latents inside the partitioned plate: drawn where they have no value, and no prediction.
+        constants: what the model has kept by `pyro_fed.shared`.
+        here: the rows at hand; None: all that the arguments have.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        dtype: torch.dtype,
+        hidden: frozenset[str] = frozenset(),
+        constants: dict[str, Any] | None = None,
+        here: Here | None = None,
+    ) -> None:
+        self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
+        self.constants, self.here = constants, here
+        self.partly: dict[str, Tensor] = {}
+
+    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
+        """The same on other arguments."""
+        return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.here)
+
+    def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
+        """One run with the latents at `values`."""
+        handler = _Redraw(values, self.hidden, self.constants, self.partly)
+        options: dict[str, Any] = {"indices": None}
+        if self.here is not None:
+            handler.plate = self.here.plate
+            options = {"indices": self.here.indices, "members": self.here.members}
+        execution = run_model(self.model, self.args, self.kwargs, handler, dtype=self.dtype, **options)
+        return execution.trace, handler
+
+    def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
+        """The random sites' messages, checked; `redrawn` says which of them are predicted.
+
+        Raises:
+            DataError: the posterior lacks a latent site, or there is nothing to predict.
+        """
+        with torch.random.fork_rng(devices=[]):
+            trace, handler = self.trace(values)
+        if not handler.drawn:
+            factors = [name for name, site in trace.nodes.items() if isinstance(site.get("fn"), Unit)]
+            raise DataError(
+                "the model has no observed site on these arguments: there is nothing to predict"
+                + (
+                    f". Its likelihood is pyro.factor('{factors[0]}', ...), a number that nothing can be drawn from: "
+                    "write it as a distribution, pyro.sample(..., obs=y)"
+                    if factors
+                    else ""
+                )
+            )
+        outside = [name for name in handler.drawn if not trace.nodes[name]["cond_indep_stack"]]
+        unknown = [name for name in outside if name not in handler.given]
+        if unknown:
+            raise DataError(f"the posterior has no values for the latent sites {unknown}; it has {sorted(values)}")
+        names = [*handler.drawn, *(name for name in self.hidden if name in trace.nodes)]
+        return {
+            name: {**trace.nodes[name], "given": handler.given.get(name), "redrawn": name in handler.drawn}
+            for name in names
+        }
+
+    def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
+        """The known groups' values (S, ...) of the latents inside the plate, which later runs take from now on.
+
+        Args:
+            first: the sites of a run on the new data.
+            groups: which of the plate's elements are known.
+            posterior: with these latents.
+
+        Raises:
+            DataError: a latent has another shape in the posterior.
+        """
+        found = {}
+        for name in sorted(self.hidden & first.keys()):
+            axis = row_axis(first[name], groups.plate.name)
+            if axis is None:
+                continue
+            value = first[name]["value"]
+            kept, mask = groups.of(posterior[name], axis - value.dim())
+            if kept.shape[2:] != value.shape:
+                raise DataError(
+                    f"latent site '{name}' has the shape {tuple(value.shape)} on the new data, and that of the fitted "
+                    f"groups would be {tuple(kept.shape[2:])}: was the posterior fitted on another model?"
+                )
+            found[name] = flat(kept.numpy(), self.dtype)
+            if not bool(mask.all()):
+                self.partly[name] = mask
+        return found
+
+    def __call__(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        trace, handler = self.trace(values)
+        return {name: trace.nodes[name]["value"] for name in handler.drawn}
+
+
+class _Redraw(Messenger):
+    """Put the latents at given values, and draw everything else that is random, observed or not.
+
+    Latents in `hidden` that have no value are drawn, and are no prediction; those in `partly` have values where its
+    mask says so, and are drawn elsewhere.
+    """
+
+    plate: str | None = None
+
+    def __init__(
+        self,
+        values: dict[str, Tensor],
+        hidden: frozenset[str],
+        constants: dict[str, Any] | None,
+        partly: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self.values, self.hidden, self.constants, self.partly = values, hidden, constants, partly
+        self.drawn: list[str] = []
+        self.given: dict[str, Any] = {}
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        name = msg["name"]
+        if name in self.values and not is_deterministic(msg):
+            value, mask = self.values[name], self.partly.get(name)
+            msg["value"], msg["done"] = value if mask is None else torch.where(mask, value, msg["fn"].sample()), True
+        elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit):  # a `pyro.factor`
+            if msg["is_observed"]:
+                self.given[name] = msg["value"]
+            msg["value"], msg["done"], msg["is_observed"] = msg["fn"].sample(), True, False
+            if name not in self.hidden:
+                self.drawn.append(name)
+
+
+def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """What the model predicts at each posterior draw, (S, ...) by site; torch's own generator is left as it was.
+
+    Args:
+        run: the model on the arguments.
+        values: posterior draws of its latents, (S, ...).
+        generator: randomness.
+    """
+    batched: Callable[..., Any] = vmap(run, randomness="different")
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if not _maps(batched, {name: value[:2] for name, value in values.items()}):
+            batched = loop_map(run, 0)
+        torch.manual_seed(seed)
+        count = len(next(iter(values.values())))
+        pieces = [
+            batched({name: value[i : i + DRAWS_AT_ONCE] for name, value in values.items()})
+            for i in range(0, count, DRAWS_AT_ONCE)
+        ]
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _maps(batched: Callable[..., Any], values: dict[str, Tensor]) -> bool:
+    """Whether `vmap` can draw from the model: some samplers (Student's t) are not made for it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch only warns where `vmap` makes a sampler write out of its bounds
+            batched(values)
+    except (RuntimeError, ValueError, TypeError, UserWarning):
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""What each client's own rows take for a prediction: the latents inside the plate, drawn where the rows are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_fed.analysis.predicting.drawing import Here, ModelRun, draw, flat
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.running.handlers import default_of
+from pyro_fed.errors import DataError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.ops.arviz_versions import group_of
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.to_arviz import posterior_group, unconstrained_draws
+from pyro_fed.runtime.ending.collecting import collected
+
+#: Draws of a client's observations (S, ...) by site, from a generator, and what it has observed.
+OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+
+def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -> xr.Dataset:
+    """A posterior with the latents inside the plate, drawn where the rows are.
+
+    Args:
+        posterior: with all sites outside the plate.
+        federation: the model with the rows, of one client or of all.
+        seed: of the draws.
+
+    Raises:
+        DataError: a site that is missing.
+    """
+    problem = federation.problem
+    missing = [name for name in problem.sites if name not in posterior]
+    if missing:
+        raise DataError(
+            f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}"
+        )
+    with threads(1), torch.no_grad(), default_of(problem.dtype):
+        draws = unconstrained_draws({"posterior": posterior}, problem)
+        draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
+        if problem.local_dim:
+            notes: list[str] = []
+            federation, problem, draws = collected(federation, problem, draws, seed, notes)
+            for note in notes:
+                warnings.warn(note, UserWarning, stacklevel=4)
+        return posterior_group(federation, problem, draws, seed)
+
+
+def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | None]:
+    """For each client, what replicates its own rows with its own effects; None for one without rows.
+
+    Args:
+        idata: a result on the federation.
+        federation: with the rows.
+
+    Raises:
+        DataError: a latent site that the posterior lacks.
+    """
+    posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
+    if hidden - set(posterior.data_vars):
+        posterior = with_own_latents(posterior, federation, 0)
+    return [
+        _own(posterior, hidden, federation, k) if len(rows) else None for k, rows in enumerate(federation.client_rows)
+    ]
+
+
+def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
+    """The same of one client; None where its groups have no rows."""
+    problem, groups = federation.problem, federation.client_rows[client]
+    arguments = problem.arguments.dealt([groups])
+    places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}
+    if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
+        return None
+    ones = torch.ones(len(groups))
+    rows = [leaf.packed(groups, ones) if isinstance(leaf, NestedRows) else leaf[groups] for leaf in arguments.rows]
+    args, kwargs = arguments.rebuild(rows)
+    values = {}
+    for name, value in posterior.data_vars.items():
+        at = {dim: index.numpy() for dim, index in places.items() if dim in value.dims}
+        values[str(name)] = flat(np.asarray(value.isel(at).values), problem.dtype)
+    here = Here(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
+
+    def drawn(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, dict(problem.bound.constants), here)
+        first = run.first({name: value[0] for name, value in values.items()})
+        given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
+        return {name: value for name, value in draw(run, values, generator).items() if name in given}, given
+
+    return drawn
