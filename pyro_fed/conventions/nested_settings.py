@@ -160,7 +160,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
         object.__setattr__(self, GIVEN, frozenset(settings))
         init(self, *values, **settings)
 
-    cls.__init__ = __init__  # type: ignore[method-assign]
+    cls.__init__ = __init__  # type: ignore[method-assign]  # the same one, whose names are checked
     return cls
 
 

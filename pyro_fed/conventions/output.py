@@ -79,7 +79,7 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
     written = folder / out.name
     try:
         yield written
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves no folder behind
         shutil.rmtree(folder)
         raise
     try:

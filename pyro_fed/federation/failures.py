@@ -49,7 +49,7 @@ def told(
         yield
     except PyroFedError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any kind, as it is the user's model that raised it; it stays the cause
         line = line_of(error)
         if not line:
             raise

@@ -287,11 +287,11 @@ class Federation:
             if missing is None and error.row is None:
                 raise
             raise missing or DataError(f"{self._place(error.row or 0)}: {error}") from error
-        except Exception as error:
+        except Exception as error:  # of any kind: a model may fail on values that are missing as it likes
             meant = isinstance(error, ModelError) and not is_failure(error)
             if missing is None or meant:
                 raise
-            raise missing from error  # whatever a model makes of NaN
+            raise missing from error
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)

@@ -163,8 +163,10 @@ class SecureRound:
         taken = _Taken([_Proxy(node) for node in self.nodes.values()])
         state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.number})})
         state[MAIN_PARAMS_RECORD] = ArrayRecord()
-        context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=_Counted(clients))  # type: ignore[arg-type]
-        workflow(_Letters(self, say), context)  # type: ignore[arg-type]
+        counted, letters = _Counted(clients), _Letters(self, say)
+        # What stands for Flower's strategy, clients and grid has those of their methods that the workflow calls.
+        context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=counted)  # type: ignore[arg-type]
+        workflow(letters, context)  # type: ignore[arg-type]
         if taken.total is None:
             short = "secure aggregation ended without a sum: too few clients stayed to its end"
             return Summed(torch.zeros(0), [], dict.fromkeys(self.nodes, short) | self.failures)

@@ -25,7 +25,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -222,9 +222,9 @@ class _Study:
         NaN under an improper prior, and where the run stopped, which a warning says.
         """
         fed = self.federation if without is None else others_of(self.federation, without)
-        options = {"progress": False, "audit": False, "log_likelihood": False, "collect_local": False}
+        options: dict[str, Any] = dict.fromkeys(("progress", "audit", "log_likelihood", "collect_local"), False)
         try:
-            found = run(FedAIS(), fed, seed=self.seed, **options)  # type: ignore[arg-type]
+            found = run(FedAIS(), fed, seed=self.seed, **options)
         except StoppedError as stopped:
             who = "all clients" if without is None else f"the others of client {self.federation.client_names[without]}"
             warnings.warn(f"leave_one_client_out: {who} could not be run afresh: {stopped}", UserWarning, stacklevel=5)

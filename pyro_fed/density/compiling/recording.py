@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.known: dict[fx.Node, torch.device] = {}
         self._values: Any = WeakIdKeyDictionary()

@@ -164,7 +164,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
         trial = rule.from_places(starts)
-        now = Centre(*problem.vmap(lambda one: trial.centres(problem, one, rows))(theta))  # noqa: B023
+        now = Centre(*problem.vmap(lambda one: trial.centres(problem, one, rows))(theta))  # noqa: B023  # called at once
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))

@@ -84,7 +84,7 @@ class Lanes:
 
         def leapfrog(*state: Array) -> Leaf:
             given = (torch.from_numpy(part).reshape(*shape, *part.shape[1:]) for part in state)
-            return Leaf(*(part.flatten(0, 1).numpy() for part in step(*given, *rows)))  # type: ignore[arg-type]
+            return Leaf._make(part.flatten(0, 1).numpy() for part in step(*given, *rows))
 
         gradient, value = (part.detach().flatten(0, 1).numpy() for part in begun(points, batch))
         total = (how.warmup_steps + how.num_samples) * shape.numel()

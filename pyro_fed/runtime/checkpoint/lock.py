@@ -12,7 +12,7 @@ from pyro_fed.errors import CheckpointError
 try:
     import fcntl
 except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module, elsewhere
 
 #: The file in the folder; it says who holds it.
 NAME = "lock"

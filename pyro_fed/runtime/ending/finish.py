@@ -191,7 +191,7 @@ class Finish:
             else:
                 record.interrupted, why = True, "they were interrupted"
             left = "as the rounds left it"
-        except Exception as error:
+        except Exception as error:  # of any kind: an answer that has cost a run is returned, with what failed said
             logger.exception("a check of a run's result has failed")
             where = traceback.extract_tb(error.__traceback__)[-1]
             line, place = str(error).partition("\n")[0][:200], f"{Path(where.filename).name}, line {where.lineno}"
@@ -345,6 +345,6 @@ def said_of(result: InferenceData, record: Record) -> InferenceData:
         for sentence in record.said():
             warnings.warn(sentence, UserWarning, stacklevel=5)
     except UserWarning as error:
-        error.result = result  # type: ignore[attr-defined]
+        error.result = result  # type: ignore[attr-defined]  # of this one warning
         raise
     return result
