@@ -553,7 +553,7 @@ class Problem:
     @cached_property
     def transformed(self) -> Tensor:
         """Which entries of the flat vector are logarithms, logits and the like of what their site has, (D,) bool."""
-        z = torch.full((self.dim,), 0.1, dtype=self.dtype)
+        z = torch.full((self.dim,), 0.1, dtype=self.dtype)  # any point but 0, where exp(z) - 1 is z
         with torch.no_grad():
             values = self.constrain(z, self.fewest_rows)
         found = torch.ones(self.dim, dtype=torch.bool)

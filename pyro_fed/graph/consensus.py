@@ -33,6 +33,8 @@ from pyro_fed.graph import analysis
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
 SAME = 1e-12
+#: Largest tolerance, as a share of the disagreement before: a consensus that leaves more of it is none.
+LOOSEST = 0.99
 #: Share of the tolerance that rounding may take.
 ROUNDING_SHARE = 0.1
 #: Points of [λ_min, 1] for each degree at which a polynomial is looked at, and by how much rounding may exceed one.

@@ -34,6 +34,8 @@ ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
 FEW = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
 LONGEST, SHORTENED = 3.0, 6
+#: Cosine between a step and the change of the score over it below which they tell no curvature: it would be rounding's.
+ACROSS = 1e-10
 #: Modes nearer to each other than this, in the SDs of either, are one; draws nearer to a mode than that have seen it.
 NEAR = 2.0
 #: Half the distance over which scores are compared for the curvature, in the result's SDs.
@@ -131,7 +133,7 @@ class Climbers:
         rose = (risen >= self.value) & risen.isfinite()
         s, y = trial - self.w, self.score - slope
         along = (s * y).sum(1)
-        good = rose & (along > 1e-10 * s.norm(dim=1) * y.norm(dim=1))
+        good = rose & (along > ACROSS * s.norm(dim=1) * y.norm(dim=1))
         rho = torch.where(good, 1 / along, 0.0)[:, None, None]
         pulled = (self.inverse @ y[..., None])[..., 0]
         both = s[:, :, None] * pulled[:, None, :]

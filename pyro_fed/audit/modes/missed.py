@@ -60,6 +60,8 @@ MOST_MODES, APART = 16, 3.0
 FROM_CENSUS, EMPTY = 128, 0.025
 #: The largest standard error of a mass's logarithm that tells it, and standard errors that may explain a difference.
 TOLD, ERRORS = 0.3, 3
+#: Smallest SD of a site by which places are compared, where its draws are all one.
+STOOD_STILL = 1e-12
 #: Modes of equal mass, to within so much of log M, may be each other's relabelling; and how equal their values are.
 EQUAL_MASS, EQUAL = 0.1, 0.05
 
@@ -304,8 +306,9 @@ def _place(evidence: Evidence, target: Target, modes: list[Mode], one: int, othe
 
 
 def _spread(evidence: Evidence, name: str) -> float:
+    """The largest SD of a site's draws, by which places are compared."""
     site = evidence.problem.sites[name]
-    return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), 1e-12)
+    return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), STOOD_STILL)
 
 
 def _relabelled(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:

@@ -39,6 +39,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError, listed
 from pyro_fed.graph import Consensus, Graph
+from pyro_fed.graph.consensus import LOOSEST
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
@@ -100,7 +101,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_between(self, "damping", 0, 1)
-        check_between(self, "gossip_tolerance", 0, 0.99)
+        check_between(self, "gossip_tolerance", 0, LOOSEST)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         check_at_least(self, 1, "start_steps")
         check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
