@@ -229,45 +229,17 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Te
 def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
     """The sites within the limits that a q gives."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
-    score = sites.score(mean.expand_as(sites.eta))
-    if sites.dense:
-        white = root.mT @ sites.precision @ root
-        values, vectors = torch.linalg.eigh((white + white.mT) / 2)
-    else:
-        values, vectors = root.square() * sites.precision, None
-    rows, allowed = share.unsqueeze(-1), precision * (share / 2).clamp_min(1.0)
-    high = (allowed * median_of(values.amax(-1) / share, share).clamp_min(0)).unsqueeze(-1)
-    low = -(allowed * median_of((-values.amin(-1)).clamp_min(0) / share, share)).unsqueeze(-1)
-    inside = torch.minimum(torch.maximum(values, low), high)
-    total = inside.clamp_min(0).sum(-1)
-    most = allowed * median_of(values.clamp_min(0).sum(-1) / share, share)
-    inside = torch.where((total > most).unsqueeze(-1), inside * (most / total).nan_to_num(1.0).unsqueeze(-1), inside)
-    negative = (low.squeeze(-1) - values.amin(-1)).clamp_min(0)
-    highest = high.squeeze(-1)
-    each = torch.stack([values.amax(-1) / highest, values.clamp_min(0).sum(-1) / most, 1 + negative / highest])
-    beyond = each.nan_to_num(1.0).amax(0).clamp(1, LARGEST)
-    cut = (inside != values).any(-1)
+    values, vectors = _spectra(root, sites)
+    inside, beyond = _limited_precision(values, precision, share)
     kept = torch.where(inside == values, 1.0, inside / values)
-    if vectors is None:
-        spread, part = inside * root.square(), kept * score * root.square() * per_sd
-        new = inside / root.square()
-    else:
-        inner = vectors * inside.unsqueeze(-2) @ vectors.mT
-        along = vectors @ (kept * (vectors.mT @ (score @ root).unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
-        part = (root @ along).squeeze(-1) * per_sd
-        spread = (root @ inner * root).sum(-1) * per_sd.square()
-        inverse = torch.linalg.inv(root)
-        new = inverse.mT @ inner @ inverse
-    middle = rows.clamp_max(1.0) * median_of(part / rows, share)
-    usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
-    known = spread.clamp(0, 1)
-    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+    score = sites.score(mean.expand_as(sites.eta))
+    new, part, spread = _by_parameter(root, vectors, inside, kept, score, per_sd)
+    middle, reach, chance = _room(part, spread, pull, share.unsqueeze(-1))
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
     moved = torch.where(over > 0, middle + descending(away, reach), part)
-    cut |= (over > 0).any(-1)
+    cut = (inside != values).any(-1) | (over > 0).any(-1)
     if vectors is not None:
-        chance = pull * rows.sqrt().clamp_max(1.0) * usual
         scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, pull, chance)
         moved = torch.where((scale < 1).unsqueeze(-1), middle + scale.unsqueeze(-1) * (moved - middle), moved)
         cut |= scale < 1
@@ -279,6 +251,77 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
     return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
+
+
+def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues (K, D) and eigenvectors (K, D, D) of the sites' precisions where q is white; None: the axes."""
+    if not sites.dense:
+        return root.square() * sites.precision, None
+    white = root.mT @ sites.precision @ root
+    values, vectors = torch.linalg.eigh((white + white.mT) / 2)
+    return values, vectors
+
+
+def _limited_precision(values: Tensor, precision: float, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (K, D) within the limits, and how many times its limit each site's precision was, at least one, (K,).
+
+    Limited are the largest eigenvalue, how far the smallest is below zero, and the sum of the positive ones.
+
+    Args:
+        values: the eigenvalues where q is white.
+        precision: c.
+        share: r.
+    """
+    allowed = precision * (share / 2).clamp_min(1.0)
+    high = (allowed * median_of(values.amax(-1) / share, share).clamp_min(0)).unsqueeze(-1)
+    low = -(allowed * median_of((-values.amin(-1)).clamp_min(0) / share, share)).unsqueeze(-1)
+    inside = torch.minimum(torch.maximum(values, low), high)
+    total = inside.clamp_min(0).sum(-1)
+    most = allowed * median_of(values.clamp_min(0).sum(-1) / share, share)
+    inside = torch.where((total > most).unsqueeze(-1), inside * (most / total).nan_to_num(1.0).unsqueeze(-1), inside)
+    negative = (low.squeeze(-1) - values.amin(-1)).clamp_min(0)
+    highest = high.squeeze(-1)
+    each = torch.stack([values.amax(-1) / highest, values.clamp_min(0).sum(-1) / most, 1 + negative / highest])
+    return inside, each.nan_to_num(1.0).amax(0).clamp(1, LARGEST)
+
+
+def _by_parameter(
+    root: Tensor, vectors: Tensor | None, inside: Tensor, kept: Tensor, score: Tensor, per_sd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The precisions of these eigenvalues, how far each site pulls each mean, in SDs, and how much it knows of it.
+
+    Args:
+        root: of q's covariance.
+        vectors: where q is white, (K, D, D); None: the axes.
+        inside: eigenvalues, (K, D).
+        kept: the part of each that is kept, and of the site's pull along it, (K, D).
+        score: of the sites at q's mean, (K, D).
+        per_sd: one over q's SDs, (D,).
+    """
+    if vectors is None:
+        return inside / root.square(), kept * score * root.square() * per_sd, inside * root.square()
+    inner = vectors * inside.unsqueeze(-2) @ vectors.mT
+    along = vectors @ (kept * (vectors.mT @ (score @ root).unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
+    inverse = torch.linalg.inv(root)
+    new = inverse.mT @ inner @ inverse
+    return new, (root @ along).squeeze(-1) * per_sd, (root @ inner * root).sum(-1) * per_sd.square()
+
+
+def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where pulls lie in the middle, how far from there each may be, and how far honest ones are by chance, (K, D).
+
+    Args:
+        part: pulls, in SDs, (K, D).
+        spread: what each site knows of each parameter, as a share of q's precision, (K, D).
+        pull: b.
+        rows: r, (K, 1).
+    """
+    share = rows.squeeze(-1)
+    middle = rows.clamp_max(1.0) * median_of(part / rows, share)
+    usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
+    known = spread.clamp(0, 1)
+    reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
+    return middle, reach, pull * rows.sqrt().clamp_max(1.0) * usual
 
 
 def _in_others_units(
