@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from models import logistic_regression
 from pyro_fed.analysis.judging.distances import against_reference, stacked
 from tests.helpers import posteriordb
 
-QUIET = {"progress": False, "log_likelihood": False}
+QUIET: dict[str, Any] = {"progress": False, "log_likelihood": False}
 HEADER = f"{'':22s}{'mean error (SD)':>18s}{'SD ratios':>16s}{'Pareto k':>10s}{'worth':>8s}{'log evidence':>18s}"
 
 
@@ -64,7 +65,7 @@ def main():
             line(f"{name}, {label}", *case.error(idata), idata)
     fed = hierarchy()
     reference = pf.run(pf.NUTS(num_samples=4000), fed, **QUIET)
-    names = list(reference["posterior"].data_vars)
+    names = [str(name) for name in reference["posterior"].data_vars]
     truth = stacked(reference, names)[0]
     default = pf.FedAIS()
     compared = (

@@ -42,7 +42,9 @@ def points(algorithm: Any, fed: pf.Federation, graph: pf.graph.Graph) -> Tensor:
     """Each agent's final mean, (A, D)."""
     kept: list[Tensor] = []
 
-    class Kept(type(algorithm)):
+    base: Any = type(algorithm)
+
+    class Kept(base):  # type: ignore[misc]  # a class that is known when it runs
         def sample(self, shared: dict[str, Tensor], num_draws: int, generator: torch.Generator) -> Tensor:
             kept.append(gaussian(shared).mean() if "eta" in shared else shared["point"])
             return super().sample({name: value[:1] for name, value in shared.items()}, num_draws, generator)

@@ -149,13 +149,13 @@ def main(trials: int) -> None:
             ]
             cells.append(f"{told[0]:.0f} % ({told[1]:.0f} %)")
             cells.append(power([one.opposed for one in calm], [one.opposed for one in seen], bad))
-            by_rows = [
+            of_calm, of_seen = (
                 [ratios(data, one.others, kind) for data, one in zip(data_of, judged_of, strict=True)]
                 for data_of, judged_of in ((honest, calm), (corrupted, seen))
-            ]
-            cells.append(power(*by_rows, bad))
-            known = [[ratios(data, true, kind) for data in data_of] for data_of in (honest, corrupted)]
-            cells.append(power(*known, bad))
+            )
+            cells.append(power(of_calm, of_seen, bad))
+            of_calm, of_seen = ([ratios(data, true, kind) for data in data_of] for data_of in (honest, corrupted))
+            cells.append(power(of_calm, of_seen, bad))
         print(f"| {sizes} | {design} | {rows} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -29,7 +29,7 @@ def on_test(federation: pf.Federation, test: Any) -> Evaluate:
 
 
 def by_round(
-    algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int, **options: Any
+    algorithm: Algorithm, federation: pf.Federation, evaluate: Evaluate, rounds: int | None, **options: Any
 ) -> xr.Dataset:
     """The record of one run with its figures in every round.
 

@@ -130,8 +130,15 @@ def run(name: str, fed: pf.Federation, seed: int, **options: Any) -> tuple[Any, 
 
 def predicted_ece(idata: Any, fed: pf.Federation, test: tuple[Tensor, Tensor]) -> float:
     """Expected calibration error of a result's predictions."""
-    predicted = predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), test)
-    return float(calibration_errors(predicted.probs, test[1])["ece"])
+    probs = probabilities(fed, unconstrained_draws(idata, fed.problem), test)
+    return float(calibration_errors(probs, test[1])["ece"])
+
+
+def probabilities(fed: pf.Federation, draws: Any, rows: tuple[Tensor, Tensor]) -> Tensor:
+    """Of the classes, (n, C), averaged over the draws."""
+    probs = predict_rows(fed.problem, draws, rows).probs
+    assert probs is not None  # a classifier has them
+    return probs
 
 
 def unlike(x: Tensor) -> Tensor:
@@ -150,10 +157,9 @@ def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[fl
     peak = resident("VmHWM") / 1e9
     found = pf.metrics.test_metrics(idata, fed, test)
     draws = unconstrained_draws(idata, fed.problem)
-    predicted = predict_rows(fed.problem, draws, test)
-    away = predict_rows(fed.problem, draws, (unlike(test[0]), test[1])).probs
+    away = probabilities(fed, draws, (unlike(test[0]), test[1]))
     entropy = float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
-    ece = float(calibration_errors(predicted.probs, test[1])["ece"])
+    ece = float(calibration_errors(probabilities(fed, draws, test), test[1])["ece"])
     sent = float(idata["federation"]["bytes_up"].sum()) / CLIENTS / 1e6
     return [found["accuracy"], found["log_predictive_density"], ece, seconds, sent, entropy, peak]
 

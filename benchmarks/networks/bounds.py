@@ -19,10 +19,9 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.networks.__main__ import DATA, federation, quiet, unlike
+from benchmarks.networks.__main__ import DATA, federation, probabilities, quiet, unlike
 from benchmarks.networks.calibration import HIDDEN
 from benchmarks.networks.cells import spread
-from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Antithetic pairs of draws for the bound.
@@ -49,7 +48,7 @@ def measured(algorithm: Any, data: str, seed: int) -> tuple[float, float, float]
     with quiet():
         idata = pf.run(algorithm, fed, seed=seed, progress=False, audit=False, log_likelihood=False)
     draws = torch.as_tensor(unconstrained_draws(idata, fed.problem)).float()
-    away = predict_rows(fed.problem, draws, (unlike(test[0]), test[1])).probs
+    away = probabilities(fed, draws, (unlike(test[0]), test[1]))
     density = float(pf.metrics.test_metrics(idata, fed, test)["log_predictive_density"])
     return bound(fed, draws), density, float(-(away * away.clamp_min(1e-30).log()).sum(-1).mean())
 

@@ -114,7 +114,7 @@ def data(kind: str, units: int, seed: int) -> tuple[pf.Federation, tuple[Tensor,
 def measured(algorithm: Any, kind: str, units: int, seed: int) -> tuple[float, float]:
     """Log density of a test row, minus infinity where there is none, and seconds."""
     fed, test = data(kind, units, seed)
-    options = {"graph": pf.graph.ring(CLIENTS)} if isinstance(algorithm, pf.P2PVI) else {}
+    options: dict[str, Any] = {"graph": pf.graph.ring(CLIENTS)} if isinstance(algorithm, pf.P2PVI) else {}
     began = time.process_time()
     try:
         with warnings.catch_warnings():

@@ -35,6 +35,7 @@ def accuracy(idata: Any, fed: pf.Federation, test: Any) -> float:
     """Of the averaged probabilities, of at most `DRAWS` draws."""
     draws = unconstrained_draws(idata, fed.problem)
     probs = predict_rows(fed.problem, draws[:: max(1, len(draws) // DRAWS)], test).probs
+    assert probs is not None  # a classifier has them
     return float((probs.argmax(-1) == test[1]).double().mean())
 
 
@@ -61,7 +62,7 @@ def seconds_until(name: str, data: str, hidden: int, seed: int, wanted: float) -
             raise Enough
         return {"accuracy": state["best"]}
 
-    options = {"progress": False, "seed": seed, "num_draws": DRAWS, "log_likelihood": False, **own}
+    options: dict[str, Any] = {"progress": False, "seed": seed, "num_draws": DRAWS, "log_likelihood": False, **own}
     with quiet():
         try:
             pf.run(make(), fed, evaluate=evaluate, **options)

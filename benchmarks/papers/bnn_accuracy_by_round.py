@@ -11,6 +11,7 @@ many steps, DSGLD with N chains, and FedAvg with L steps of SGD at 0.1. The Lang
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,13 +36,13 @@ def algorithms():
 
 def curves(clients, seeds, rounds):
     """Accuracy in % by round, (seed, round), by method."""
-    found = {name: [] for name in algorithms()}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in algorithms()}
     for seed in range(seeds):
         train, test = digits(seed, test_size=0.5)
         model = partial(bnn_classification.model, hidden=HIDDEN)
         fed = pf.Federation(model, train, plate="data", num_clients=clients, seed=seed)
         for name, algorithm in algorithms().items():
-            schedule = {} if name == "DSGLD" else {"schedule": pf.schedule.RoundRobin()}
+            schedule: dict[str, Any] = {} if name == "DSGLD" else {"schedule": pf.schedule.RoundRobin()}
             record = by_round(algorithm, fed, on_test(fed, test), rounds, seed=seed, audit=False, **schedule)
             found[name].append(100 * record["accuracy"].values)
     return {name: np.stack(runs) for name, runs in found.items()}

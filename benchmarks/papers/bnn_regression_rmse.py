@@ -24,6 +24,7 @@ import argparse
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -37,10 +38,10 @@ from pyro_fed.analysis.judging.metrics import test_metrics
 
 STEPS, SHOWN = 12_000, (1000, 3000, 6000, 12_000)
 NETWORK = {"num_particles": 20, "batch_size": 100}
-PUBLISHED = {**NETWORK, "step_size": 0.001, "fudge": 1e-6, "local_steps": 200}
-ACCURATE = {**NETWORK, "step_size": 0.01, "local_steps": 20}
-DEFAULT = {**NETWORK, "local_steps": 20}
-LONGER = {"local_steps": 200}  # a round on the pooled data is a look at the discrepancy, no more
+PUBLISHED: dict[str, Any] = {**NETWORK, "step_size": 0.001, "fudge": 1e-6, "local_steps": 200}
+ACCURATE: dict[str, Any] = {**NETWORK, "step_size": 0.01, "local_steps": 20}
+DEFAULT: dict[str, Any] = {**NETWORK, "local_steps": 20}
+LONGER: dict[str, Any] = {"local_steps": 200}  # a round on the pooled data is a look at the discrepancy, no more
 #: Algorithm, and the one on the pooled data that it is compared with.
 METHODS = {
     "SVGD, published": (pf.PaperSVGD(**PUBLISHED), "SVGD, published"),
@@ -110,7 +111,7 @@ def main():
     steps = "".join(f"{f'step {step}':>10}" for step in SHOWN)
     print(f"{'data':<12}{'K':>4}  {'method':<18}{steps}{'ratio':>9}{'s':>8}")
     for row, name in zip(axes, names, strict=True):
-        pooled = {}
+        pooled: dict[str, Any] = {}
         for axis, clients in zip(row, counts, strict=True):
             panel(axis, name, clients, options.seeds, pooled)
     axes[0, 0].legend()

@@ -28,6 +28,7 @@ import argparse
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -42,7 +43,7 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 HIDDEN, PARTICLES = (20, 50, 100), (2, 5, 10, 20)
 ROUNDS, STEPS = 10, 200
-TABLE_3 = {"step_size": 0.001, "momentum": 0.9, "fudge": 1e-6, "local_steps": STEPS}
+TABLE_3: dict[str, Any] = {"step_size": 0.001, "momentum": 0.9, "fudge": 1e-6, "local_steps": STEPS}
 METHODS = {
     "FedAvg": lambda n: pf.FedAvg(chain_steps=STEPS, step_size=0.1, momentum=0.0),
     "SVGD (pooled)": lambda n: pf.PaperSVGD(num_particles=n, batch_size=100, **TABLE_3),

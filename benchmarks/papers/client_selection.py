@@ -34,6 +34,7 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -65,11 +66,14 @@ def problem(name, clients, seed, hidden=20):
     """Federation, test data and the settings of the algorithm."""
     if name == "digits":
         train, test = classification_data.digits(seed, classes=9)
-        model, partition, settings = partial(network, hidden=hidden), pf.partition.LabelShards(3, by=train[1]), NETWORK
+        model: Any = partial(network, hidden=hidden)
+        partition: pf.partition.Partition = pf.partition.LabelShards(3, by=train[1])
+        settings = NETWORK
         dealt = 0  # the same three classes and as many rows for all seeds, so that compiled steps keep their shapes
     else:
         train, test = getattr(classification_data, name)(seed)
-        model, partition, settings = logistic_regression.model, pf.partition.MajorityShare(0.9, by=train[1]), LOGISTIC
+        model = logistic_regression.model
+        partition, settings = pf.partition.MajorityShare(0.9, by=train[1]), LOGISTIC
         dealt = seed
     fed = pf.Federation(model, train, plate="data", num_clients=clients, partition=partition, seed=dealt)
     return fed, test, settings
@@ -80,7 +84,7 @@ def run(scheme, name, clients, rounds, seed, hidden=20):
     fed, test, settings = problem(name, clients, seed, hidden)
     parallel = SCHEMES[scheme] is None
     # With the floor of the authors' code under the KDEs all sites of a network fade, and its weights shrink to zero.
-    pdsvgd = {**settings, "server_steps": 10, "kde_floor": 0.0}
+    pdsvgd: dict[str, Any] = {**settings, "server_steps": 10, "kde_floor": 0.0}
     algorithm = pf.PaperParallelDSVGD(**pdsvgd) if parallel else pf.PaperDSVGD(**settings)
     record = by_round(algorithm, fed, on_test(fed, test), rounds, schedule=SCHEMES[scheme], seed=seed)
     traffic = float(record["bytes_up"].sum() + record["bytes_down"].sum()) / 1e3 / clients
@@ -90,7 +94,7 @@ def run(scheme, name, clients, rounds, seed, hidden=20):
 def report(title, accuracy, density, traffic, out):
     """Print the tables and save the figure."""
     count = accuracy["random"].shape[1]
-    rounds = np.arange(1, count + 1)
+    rounds = range(1, count + 1)
     halves = {f"1 to {count // 2}": slice(count // 2), f"{count // 2 + 1} to {count}": slice(count // 2, None)}
     columns = at_rounds(rounds, [max(1, count // 10), count // 2, count]) | halves
     print_table(f"{title}: accuracy in %, the others' less that of random (paired)", accuracy, columns, "random")
@@ -118,7 +122,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=20, help="units of the network on the digits")
     parser.add_argument("--out", type=Path, default=Path("out/client_selection.png"))
     options = parser.parse_args()
-    found = {name: [] for name in SCHEMES}
+    found: dict[str, list[Any]] = {name: [] for name in SCHEMES}
     began = time.perf_counter()
     for seed in range(options.seeds):
         for name, runs in found.items():

@@ -196,7 +196,7 @@ def table(results: dict[str, Figures]) -> None:
             for of in results.values()
         ]
         print(f"{shown:5} " + "".join(f"{cell:>18}" for cell in cells))
-    goal, error = (part[-LAST:].mean() for part in (results["FedAvg"].accuracy, results["FedAvg"].ece))
+    goal, error = (float(part[-LAST:].mean()) for part in (results["FedAvg"].accuracy, results["FedAvg"].ece))
     for name, of in results.items():
         print(
             f"{name:6}: last {LAST} rounds: accuracy {of.accuracy[-LAST:].mean():.4f}, "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -33,7 +34,7 @@ def ellipse(axes: Axes, mean: Tensor, covariance: Tensor, **style: object) -> No
     values, vectors = np.linalg.eigh(covariance.numpy())
     angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
     width, height = 4 * np.sqrt(values[::-1])
-    axes.add_patch(Ellipse(mean.numpy(), width, height, angle=angle, fill=False, **style))
+    axes.add_patch(Ellipse((float(mean[0]), float(mean[1])), width, height, angle=angle, fill=False, **style))
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
         shard=("covariances", "means"),
         partition=pf.partition.Explicit([[0], [1]]),
     )
-    family = {"covariance": "diag", "start": "prior", "num_points": 2}
+    family: dict[str, Any] = {"covariance": "diag", "start": "prior", "num_points": 2}
     exact = true_mean(MEANS.unsqueeze(1), COVARIANCES.unsqueeze(1))[0]
     points = {
         "FedAvg": MEANS.mean(0),

@@ -66,6 +66,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from typing import Any
 
 import numpy as np
 import pyro
@@ -154,10 +155,10 @@ def end_of_visits(fed, algorithm, rounds):
     """Positions (chain, visit, D) at the ends of visits, and whose they were (chain, visit)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the short runs of this comparison have not converged
-        options = {"num_draws": rounds, "progress": False, "log_likelihood": False, "audit": False}
+        options: dict[str, Any] = {"num_draws": rounds, "progress": False, "log_likelihood": False, "audit": False}
         idata = pf.run(algorithm, fed, num_rounds=rounds, seed=0, **options)
     draws = unconstrained_draws(idata, fed.problem).reshape(algorithm.num_chains, -1, fed.problem.dim)
-    return draws.numpy(), idata.sample_stats["client"].values.astype(int)
+    return draws.numpy(), idata["sample_stats"]["client"].values.astype(int)
 
 
 def at_ends_of_visits(fed, test, algorithm, rounds):

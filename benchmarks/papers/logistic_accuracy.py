@@ -31,6 +31,7 @@ the floor under the KDEs (`kde_floor=0`) it takes longer (two splits of twonorm:
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -42,7 +43,7 @@ from benchmarks.helpers.curves import at_rounds, by_round, on_test, plot_curves,
 from models import logistic_regression
 
 LOCAL_STEPS = 200
-LANGEVIN = {
+LANGEVIN: dict[str, Any] = {
     "surrogates": None,
     "precondition": False,
     "control_variate": False,
@@ -57,8 +58,8 @@ LANGEVIN = {
 def methods(particles, batch_size, local_steps=LOCAL_STEPS):
     """The figures' algorithms, with as many particles or chains."""
     shared = {"batch_size": batch_size, "local_steps": local_steps}
-    stein = {"num_particles": particles, "step_size": 0.05, "momentum": 0.9, "fudge": 1e-9, **shared}
-    chains = {"num_chains": particles, **shared, **LANGEVIN}
+    stein: dict[str, Any] = {"num_particles": particles, "step_size": 0.05, "momentum": 0.9, "fudge": 1e-9, **shared}
+    chains: dict[str, Any] = {"num_chains": particles, **shared, **LANGEVIN}
     return {
         "DSVGD": pf.PaperDSVGD(**stein),
         "U-DSVGD": pf.UDSVGD(**stein),
@@ -81,7 +82,7 @@ def federation(name, num_clients, seed, skewed=False):
     """The data among the clients, and the test rows."""
     load = logistic_regression.load_data if name == "breast cancer" else getattr(classification_data, name)
     train, test = load(seed)
-    how = {"partition": pf.partition.MajorityShare(0.8, by=train[1])} if skewed else {}
+    how: dict[str, Any] = {"partition": pf.partition.MajorityShare(0.8, by=train[1])} if skewed else {}
     return pf.Federation(
         logistic_regression.model, train, plate="data", num_clients=num_clients, seed=seed, **how
     ), test
@@ -92,7 +93,7 @@ def curves(
 ):
     """Accuracy in per cent, or log-likelihood, over (seed, round), by method; `OWN_END` have their end in all."""
     batch_size = 100 if name == "kin8nm" else 10  # Table 2's for Covertype, and for the others
-    found = {method: [] for method in chosen}
+    found: dict[str, list[np.ndarray]] = {method: [] for method in chosen}
     for seed in range(seeds):
         fed, test = federation(name, num_clients, seed, skewed)
         for method, runs in found.items():

@@ -19,6 +19,7 @@ should.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -32,7 +33,7 @@ ROUNDS, SHOWN, STEPS = 10, (1, 2, 3, 4, 5, 10), (10, 30, 100, 200)
 
 def methods(steps, width):
     """The algorithms of the figures."""
-    stein = {"num_particles": 200, "local_steps": steps}
+    stein: dict[str, Any] = {"num_particles": 200, "local_steps": steps}
     return {
         "DSVGD, published": pf.PaperDSVGD(**stein, distill_steps=steps, kde_bandwidth=width),
         "U-DSVGD": pf.UDSVGD(**stein, kde_bandwidth=width),
@@ -46,13 +47,13 @@ def run(target, name, steps, rounds=ROUNDS):
     """KL by round, and the last estimate."""
     rows = torch.tensor([0.0, 1.0], dtype=torch.float64)
     fed = pf.Federation(target.model, (rows,), plate="data", partition=pf.partition.Explicit([[0], [1]]))
-    last = []
+    last: list[Any] = []
 
     def evaluate(idata):
         last[:] = [target.estimate(idata, gaussian=name == "PVI")]
         return {"kl": target.kl(last[0])}
 
-    settings = {"schedule": pf.schedule.RoundRobin(), "num_draws": 20_000, "compile": "trace"}
+    settings: dict[str, Any] = {"schedule": pf.schedule.RoundRobin(), "num_draws": 20_000, "compile": "trace"}
     record = by_round(methods(steps, target.width)[name], fed, evaluate, rounds, **settings)
     return record["kl"].dropna("round").values, last[0]
 

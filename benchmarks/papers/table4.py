@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyro
@@ -29,7 +30,7 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 FLAT_SD = 1e4
-FAMILY = {"covariance": "diag", "start": "prior", "num_points": 2}
+FAMILY: dict[str, Any] = {"covariance": "diag", "start": "prior", "num_points": 2}
 #: Eq. 3 as published.
 MOMENTS = "FedEP, KL(tilted ‖ q)"
 #: Algorithms, and their rounds; None takes as many as they need, up to their default.
@@ -96,7 +97,9 @@ def gaussian_answer(algorithm: Algorithm, fed: pf.Federation, **options) -> tupl
     """The exact mean and variances of the final q: draws alone would only show them to within noise."""
     seen: list[Tensor] = []
 
-    class Recorded(type(algorithm)):
+    base: Any = type(algorithm)
+
+    class Recorded(base):  # type: ignore[misc]  # a class that is known when it runs
         def sample(self, shared, num_draws, generator):
             seen[:] = gaussian(shared).moments()
             return super().sample(shared, num_draws, generator)

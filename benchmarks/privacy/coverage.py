@@ -29,6 +29,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime.ending import finish
+from pyro_fed.runtime.ending.privacy_noise import with_noise
 
 CLIENTS, ROWS, DIM, DELTA = 200, 25, 3, 1e-5
 EPSILONS = (1.0, 3.0, 10.0)
@@ -109,7 +110,6 @@ def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarra
         plain.append(draws.flatten(0, 1).numpy())
         return with_noise(algorithm, context, shared, draws, num_draws)
 
-    with_noise = finish.with_noise
     try:
         with mock.patch.object(finish, "with_noise", keep):
             idata = pf.run(algorithm, fed, combination=private, num_rounds=rounds, progress=False, compile="off")
@@ -117,7 +117,7 @@ def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarra
         return None
     mean, exact = posterior(model, x, y)
     found = []
-    for draws in (idata.posterior["w"].values.reshape(-1, DIM), plain[0]):
+    for draws in (idata["posterior"]["w"].values.reshape(-1, DIM), plain[0]):
         low, high = np.quantile(draws, INTERVAL, axis=0)
         found += [(low < truth.numpy()) & (truth.numpy() < high), draws.std(0) / exact]
     return *found, np.abs(plain[0].mean(0) - mean) / exact
@@ -142,7 +142,7 @@ def chain_trial(name: str, unit: str, noise: float, seed: int) -> tuple[np.ndarr
     )
     private: Any = pf.Private(norm=norm, noise_multiplier=noise, delta=DELTA, unit=unit)  # type: ignore[arg-type]
     idata = pf.run(algorithm, fed, combination=private, num_rounds=CHAIN_ROUNDS, progress=False, compile="trace")
-    draws = idata.posterior["w"].values.reshape(-1, DIM)
+    draws = idata["posterior"]["w"].values.reshape(-1, DIM)
     mean, exact = posterior(model, x, y)
     low, high = np.quantile(draws, INTERVAL, axis=0)
     inside = (low < truth.numpy()) & (truth.numpy() < high)

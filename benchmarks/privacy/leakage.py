@@ -219,9 +219,9 @@ def main(families: dict[str, Any] = FAMILIES, sizes: tuple[int, ...] = ROWS) -> 
         kinds: list[tuple[str, float | None]] = [(name, None)]
         if algorithm.additive and not algorithm.needs_all:
             chain = isinstance(algorithm, pf.SummedLangevin)
-            for noise in (NOISE_OF_CHAIN,) if chain else NOISE:
-                epsilon = pf.Private(norm=1.0, noise_multiplier=noise).epsilon(1)
-                kinds.append((f"  with pf.Private, ε = {epsilon:.2g} a round", noise))
+            for multiplier in (NOISE_OF_CHAIN,) if chain else NOISE:
+                epsilon = pf.Private(norm=1.0, noise_multiplier=multiplier).epsilon(1)
+                kinds.append((f"  with pf.Private, ε = {epsilon:.2g} a round", multiplier))
         for label, noise in kinds:
             table[label if noise is None else f"{name}{label}"] = row = [cell(algorithm, n, noise) for n in sizes]
             print(f"{label:48s}" + "".join(f"{share:10.2f}" for share in row), flush=True)

@@ -63,8 +63,8 @@ def replicate(fed: pf.Federation, cell: Cell, number: int) -> list[dict[str, Any
     truth, args = SETUPS[model].data(number, skew)
     began = time.perf_counter()
     algorithm = ALGORITHMS[label][0]()
-    options = {"graph": pf.graph.ring(CLIENTS)} if label == "P2PVI" else {}
-    quiet = {"progress": False, "log_likelihood": False, "collect_local": False}
+    options: dict[str, Any] = {"graph": pf.graph.ring(CLIENTS)} if label == "P2PVI" else {}
+    quiet: dict[str, Any] = {"progress": False, "log_likelihood": False, "collect_local": False}
     rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the column `doubted` says that there was one

@@ -25,6 +25,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 WITHIN = 1.05
 SAME = 1e-9  # relative difference of two sums of draws
@@ -55,7 +56,7 @@ def prepare(case):
     import pyro_fed as pf
 
     fed = federation()
-    algorithm, options = {
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
         # 8,000 steps of 6 particles on minibatches of 10, and nothing beside them.
         "DSVGD step": (
             pf.PaperDSVGD(num_particles=6, local_steps=400, distill_steps=400, batch_size=10),
@@ -64,7 +65,8 @@ def prepare(case):
         "DSVGD": (pf.DSVGD(), {"compile": "trace"}),
         "FedEP": (pf.FedEP(), {"compile": "trace"}),
         "FSGLD": (pf.FSGLD(), {"num_rounds": 10, "compile": "trace"}),
-    }[case]
+    }
+    algorithm, options = cases[case]
     return lambda: pf.run(algorithm, fed, progress=False, log_likelihood=False, **options)
 
 
@@ -96,34 +98,36 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
         # -P: this file's folder stays out of the search for modules.
         command = [sys.executable, "-P", str(Path(__file__).resolve()), "--work"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self.process = subprocess.Popen(command, env=environment, cwd=tree, **pipes)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.tree, self.process = tree, subprocess.Popen(command, env=environment, cwd=tree, **pipes)
+        assert self.process.stdin is not None and self.process.stdout is not None  # both are pipes
+        self.into, self.out = self.process.stdin, self.process.stdout
         imported = self.line()
         if Path(imported) != tree:
             raise SystemExit(f"expected pyro_fed of {tree}, Python imports that of {imported}")
 
     def line(self):
         """What the process prints next."""
-        line = self.process.stdout.readline()
+        line = self.out.readline()
         if not line:
-            raise SystemExit(f"a run under {self.process.args} stopped with status {self.process.wait()}")
+            raise SystemExit(f"a run under {self.tree} stopped with status {self.process.wait()}")
         return line.strip()
 
     def run(self, case):
         """Processor seconds and sum of the draws of one run."""
-        print(case, file=self.process.stdin, flush=True)
+        print(case, file=self.into, flush=True)
         return [float(part) for part in self.line().split()]
 
     def close(self):
         """End the process."""
-        self.process.stdin.close()
+        self.into.close()
         self.process.wait()
 
 
 def pair(trees, cases, repeats, swap):
     """By case, of each tree: seconds of the first run and the fastest later one, and the sum of the draws."""
     workers = [Worker(tree) for tree in trees]
-    found = {case: ([], []) for case in cases}
+    found: dict[str, tuple[list[Any], list[Any]]] = {case: ([], []) for case in cases}
     for repeat in range(1 + repeats):
         for case in cases:
             for place in (0, 1) if repeat % 2 == swap else (1, 0):

@@ -11,6 +11,8 @@ SDs: few rows a client are what consensus is wrong for.
 import argparse
 import time
 import warnings
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,27 +37,26 @@ def rows(clients):
 
 def figures(fed):
     """Seconds, leapfrog calls and steps, and the error."""
-    calls, made, inner = [], [], lanes.Walk.step
+    calls: list[int] = []
+    made: list[int] = []
+    inner = lanes.Walk.step
 
     def step(self, *given):
         calls.append(1)
         made.append(int((self.done < self.how.warmup_steps + self.how.num_samples).sum()))
         inner(self, *given)
 
-    lanes.Walk.step = step
     began = time.process_time()
-    quiet = {"progress": False, "audit": False, "log_likelihood": False, "seed": 0}
-    try:
+    quiet: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "seed": 0}
+    with mock.patch.object(lanes.Walk, "step", step):
         found = pf.run(pf.ConsensusMC(), fed, **quiet)
-    finally:
-        lanes.Walk.step = inner
     seconds = time.process_time() - began
     usual = pf.run(pf.FedEP(), fed, **quiet)
+    mine, theirs, over = found["posterior"], usual["posterior"], ("chain", "draw")
     off = [
-        np.abs(found.posterior[name].mean(("chain", "draw")) - usual.posterior[name].mean(("chain", "draw")))
-        / usual.posterior[name].std(("chain", "draw"))
-        for name in usual.posterior.data_vars
-        if usual.posterior[name].dims[2:] != ("hospital",) and name in found.posterior
+        np.abs(mine[name].mean(over) - theirs[name].mean(over)) / theirs[name].std(over)
+        for name in theirs.data_vars
+        if theirs[name].dims[2:] != ("hospital",) and name in mine
     ]
     return seconds, sum(calls), sum(made), max(float(value.max()) for value in off)
 

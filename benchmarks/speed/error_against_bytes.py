@@ -16,6 +16,7 @@ import json
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,7 +107,7 @@ def measure(name, recipe_name):
 
 def labelled(axis, ends):
     """Names at the ends of lines, together where ends of a family are near one another."""
-    groups = []
+    groups: list[list[tuple[Any, ...]]] = []
     for name, colour, at, error in sorted(ends, key=lambda end: (end[3], end[2])):
         for group in groups:
             apart = abs(np.log10(at / group[0][2])), abs(np.log10(error / group[0][3]))
@@ -126,6 +127,7 @@ def labelled(axis, ends):
 def draw(found, path):
     """The figure."""
     import matplotlib as mpl
+    from matplotlib.lines import Line2D
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -148,7 +150,7 @@ def draw(found, path):
         axis.set(xscale="log", yscale="log", title=TITLES[name], xlabel="bytes sent by ten clients")
         axis.set(ylim=(0.015, 60), xlim=(first / 3, 20 * max(end[2] for end in ends)))
     axes[0].set_ylabel("largest error of a mean (SDs) or of a log SD")
-    lines = [plt.Line2D([], [], color=colour, label=family) for family, colour in COLOURS.items()]
+    lines = [Line2D([], [], color=colour, label=family) for family, colour in COLOURS.items()]
     figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=8)
     figure.savefig(path, dpi=150)
 

@@ -15,6 +15,7 @@ import resource
 import time
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyro
@@ -75,7 +76,13 @@ def rate(algorithm: Algorithm, num_clients: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    settings = {"covariance": "diag", "start": "prior", "curvature": "fisher", "num_points": 2, "full_dim": 40}
+    settings: dict[str, Any] = {
+        "covariance": "diag",
+        "start": "prior",
+        "curvature": "fisher",
+        "num_points": 2,
+        "full_dim": 40,
+    }
     for algorithm, clients in ((pf.FedSEP(**settings), 100_000), (pf.FedEP(**settings), 10_000)):
         updates, seconds = rate(algorithm, clients)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -13,7 +13,7 @@ import warnings
 import pyro
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
-from pyro.optim import Adam
+from pyro.optim import Adam  # type: ignore[attr-defined]  # it is made when it is asked for
 
 import pyro_fed as pf
 from models import linear_regression

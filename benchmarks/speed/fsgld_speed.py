@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pyro
 import torch
@@ -18,11 +19,12 @@ from pyro import poutine
 
 import pyro_fed as pf
 from models import logistic_regression
+from pyro_fed.algorithm.states import select
 from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.runtime.executors.base import Work, select
+from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 
-PAPER = {
+PAPER: dict[str, Any] = {
     "precondition": False,
     "control_variate": False,
     "midpoint": False,
@@ -79,7 +81,7 @@ def eager_seconds_a_step(fed, steps=300):
         conditioned = poutine.condition(logistic_regression.model, {"xi": xi, "w": w})
         scaled = poutine.scale(conditioned, len(x) / 10)
         density = poutine.trace(scaled).get_trace(x[picks], y[picks]).log_prob_sum()
-        (score,) = torch.autograd.grad(density, free)
+        (score,) = torch.autograd.grad(torch.as_tensor(density), free)
         z = z + 0.5e-4 * score + 1e-2 * torch.randn(len(z), generator=generator)
     return (time.process_time() - began) / steps
 
@@ -89,12 +91,12 @@ def main():
     warnings.simplefilter("ignore")
     fed = federation(10, 45)
     eager = eager_seconds_a_step(fed)
-    paper = {"surrogates": given(fed), "trust": None, **PAPER}
+    paper: dict[str, Any] = {"surrogates": given(fed), "trust": None, **PAPER}
     one, many = (seconds_a_step(pf.FSGLD(**paper, num_chains=n), fed) for n in (1, 64))
     without = seconds_a_step(pf.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
     wide = federation(10_000, 2)
     large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, trust=None, **PAPER), wide)
-    default = PAPER | {"precondition": True, "control_variate": True, "midpoint": True}
+    default: dict[str, Any] = PAPER | {"precondition": True, "control_variate": True, "midpoint": True}
     full = seconds_a_step(pf.FSGLD(surrogates=given(fed), num_chains=1, **default), fed)
     print(f"eager loop        {1 / eager:9.0f} updates/s")
     print(f"FSGLD, 1 chain    {1 / one:9.0f} updates/s, {eager / one:.1f} times the eager loop")

@@ -72,7 +72,12 @@ def seconds(*functions: Callable[[], object], calls: int) -> list[float]:
 
 def model_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
     """Score of all particles, by the Pyro model."""
-    return problem.vmap(grad(lambda one: problem.log_joint(one, batch)))(z)
+
+    def log_joint(one: Tensor) -> Tensor:
+        return problem.log_joint(one, batch)
+
+    found: Tensor = problem.vmap(grad(log_joint))(z)
+    return found
 
 
 def gradients(rows: int, columns: int, particles: int) -> None:
@@ -88,7 +93,7 @@ def gradients(rows: int, columns: int, particles: int) -> None:
         hand = treat(by_hand)
         batch = Batch((x, y), weight)
         torch.testing.assert_close(layer(z[None], batch)[0], hand(z), rtol=2e-3, atol=2e-3)
-        mine, theirs = seconds(lambda f=layer, b=batch: f(z[None], b), lambda f=hand: f(z), calls=20)
+        mine, theirs = seconds(partial(layer, z[None], batch), partial(hand, z), calls=20)
         print(
             f"gradient, {rows} x {columns}, {particles} particles, {level}: {1e3 * mine:.3f} ms, by hand "
             f"{1e3 * theirs:.3f} ms, ratio {mine / theirs:.2f} (at most 1.3)"

@@ -35,9 +35,9 @@ def one(algorithm: str, patients: int) -> dict[str, float]:
     found = pf.run(getattr(pf, algorithm)(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    draws = {name: found.posterior[name].values for name in ("mu", "tau")}
+    draws = {name: found["posterior"][name].values for name in ("mu", "tau")}
     figures = {f"{name} {kind}": float(getattr(x, kind)()) for name, x in draws.items() for kind in ("mean", "std")}
-    return {"seconds": seconds, "gigabytes": peak, "rounds": float(found.federation.sizes["round"]), **figures}
+    return {"seconds": seconds, "gigabytes": peak, "rounds": float(found["federation"].sizes["round"]), **figures}
 
 
 def main() -> None:

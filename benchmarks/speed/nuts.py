@@ -9,6 +9,7 @@ differ, in units of the Monte Carlo error.
 
 import argparse
 import time
+from typing import Any
 
 import arviz as az
 import numpy as np
@@ -48,7 +49,7 @@ def by_pyro_fed(data, seed, samples, warmup):
     fed = pf.Federation(model, data, plate="data", num_clients=1)
     algorithm = pf.NUTS(num_samples=samples, warmup_steps=warmup, num_chains=1)
     idata = pf.run(algorithm, fed, seed=seed, progress=False)
-    return idata.posterior["w"].values[0], time.process_time() - began
+    return idata["posterior"]["w"].values[0], time.process_time() - began
 
 
 def main():
@@ -58,7 +59,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = load()
-    runs = {"Pyro": [], "Pyro, JIT": [], "pyro_fed": []}
+    runs: dict[str, list[Any]] = {"Pyro": [], "Pyro, JIT": [], "pyro_fed": []}
     for seed in range(options.seeds):
         size = (options.samples, options.samples)
         runs["pyro_fed"].append(by_pyro_fed(data, seed, *size))

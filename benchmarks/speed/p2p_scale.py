@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -47,7 +48,7 @@ def seconds(fed: pf.Federation, graph: pf.graph.Graph, rounds: int) -> float:
 def consensus_rate(graph: pf.graph.Graph, steps: int = 50) -> float:
     """Consensus steps a second on natural parameters (A, 2 D)."""
     values = torch.randn(AGENTS, 2 * PARAMETERS, dtype=torch.float64)
-    weights = graph.weights(0, None)
+    weights = graph.weights(0, np.random.default_rng(0))
     began = time.perf_counter()
     for _ in range(steps):
         values = mix(weights, values)
@@ -56,7 +57,7 @@ def consensus_rate(graph: pf.graph.Graph, steps: int = 50) -> float:
 
 def main(rounds: int = 10) -> dict[str, float]:
     graph = pf.graph.random_regular(AGENTS, DEGREE)
-    weights = graph.weights(0, None)
+    weights = graph.weights(0, np.random.default_rng(0))
     held = weights.data.nbytes + weights.indices.nbytes + weights.indptr.nbytes
     found = {"consensus steps a second": consensus_rate(graph), "bytes of W an edge": held / weights.nnz}
     y = torch.randn(AGENTS, PARAMETERS, dtype=torch.float64)

@@ -9,6 +9,7 @@ a second; with a step that does next to nothing a client's message takes under 5
 import argparse
 import time
 import warnings
+from typing import Any
 
 import torch
 
@@ -36,9 +37,9 @@ def seconds_a_round(executor, algorithm, fed, rounds):
     """Of the rounds after the first, which loads and compiles: the fastest."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        options = {"schedule": All(), "log_likelihood": False, "progress": False, "compile": "trace"}
+        options: dict[str, Any] = {"schedule": All(), "log_likelihood": False, "progress": False, "compile": "trace"}
         result = pf.run(algorithm, fed, num_rounds=rounds + 1, executor=executor, **options)
-    each = result.federation["seconds"].values
+    each = result["federation"]["seconds"].values
     return float(each[1:].sum(1).min())
 
 

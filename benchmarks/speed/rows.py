@@ -16,8 +16,9 @@ import subprocess
 import sys
 import time
 import warnings
+from typing import Any
 
-CASES = {  # model, rows, covariates, clients, and the algorithm where it is not FedEP
+CASES: dict[str, tuple[Any, ...]] = {  # model, rows, covariates, clients, and the algorithm where it is not FedEP
     "logistic 1,000 x 50": ("logistic", 1_000, 50, 1),
     "logistic 10,000 x 50": ("logistic", 10_000, 50, 1),
     "logistic 10,000 x 50, 10 clients": ("logistic", 10_000, 50, 10),
@@ -146,7 +147,7 @@ def work(case, audit, profile):
     kind, rows, covariates, clients, *named = CASES[case]
     algorithm = getattr(pf, named[0] if named else "FedEP")()
     model = models()[kind][0]
-    options = {"graph": pf.graph.ring(clients)} if named == ["P2PVI"] else {}
+    options: dict[str, Any] = {"graph": pf.graph.ring(clients)} if named == ["P2PVI"] else {}
     seconds, rounds, size = [], 0, 0
     for seed in (1, 2):
         arguments = data(kind, rows, covariates, seed)
@@ -159,7 +160,7 @@ def work(case, audit, profile):
         made = time.process_time() - began
         idata = pf.run(algorithm, fed, progress=False, log_likelihood=False, audit=audit, **options)
         seconds.append(time.process_time() - began)
-        rounds = len(idata.federation["round"])
+        rounds = len(idata["federation"]["round"])
         if watch:
             watch.disable()
             pstats.Stats(watch).sort_stats("tottime").print_stats(25)

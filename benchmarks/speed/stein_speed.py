@@ -14,6 +14,7 @@ Whitening and the other clients' sites are dense for the regression, diagonal fo
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import relu
@@ -103,7 +104,7 @@ def main():
         ("network", partial(bnn_regression.model, hidden=50), 8, False),
     ):
         fed, noise = problem_of(model, columns), minibatches(100)
-        settings = {"num_particles": PARTICLES, "batch_size": 100, "local_steps": STEPS}
+        settings: dict[str, Any] = {"num_particles": PARTICLES, "batch_size": 100, "local_steps": STEPS}
         paper = published(pf.PaperDSVGD(**settings), fed, noise)
         mine = accurate(pf.DSVGD(**settings), fed, noise, dense)
         a, b = (1e3 * t / STEPS for t in seconds(mine, paper, calls=1))

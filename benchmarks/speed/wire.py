@@ -11,6 +11,7 @@ disagreement; whole matrices would take twice as many bytes besides.
 import argparse
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,14 +57,14 @@ def main():
     else:
         fed = sorted_clients()
     graphs = {"ring": pf.graph.ring(10), "random graph": pf.graph.erdos_renyi(10, 0.4, seed=1)}
-    cases = [("FedEP, with a server", pf.FedEP(), None)]
-    for name, graph in graphs.items():
-        cases += [(f"{name}, plain", pf.P2PVI(), PlainGraph(graph.matrix, name)), (name, pf.P2PVI(), graph)]
+    cases: list[tuple[str, Any, pf.graph.Graph | None]] = [("FedEP, with a server", pf.FedEP(), None)]
+    for name, linked in graphs.items():
+        cases += [(f"{name}, plain", pf.P2PVI(), PlainGraph(linked.matrix, name)), (name, pf.P2PVI(), linked)]
     print("| | MB sent | rounds | seconds | means, SD | log SDs |\n| --- | --- | --- | --- | --- | --- |")
     for name, algorithm, graph in cases:
         began = time.process_time()
-        quiet = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 20_000}
-        idata = pf.run(algorithm, fed, seed=0, **quiet, **({} if graph is None else {"graph": graph}))
+        quiet: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 20_000}
+        idata = pf.run(algorithm, fed, seed=0, graph=graph, **quiet)
         seconds, group = time.process_time() - began, idata["federation"]
         found, away = moments(idata), ("", "")
         if graph is not None and name.endswith("plain"):

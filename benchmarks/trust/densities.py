@@ -68,7 +68,8 @@ def coordinates(model: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, C
     start = 0
     with in_double(), ZeroWhereImproper():
         trace = poutine.trace(model).get_trace(*double(args))
-    for name, site in trace.nodes.items():
+    sites: dict[str, Any] = trace.nodes
+    for name, site in sites.items():
         if site["type"] != "sample" or site["is_observed"] or type(site["fn"]).__name__ == "_Subsample":
             continue
         if any(frame.name == "data" for frame in site["cond_indep_stack"]) or site["fn"].has_enumerate_support:
@@ -95,12 +96,13 @@ def log_density(model: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[T
         with in_double():
             trace = poutine.trace(poutine.condition(model, data=values)).get_trace(*args)
             trace.compute_log_prob()
-        for name, site in trace.nodes.items():
-            if site["type"] != "sample" or type(site["fn"]).__name__ == "_Subsample":
+        nodes: dict[str, Any] = trace.nodes
+        for name, node in nodes.items():
+            if node["type"] != "sample" or type(node["fn"]).__name__ == "_Subsample":
                 continue
-            if not site["is_observed"]:
+            if not node["is_observed"]:
                 raise ValueError(f"site '{name}' has no value: give the reference a model without it")
-            total = total + site["log_prob"].sum()
+            total = total + node["log_prob"].sum()
         return total
 
     return density

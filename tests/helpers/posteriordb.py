@@ -49,6 +49,7 @@ class Case:
 
     def args(self) -> tuple[Tensor, ...]:
         """The model's arguments in float64."""
+        assert FOLDER is not None, "set PYRO_FED_DATA"
         return self.posterior.args(FOLDER)
 
     def federation(self, num_clients: int = 5, sort: bool = False, seed: int = 0) -> pf.Federation:
@@ -59,6 +60,7 @@ class Case:
 
     def reference(self) -> dict[str, np.ndarray]:
         """Reference draws by site name, each (chain, draw, *site shape)."""
+        assert FOLDER is not None, "set PYRO_FED_DATA"
         return self.posterior.reference(FOLDER)
 
     def moments(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
