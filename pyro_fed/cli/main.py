@@ -142,6 +142,8 @@ def run(
     from pyro_fed.recipes.values import parse_assignment
     from pyro_fed.results.saving import check_savable
 
+    if resume and checkpoint is None:
+        raise _InputError("--resume needs --checkpoint DIR, the folder with the state of the run that is to go on")
     if report is not None:
         page.check_report(report)
     chosen = recipe.load(recipe_name)
@@ -201,7 +203,7 @@ def _run_block(
     lines = [
         terminal.field("model", f"{Path(str(module.__file__)).stem}: {library.first_line(module.__doc__)}"),
         terminal.field("recipe", f"{chosen.name}: {chosen.description}"),
-        terminal.field("settings", ", ".join(f"{k}={v}" for k, v in recipe.flat_settings(algorithm).items())),
+        terminal.field("settings", recipe.changed_settings(algorithm)),
         terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
     return "\n".join([terminal.heading("Run"), *lines])

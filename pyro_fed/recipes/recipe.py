@@ -267,6 +267,20 @@ def flat_settings(owner: Any) -> dict[str, str]:
     return flat
 
 
+def changed_settings(owner: Any) -> str:
+    """The settings that are not their class's defaults, in a line; all of them where a class has settings to be given.
+
+    Args:
+        owner: an algorithm.
+    """
+    needed = [one for one in dataclasses.fields(owner) if one.default is one.default_factory is dataclasses.MISSING]
+    usual = {} if needed else flat_settings(type(owner)())
+    changed = [f"{name}={text}" for name, text in flat_settings(owner).items() if usual.get(name) != text]
+    if not changed:
+        return "all at their defaults"
+    return ", ".join(changed) + ("; the others at their defaults" if usual else "")
+
+
 def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, of: str = "") -> dict[str, Any]:
     checked = {}
     for key, value in given.items():

@@ -129,6 +129,7 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
         ),
         (["run", "logistic_regression", "dsvgd", "--clients", "100000"], ["100000"]),
         (["run", "logistic_regression", "dsvgd", "--clients", "0"], ["--clients"]),
+        (["run", "logistic", "dsvgd"], ["no model 'logistic': did you mean ", "'logistic_regression'"]),
         (["run", "logistic_regression", "dsvgd", "--rounds", "0"], ["--rounds"]),
     ],
 )
@@ -149,6 +150,7 @@ def test_run_prints_everything_and_writes_the_result(model_file, tmp_path, warni
     blocks = ("Posterior", "mu", "log predictive density", "RMSE", "sent by the clients", "time")
     for part in ("my_mean: A mean with a Normal prior.", "num_particles=8", "2, 5 rows each (iid)", *blocks):
         assert part in result.output
+    assert "; the others at their defaults" in " ".join(result.output.split())
     rounds = next(line for line in result.output.splitlines() if line.strip().startswith("rounds"))
     assert rounds.split() == ["rounds", "3"]
     written = az.from_netcdf(str(out))

@@ -64,7 +64,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         (("--executor", "ray:0"), "expected vectorised, sequential or ray:N"),
         (("--graph", "rnig"), "has no 'rnig'"),
         (("--graph", "erdos_renyi:often"), "behind the colon stand numbers"),
-        (("--resume",), "resume=True needs checkpoint"),
+        (("--resume",), "--resume needs --checkpoint DIR"),
     ],
 )
 def test_mistakes(options, part):

@@ -96,5 +96,5 @@ def test_chains_that_disagree_get_the_hint():
     idata = pf.run(
         pf.NUTS(num_samples=8, warmup_steps=8, num_chains=4, max_tree_depth=2), fed, progress=False, compile="off"
     )
-    assert "the scale of 'theta' depends on 'tau', also latent" in idata.attrs["warnings"]
+    assert "the scale of 'theta' depends on 'tau', itself latent" in idata.attrs["warnings"]
     assert "poutine.reparam(model, config={'theta': LocScaleReparam(0.0)})" in idata.attrs["warnings"]

@@ -95,7 +95,7 @@ def funnel_hint(problem: Problem) -> list[str]:
     if not sites:
         return []
     scales = "; ".join(
-        f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, also latent" for name, on in sites.items()
+        f"the scale of '{name}' depends on {' and '.join(map(repr, on))}, itself latent" for name, on in sites.items()
     )
     config = ", ".join(f"'{name}': LocScaleReparam(0.0)" for name in sites)
     return [
