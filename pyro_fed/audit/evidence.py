@@ -166,8 +166,9 @@ class Evidence:
         """Where the posterior's means and SDs are, None where there is no target.
 
         By weighted points, which have no memory of the draws, where these tell them, and by chains that begin at the
-        draws; by chains alone where they find wrong what the points do not find right; where they cannot move, and the
-        draws are groups far apart, group by group.
+        draws; by chains where they find wrong what the points do not find right, and of a number that they have plainly
+        taken further than the points have it; where they cannot move, and the draws are groups far apart, group by
+        group.
         """
         found = self.chains
         if found is None:
@@ -185,7 +186,7 @@ class Evidence:
         if weighed is not None and bool(wrong(weighed).any()):
             found = weighed
         elif weighed is not None:
-            both = weighed.where_told(found)
+            both = weighed.where_told(found).unless_refuted(found)
             found = found if bool(wrong(found).any()) and judged(both) is not False else both
         return Looked(found, self.quantities.labels)
 

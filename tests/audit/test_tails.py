@@ -147,6 +147,18 @@ def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
     assert bool(wrong(both)[:, 1].all()) and not bool(wrong(both)[:, 0].any())
 
 
+@pytest.mark.parametrize(
+    ("log_sd", "error", "kept"),
+    [(0.26, 0.02, True), (0.26, 0.15, False), (0.09, 0.01, False), (-0.03, 0.02, False), (-0.2, 0.02, True)],
+)
+def test_points_that_chains_refute_do_not_tell(log_sd, error, kept):
+    """Points of too few in a tail say an SD of 1.08 ± 0.02 times the draws', of which it is 1.31 times the SD."""
+    one = torch.ones(1, dtype=torch.float64)
+    points = Moments(0 * one, 0.02 * one, 0.073 * one, 0.02 * one, by="weights")
+    chains = Moments(0 * one, 0.02 * one, log_sd * one, error * one)
+    assert float(points.unless_refuted(chains).log_sd) == (log_sd if kept else 0.073)
+
+
 def lognormal(y):
     """A logarithm whose prior is far wider than its posterior, N(0, 0.4) for four rows of zero."""
     ratio = pyro.sample("ratio", dist.LogNormal(y.new_tensor(0.0), 40.0))

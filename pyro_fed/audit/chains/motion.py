@@ -155,6 +155,29 @@ class Moments:
             log_sd_error=torch.where(told, self.log_sd_error, other.log_sd_error),
         )
 
+    def unless_refuted(self, chains: Moments) -> Moments:
+        """These, of chains those numbers that chains have plainly taken further away from the result's.
+
+        Chains that begin at the result's draws remember them, so that they are on their way, and not beyond its end.
+
+        Args:
+            chains: of the same numbers.
+        """
+
+        def refuted(ours: Tensor, our_error: Tensor, theirs: Tensor, their_error: Tensor) -> Tensor:
+            further = (theirs - ours) * theirs.sign() > PLAIN * torch.hypot(our_error, their_error)
+            return further & (theirs.abs() > PLAIN * their_error)
+
+        mean = refuted(self.mean, self.mean_error, chains.mean, chains.mean_error)
+        sd = refuted(self.log_sd, self.log_sd_error, chains.log_sd, chains.log_sd_error)
+        return replace(
+            self,
+            mean=torch.where(mean, chains.mean, self.mean),
+            mean_error=torch.where(mean, chains.mean_error, self.mean_error),
+            log_sd=torch.where(sd, chains.log_sd, self.log_sd),
+            log_sd_error=torch.where(sd, chains.log_sd_error, self.log_sd_error),
+        )
+
     @property
     def stuck(self) -> bool:
         """Whether chains could hardly move."""
