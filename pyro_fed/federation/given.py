@@ -25,6 +25,9 @@ class Conditioned:
         model: the model without.
     """
 
+    #: Arguments whose entries may be left out, one by one: what is not observed is drawn.
+    separable = ("conditioned",)
+
     def __init__(self, model: Callable[..., Any]) -> None:
         self.model = model
         self.__name__ = getattr(model, "__name__", "model")

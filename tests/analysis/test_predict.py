@@ -57,6 +57,42 @@ def powers(x, y, power=1):
         pyro.sample("y", dist.Normal(w * x**power, 0.01), obs=y)
 
 
+def one_slope(x, y=None):
+    b = pyro.sample("b", dist.Normal(0.0, 3.0))
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + b * x, 0.1), obs=y)
+
+
+def known_effects(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", 2):
+        b = pyro.sample("b", dist.Normal(0.0, 3.0), obs=torch.full((2,), 1.5))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w + b[0] * x, 0.1), obs=y)
+
+
+B = torch.tensor(1.5)
+X, Y = torch.linspace(-1.0, 1.0, 8), torch.linspace(-1.5, 1.5, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "new"),
+    [
+        (pyro.condition(one_slope, {"b": B}), (X, Y), (torch.tensor([5.0, -5.0]), None)),
+        (pyro.condition(one_slope, {"b": B, "y": Y}), (X,), (torch.tensor([5.0, -5.0]),)),
+        (known_effects, (X, Y), (torch.tensor([5.0, -5.0]), None)),
+    ],
+)
+def test_what_is_observed_and_no_row_stays_as_it_is(model, args, new):
+    """y* ~ N(1.5 x, 0.1²): the mean of 100 draws within 5 SE."""
+    fed = pf.Federation(model, args, plate="data", num_clients=2)
+    for rows, x in (((), X.numpy()), ((new,), new[0].numpy())):
+        y = pf.predict(posterior(w=np.zeros(100)), fed, *rows).posterior_predictive
+        assert list(y) == ["y"]
+        np.testing.assert_allclose(y["y"].values[0].mean(0), 1.5 * x, atol=0.05)
+
+
 def test_what_partial_held_at_the_federation_is_held_where_it_predicts():
     """It was left out: rows were predicted by the defaults of the model's parameters, without a word."""
     x = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)

@@ -1,6 +1,9 @@
 """The model run at posterior draws: its latents at their values, everything else that is random drawn anew.
 
 Draws are made together by `vmap`, one by one where the model or a sampler does not allow it.
+
+What is observed outside the plates whose rows are split is no row, and stays as it was observed: a latent that
+`pyro.condition` has put at a value, an earlier study's estimate.
 """
 
 from __future__ import annotations
@@ -19,13 +22,24 @@ from torch import Tensor
 from pyro_fed.analysis.predicting.groups import Groups
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.loop_map import loop_map
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.nested import Members
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
 from pyro_fed.errors import DataError
+from pyro_fed.federation.pooling import parts_of
 
 #: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256
+
+
+def split_plates(problem: Problem) -> frozenset[str]:
+    """Plates whose rows lie at clients.
+
+    Args:
+        problem: the model's densities.
+    """
+    return frozenset((*(parts_of(problem.plate) or (problem.plate,)), *problem.arguments.nested_plates))
 
 
 def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -63,6 +77,7 @@ class ModelRun:
         dtype: of constants that it makes.
         hidden: latents inside the partitioned plate: drawn where they have no value, and no prediction.
         constants: what the model has kept by `pyro_fed.shared`.
+        split: plates whose rows lie at clients; None: not known, any plate may be one.
         here: the rows at hand; None: all that the arguments have.
     """
 
@@ -74,19 +89,20 @@ class ModelRun:
         dtype: torch.dtype,
         hidden: frozenset[str] = frozenset(),
         constants: dict[str, Any] | None = None,
+        split: frozenset[str] | None = None,
         here: Here | None = None,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
-        self.constants, self.here = constants, here
+        self.constants, self.split, self.here = constants, split, here
         self.partly: dict[str, Tensor] = {}
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
         """The same on other arguments."""
-        return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.here)
+        return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.split, self.here)
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """One run with the latents at `values`."""
-        handler = _Redraw(values, self.hidden, self.constants, self.partly)
+        handler = _Redraw(values, self.hidden, self.constants, self.split, self.partly)
         options: dict[str, Any] = {"indices": None}
         if self.here is not None:
             handler.plate = self.here.plate
@@ -160,7 +176,8 @@ class _Redraw(Messenger):
     """Put the latents at given values, and draw everything else that is random, observed or not.
 
     Latents in `hidden` that have no value are drawn, and are no prediction; those in `partly` have values where its
-    mask says so, and are drawn elsewhere.
+    mask says so, and are drawn elsewhere. What is observed in none of the plates `split`, or, where these are not
+    known, in none at all, stays as it is.
     """
 
     plate: str | None = None
@@ -170,10 +187,12 @@ class _Redraw(Messenger):
         values: dict[str, Tensor],
         hidden: frozenset[str],
         constants: dict[str, Any] | None,
+        split: frozenset[str] | None,
         partly: Mapping[str, Tensor],
     ) -> None:
         super().__init__()
         self.values, self.hidden, self.constants, self.partly = values, hidden, constants, partly
+        self.split = split
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 
@@ -182,12 +201,17 @@ class _Redraw(Messenger):
         if name in self.values and not is_deterministic(msg):
             value, mask = self.values[name], self.partly.get(name)
             msg["value"], msg["done"] = value if mask is None else torch.where(mask, value, msg["fn"].sample()), True
-        elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit):  # a `pyro.factor`
+        elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit) and not self._stays(msg):
             if msg["is_observed"]:
                 self.given[name] = msg["value"]
             msg["value"], msg["done"], msg["is_observed"] = msg["fn"].sample(), True, False
             if name not in self.hidden:
                 self.drawn.append(name)
+
+    def _stays(self, msg: dict[str, Any]) -> bool:
+        """Whether it is observed, and no row's."""
+        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        return msg["is_observed"] and not (plates if self.split is None else plates & self.split)
 
 
 def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.predicting.drawing import Here, ModelRun, draw, flat
+from pyro_fed.analysis.predicting.drawing import Here, ModelRun, draw, flat, split_plates
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.handlers import default_of
@@ -88,7 +88,8 @@ def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, 
     here = Here(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
 
     def drawn(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, dict(problem.bound.constants), here)
+        constants, split = dict(problem.bound.constants), split_plates(problem)
+        run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, constants, split, here)
         first = run.first({name: value[0] for name, value in values.items()})
         given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
         return {name: value for name, value in draw(run, values, generator).items() if name in given}, given

@@ -21,7 +21,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.predicting.drawing import ModelRun, draw, flat
+from pyro_fed.analysis.predicting.drawing import ModelRun, draw, flat, split_plates
 from pyro_fed.analysis.predicting.finite import predicted
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
 from pyro_fed.analysis.predicting.new_data import check_finite, check_shapes, coded, first_run, given_arguments
@@ -100,7 +100,8 @@ def predict(
     args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
-    run = ModelRun(function, args, kwargs, dtype, hidden, kept)
+    split = split_plates(model.problem) if isinstance(model, Federation) else None
+    run = ModelRun(function, args, kwargs, dtype, hidden, kept, split)
     at_first = {name: value[0] for name, value in values.items()}
     try:
         first = first_run(run, at_first, arguments)

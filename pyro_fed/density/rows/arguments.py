@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -397,15 +397,19 @@ def with_held(
         args: positional arguments, of the other data.
         kwargs: keyword arguments.
     """
-    held = {**_without_rows(arguments), **(kwargs or {})}
+    held = {**_without_rows(arguments, getattr(model, "separable", ())), **(kwargs or {})}
     return held if _binds(model, args, held) else kwargs
 
 
-def _without_rows(arguments: Arguments) -> dict[str, Any]:
-    """The keyword arguments no leaf of which is split by rows."""
+def _without_rows(arguments: Arguments, separable: Collection[str]) -> dict[str, Any]:
+    """The keyword arguments no leaf of which is split by rows; of mappings among the `separable`, such entries."""
     _, kwargs = arguments.whole()
     split = {re.split(r"[\[.]", name)[0] for name in arguments.row_names}
-    return {name: value for name, value in kwargs.items() if name not in split}
+    kept = {name: value for name, value in kwargs.items() if name not in split}
+    for name in split & kwargs.keys() & set(separable):
+        entries = {f"{name}[{key!r}]": (key, value) for key, value in kwargs[name].items()}
+        kept[name] = dict(entry for leaf, entry in entries.items() if leaf not in arguments.row_names)
+    return kept
 
 
 def _check_like(name: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:
