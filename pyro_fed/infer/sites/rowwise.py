@@ -1,48 +1,33 @@
-"""Expectations of score and Hessian for models with linear predictors, at the price of a few passes over the rows.
+"""Expectations of score and Hessian over a client's rows, at the price of a few passes over them: where, and in pieces.
 
-    log p(y_i | z) = f(u_i, t, row i),     u_i = A_i z + b_i,     v_i = (t, u_i): few numbers, linear in z
+`row_sums` has the mathematics, for models whose rows depend on few numbers that are linear in z. Here it is found
+whether a model is one of these and whether that pays, how many nodes its rows need, and the pieces in which rows and
+clients are worked through, picked by number, so that memory stays near a few times `BLOCK` numbers.
 
-so that under q = N(m, R R') v_i is Gaussian with moments that are known, and a rule with few nodes integrates over it:
-
-    E_q[∇ log p_i] = B_i' E[∇f],     E_q[∇² log p_i] = B_i' E[∇²f] B_i,     B_i = dv_i/dz
-
-The mean over the nodes is taken of the p + r numbers of a row, and one product is made of it at the end,
-Σ B_i' h_i B_i, where a Hessian of every row at every point would be as dear as so many products (`derivatives`). With
-t and u_i drawn as
-
-    t = m_t + L_t ε_t,     u_i = m_i + C_i ε_t + L_i ε_u,     L_t L_t' = var t,   C_i = cov(u_i, t) L_t⁻ᵀ
-
-t is the same for all rows. Rows and clients are worked through in pieces, picked by number, so that memory stays near a
-few times `BLOCK` numbers. With R = 1 and one node at zero these are the derivatives at a point.
-
-Where the scores jump (`compiling.jumps`), as those of a quantile regression's rows, second derivatives are zero almost
-everywhere, and an expected score that is taken at nodes jumps with these. There both are those of values,
-
-    E[∂f/∂u] = L_i⁻ᵀ E[f ε_u],     E[∂²f/∂u²] = L_i⁻ᵀ E[f (ε_u ε_u' - 1)] L_i⁻¹                (Stein, Price)
-
-`at_each` has value, score and curvature at each of some points. `at_points` takes the mean over given points z in place
-of nodes (R = 1, u_i = A_i z + b_i): the numbers that a Hessian of all rows at each point would give, by the same one
-product. `add_share` takes the curvature alone, of rows that are given, also where these numbers are many, as the first
-layer's units and all weights behind them in a network.
+    expected           under a Gaussian q, by nodes
+    at_points          the mean over given points z: the numbers that a Hessian of all rows at each point would give
+    at_each            at each of some points, not their mean
+    shared_curvature   the curvature alone, of rows that are given, also where their numbers are many, as the first
+                       layer's units and all weights behind them in a network
+    jumps              whether a model's scores jump, so that derivatives are those of values
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.jumps import scores_jump, scores_turn
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, MOST_PREDICTORS, Predictors, curvatures, predictors
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.infer.sites.row_sums import Rowwise, Sums, unwhitened
 from pyro_fed.ops.entries import choose
 
 #: Rows in a piece, at least.
@@ -57,126 +42,6 @@ MOST_IN_PAIRS = 16
 TRIED, SURELY = 4096, 3.0
 #: Predictors of so many rows at a time, where there are some.
 Find = Callable[[int], Predictors | None]
-
-
-class Sums(NamedTuple):
-    """Over rows, whitened by R: value (C,), score (C, D), curvature (C, D, D) or its diagonal (C, D)."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
-
-
-@dataclass(frozen=True)
-class Rowwise:
-    """Sums over rows of expectations under a Gaussian.
-
-    Args:
-        parts: the model's predictors.
-        order: Gauss-Hermite nodes a number; 0 takes Sobol points, 1 the mean alone.
-        wide: spread the predictors' nodes wide.
-        diagonal: sum the curvature's diagonal alone, (D,), of `add_points`.
-        by_values: take derivatives in the predictors from values, of `add`.
-    """
-
-    parts: Predictors
-    order: int
-    wide: bool = False
-    diagonal: bool = False
-    by_values: bool = False
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers a row depends on."""
-        return self.parts.width + len(self.parts.direct)
-
-    def rule(self) -> tuple[Tensor, Tensor]:
-        """Nodes (K, r + p) and weights (K,)."""
-        return rule(self.order, self.numbers, self.parts.width if self.wide else 0)
-
-    def add(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            const: the row tensors, q's mean (D,) and its root R (D, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
-        (rows, mean, root), (index, weight) = const, piece
-        picked = tuple(leaf[index] for leaf in rows)
-        parts, at = self.parts, list(self.parts.direct)
-        ends = torch.cat([torch.stack([torch.zeros_like(mean), mean]), root.T])
-        zero, centre, *_ = found = vmap(lambda z: parts.linear(z, *picked))(ends)  # one product: (2 + D, b, p)
-        slopes, of_t = found[2:] - zero, root[at]  # (D, b, p), whitened
-        nodes, shares = (part.to(mean) for part in self.rule())
-        us, zs, own = _spread(centre, slopes, mean, of_t, at, nodes)
-        each = vmap(lambda u, z: curvatures(parts, u, z, picked, weight))(us, zs)
-        means = [torch.tensordot(shares, part, 1) for part in each]
-        if self.by_values and self.order != 1:
-            values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
-            means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
-        sums = _sums_of(slopes, of_t, means)
-        return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
-
-    def add_points(
-        self, problem: Problem, total: Sums, rows: Any, piece: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at points in place of nodes.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            rows: the client's row tensors, each (n, ...).
-            piece: the rows' numbers (b,), their weights (b,), and points (s, D), over which the sum is taken.
-        """
-        index, weight, points = piece
-        found = self._over(points, tuple(leaf[index] for leaf in rows), weight)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
-
-    def add_each(
-        self, problem: Problem, total: Sums, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
-    ) -> tuple[Sums, Any]:
-        """A piece of one client's rows, at each of some points.
-
-        Args:
-            problem: the model's densities.
-            total: so far, with a leading axis of the points.
-            const: the row tensors, and the points (M, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
-        """
-        (rows, points), (index, weight) = const, piece
-        slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
-        found = vmap(lambda *parts: _sums_of(slopes, of_t, parts))(*each)
-        return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
-
-    def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
-        """The curvature (D, D) of rows, summed over them and over the points.
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            share: points (s, D), and a client's rows and their weights.
-        """
-        points, batch = share
-        return total + self._over(points, batch.rows, batch.weight)[2].double(), ()
-
-    def _over(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Value, score and curvature of one client's rows, summed over them and over points (s, D)."""
-        slopes, of_t, each = self._parts(points, rows, weight)
-        return _sums_of(slopes, of_t, [part.sum(0) for part in each], self.diagonal)
-
-    def _parts(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Derivatives of predictors and of t in z, and `predictors.curvatures` at each point."""
-        parts = self.parts
-        us = vmap(lambda z: parts.linear(z, *rows))(points)
-        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        zero = parts.linear(torch.zeros_like(points[0]), *rows)
-        slopes = vmap(lambda z: parts.linear(z, *rows))(eye) - zero
-        each = vmap(lambda u, z: curvatures(parts, u, z, rows, weight))(us, points)
-        return slopes, eye[list(parts.direct)], each
 
 
 def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
@@ -509,114 +374,3 @@ def rounded(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: clients of nearly the same size share their graphs."""
     size = 1 << max(0, (count - 1).bit_length())
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size
-
-
-def _spread(
-    centre: Tensor, slopes: Tensor, mean: Tensor, of_t: Tensor, at: list[int], nodes: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predictors (K, b, p) and vectors (K, D) with t in its place, at the nodes (K, r + p); and L_i (b, p, p)."""
-    own = nodes[:, len(at) :]
-    variance = torch.einsum("dbp,dbq->bpq", slopes, slopes) if slopes.shape[2] > 1 else _squares(slopes)
-    zs = mean.expand(len(nodes), -1)
-    us = centre.expand(len(nodes), *centre.shape)
-    if at:
-        factor = semidefinite_cholesky(of_t @ of_t.T)
-        rows = of_t.unbind()
-        unit: list[Tensor] = []
-        for j, row in enumerate(rows):
-            left = row - sum((factor[j, k] * unit[k] for k in range(j)), torch.zeros_like(row))
-            unit.append(torch.where(factor[j, j] > 0, left / factor[j, j], 0.0))
-        shared = torch.einsum("dbp,rd->bpr", slopes, torch.stack(unit))
-        variance = variance - (shared.unsqueeze(1) * shared.unsqueeze(2)).sum(-1)
-        us = us + torch.einsum("bpr,kr->kbp", shared, nodes[:, : len(at)])
-        moved = mean[at] + nodes[:, : len(at)] @ factor.T
-        zs = zs.index_copy(1, torch.tensor(at, device=mean.device), moved)
-    factor = semidefinite_cholesky(variance)
-    return us + torch.einsum("bpq,kq->kbp", factor, own), zs, factor
-
-
-def _of_values(shares: Tensor, values: Tensor, nodes: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """E[∂f/∂u] (b, p) and E[∂²f/∂u²] (b, p, p) from f (K, b) at nodes ε (K, p); L (b, p, p) may be singular."""
-    eye = torch.eye(nodes.shape[1], dtype=nodes.dtype, device=nodes.device)
-    pivots = factor.diagonal(dim1=1, dim2=2)
-    spread = (pivots > 0).to(nodes)
-    inverse = torch.linalg.inv(factor + torch.diag_embed(1.0 - spread)) * spread.unsqueeze(2) * spread.unsqueeze(1)
-    first = torch.einsum("k,kb,kp->bp", shares, values, nodes)
-    second = torch.einsum("k,kb,kpq->bpq", shares, values, nodes.unsqueeze(2) * nodes.unsqueeze(1) - eye)
-    return (first.unsqueeze(1) @ inverse).squeeze(1), inverse.mT @ second @ inverse
-
-
-def _squares(slopes: Tensor) -> Tensor:
-    """Sums over the directions, (b, 1, 1)."""
-    return slopes.square().sum(0).unsqueeze(-1)
-
-
-def semidefinite_cholesky(matrix: Tensor) -> Tensor:
-    """The lower Cholesky factor of small matrices (..., p, p), with zeros in the place of pivots that are not positive.
-
-    Args:
-        matrix: symmetric, positive semidefinite up to rounding.
-    """
-    size = matrix.shape[-1]
-    rows: list[list[Tensor]] = []
-    for i in range(size):
-        row: list[Tensor] = []
-        for j in range(i + 1):
-            left = matrix[..., i, j] - sum(
-                (row[k] * (rows[j][k] if j < i else row[k]) for k in range(j)), torch.zeros_like(matrix[..., i, j])
-            )
-            if i == j:
-                row.append(left.clamp_min(0).sqrt())
-            else:
-                pivot = rows[j][j]
-                row.append(torch.where(pivot > 0, left / torch.where(pivot > 0, pivot, 1.0), 0.0))
-        rows.append(row + [torch.zeros_like(matrix[..., 0, 0])] * (size - i - 1))
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)
-
-
-def _sums_of(
-    slopes: Tensor, of_t: Tensor, means: Sequence[Tensor], diagonal: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, score and curvature of a piece of rows.
-
-    Args:
-        slopes: derivatives of the predictors along D directions, (D, b, p).
-        of_t: those of t, (r, D).
-        means: of `predictors.curvatures`.
-        diagonal: of the curvature alone.
-    """
-    value, by_u, by_t, uu, ut, tt = means
-    flat = slopes.flatten(1)  # (D, b p)
-    score = flat @ by_u.flatten() + by_t @ of_t
-    if slopes.shape[2] == 1:
-        turned = slopes * uu[..., 0]
-    elif slopes.shape[2] > MOST_PREDICTORS:
-        turned = torch.einsum("dbq,bpq->dbp", slopes, uu)
-    else:  # one predictor after another: torch sums over a handful of numbers, each time, thirty times as slowly
-        turned = reduce(torch.add, [slopes[..., q : q + 1] * uu[..., q] for q in range(slopes.shape[2])])
-    if diagonal:
-        entries = (turned.flatten(1) * flat).sum(1)
-        if len(of_t):
-            entries = entries + 2 * ((flat @ ut.flatten(0, 1)) * of_t.T).sum(1) + ((tt @ of_t) * of_t).sum(0)
-        return value, score, -entries
-    hessian = turned.flatten(1) @ flat.T
-    if len(of_t):
-        cross = (flat @ ut.flatten(0, 1)) @ of_t
-        hessian = hessian + cross + cross.T + of_t.T @ tt @ of_t
-    return value, score, -hessian
-
-
-def unwhitened(sums: Sums, root: Tensor) -> Sums:
-    """From R' score and R' H R to score and H.
-
-    Args:
-        sums: whitened.
-        root: R, upper triangular.
-    """
-
-    def back(x: Tensor) -> Tensor:
-        solved: Tensor = torch.linalg.solve_triangular(root.mT, x, upper=False)  # R is upper triangular
-        return solved
-
-    half = back(sums.curvature)
-    return Sums(sums.value, back(sums.score.unsqueeze(-1)).squeeze(-1), back(half.mT).mT)
