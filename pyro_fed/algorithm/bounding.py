@@ -7,38 +7,40 @@ In coordinates that whiten q, of covariance Σ and mean m, client k's precision 
     P_k = Σ^(1/2) Λ_k Σ^(1/2)                   eigenvalues λ, about 1 / K each of K like clients
     u_ki = [Σ (η_k - Λ_k m)]_i / Σ_ii^(1/2)     the SDs by which it moves the mean of θ_i
 
-Where the model is right a pull is noise, and its variance follows from the client's own precision (Fisher's information
-equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the truth, v² (1 - v²) about the mean m, of which the client is a part. r_k
-is the client's rows over the median client's, at most `MOST_ROWS`; medians are over clients of weight min(r, 1). With
-ũ_i that of the pulls and s_i that of |u_ki - ũ_i| / (0.6745 r_k^(1/2)), a site is cut back to
+Where the model is right, a pull is noise, and its variance follows from the client's own precision (Fisher's
+information equality): v_ki² = [Σ Λ_k Σ]_ii / Σ_ii about the truth, and v² (1 - v²) about the mean m, of which the
+client is a part. Further, r_k is the client's number of rows over the median client's, at most `MOST_ROWS`. Medians
+are over clients with the weights min(r, 1). ũ_i is the median of the pulls, and s_i that of |u_ki - ũ_i| / (0.6745
+r_k^(1/2)). Then a site is cut back to
 
     λ ≤ c_k med_j λ_max,j / r_j      Σ λ ≤ c_k med_j Σ λ_j / r_j      λ ≥ -c_k med_j (-λ_min,j)_+ / r_j
     |u_ki - min(r_k, 1) ũ_i| ≤ b (1 - v_ki²)^(1/2) max(v_ki, min(r_k, 1)^(1/2) s_i)         c_k = c max(1, r_k / 2)
 
-with b `pull` and c `precision`. Beyond twice the limit of a pull less and less is left of it, and nothing beyond four
-times (Hampel's three-part function): who is so far away says nothing of θ. A direction whose precision is cut keeps its
-mean, as if the client had fewer rows. What lies within the limits is returned as it came: honest clients that differ no
-more than that lose nothing, however unequal their numbers of rows; a client with more than 2 `MOST_ROWS` times the
-median client's counts as one with so many.
+with b `pull` and c `precision`. Of a pull beyond twice its limit less and less is left, and nothing beyond four times
+(Hampel's three-part function): a client that is so far away says nothing of θ. A direction whose precision is cut
+keeps its mean, as if the client had fewer rows. What lies within the limits is returned as it came. So honest clients
+that differ no more than that lose nothing, however unequal their numbers of rows; but a client with more than 2
+`MOST_ROWS` times the median client's rows counts as one with so many.
 
-The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs of the others' posterior,
-so that one liar moves no mean by much more than b v: with c times what the median client knows b (c / (c + K))^(1/2),
-1.1 SDs of ten, and less than b, however many rows it claims to have; more where the clients' pulls happen to be wide,
-1.6 in the worst of some hundred draws of three parameters. Where all clients pull apart by s SDs the bound is b s. What
-few clients know of nobody can check: of more parameters than a client has rows a liar may claim the directions that no
-other client sees.
+How far one liar can get. The honest sites enter whole, whatever m. A pull u moves the mean by u / (1 - v²)^(1/2) SDs
+of the others' posterior, so that one liar moves no mean by much more than b v. A client with c times what the median
+client knows has v = (c / (c + K))^(1/2), and moves it by 1.1 SDs where there are ten clients; always by less than b
+SDs, however many rows it claims. It is more where the clients' pulls happen to be wide, 1.6 SDs in the worst of some
+hundred draws of three parameters. Where all clients pull apart by s SDs the bound is b s. What few clients know of
+nobody can check: if there are more parameters than a client has rows, a liar may claim the directions that no other
+client sees.
 
-The price of it: an honest client that chance has set z > b of its own SDs from the others moves a mean by
+What it costs. An honest client that chance has set z > b of its own SDs from the others moves a mean by
 
-    (z - b) v / (1 - v²)^(1/2)     SDs of the posterior less than its rows would,
+    (z - b) v / (1 - v²)^(1/2)     SDs of the posterior less than its rows would.
 
-a third of an SD for z = 3 and one of ten like clients, one SD for a client with half of all that is known, and without
-bound for one that nearly alone knows of a direction. The two pull against each other: a rule that sees nothing but
-these sites, and heeds such a client to z SDs, is moved by z v SDs of the others' posterior by a liar that claims as
-much. That is an argument for limits of this kind and no proof that no other rule does better.
+For z = 3 this is a third of an SD for one of ten like clients, one SD for a client with half of all that is known,
+and without bound for one that nearly alone knows of a direction. The two aims pull against each other: a rule that
+sees nothing but these sites, and heeds such a client up to z SDs, is moved by z v SDs of the others' posterior by a
+liar that claims as much. That is an argument for limits of this kind, and no proof that no other rule does better.
 
-Where a client knows more than its limit SDs are wider by at most the square root of what it knows over what is left of
-it; `widened` is by how much they are.
+A client that knows more than its limit allows has its precision cut, and SDs become wider, at most by the square root
+of what it knows over what is left of it; `widened` says by how much.
 
 q itself is found from the bounded sites, in a few passes. It begins with sites whose size and pull, in units of the
 median curvature, are shortened to c times the median (Huber's weights).

@@ -1,9 +1,10 @@
-"""Rounds in which the server decides nothing, done one after the other here and entered in the record at once.
+"""Several rounds at once, where the server decides nothing between them.
 
-They are those that the round loop would have had, with the same numbers: clients, noise and states are functions of the
-round. Only what the loop asks between two rounds is asked after all of them. Where a reply is not what it should be,
-none of them has been, and the loop does them one by one, as it does where anything is to happen between them: a
-checkpoint, an evaluation, a budget, a combination other than the algorithm's, a schedule of the user's.
+The numbers are those that the round loop would have found one by one: clients, noise and states are functions of the
+round. What the loop asks between two rounds, such as whether the algorithm has converged, is asked once, after all of
+them. If a reply is not as it should be, none of these rounds counts, and the loop does them one by one. It also does so
+where something has to happen between rounds: a checkpoint, an evaluation, a budget, a combination other than the
+algorithm's own, or a schedule of the user's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether a point, particles or chains go away without end, which ends a run before their numbers are none any more.
+"""Whether a point, particles or chains grow without end. Such a run is ended before its numbers overflow.
 
-Steps that are too long multiply a place by the same factor in every round. With a factor near one it is finite for
-thousands of rounds: at 1.07 a round, 5,000 rounds end at 10^147. What has grown by a constant factor over the whole of
-the last half of the rounds, and by so much that nothing of where it began is left in double precision, is no answer and
-will be none. A place that jumps once, because the data have a large unit, stays there; one that heavy tails make large
-does not go on by the same factor. Precisions, dampings and step sizes may grow so and be right, as where a climb stands
-still: they are not looked at, nor is what only begins another phase.
+Steps that are too long multiply a place by about the same factor in every round. If the factor is near one, the place
+stays finite for thousands of rounds: at 1.07 a round it is at 10^147 after 5,000. So a state counts as lost when it has
+grown by a constant factor over the whole of the last half of the rounds, and so far that double precision holds nothing
+of where it began. A place that jumps once, because the data have a large unit, stays there. One that is large because
+of heavy tails does not go on by the same factor. Precisions, dampings and step sizes are not looked at: they may grow
+and be right, as where an optimisation stands still. Nor is a state that another phase only starts from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What of a round's replies is used: failures, replies that are not finite or cannot be honest, and the quorum.
+"""Which of a round's replies are used: none that failed, is not finite, or cannot be honest; and the quorum.
 
-A client that fails is left out of the round: its site, its chain or its particles stay what they were. Where the
+A client that fails is left out of the round: its site, its chain or its particles stay as they were. Where the
 algorithm cannot do without it (`needs_all`), it is asked again, with the same randomness.
 """
 

@@ -1,7 +1,8 @@
 """`torch.func.vmap` without its warnings of operations that have no batching rule.
 
-Such an operation is computed for one slice after another: slower, and as right. torch warns of each one in each pass,
-a hidden Markov model's in-place clamp, say, which makes thousands of lines about torch and none about the model.
+torch computes such an operation for one slice after another, which is slower and gives the same numbers. It warns of
+each one in each pass. For a hidden Markov model, whose in-place clamp has no rule, these are thousands of lines about
+torch and none about the model.
 """
 
 from __future__ import annotations

@@ -7,13 +7,16 @@ Levels, each falling back to the next where a model defeats it (with one warning
     off        torch.func.vmap of the Pyro model, every call
     loop       one particle and one client at a time (a model with data-dependent `if`, say)
 
-`auto` runs a step by vmap until it has been called `TRACE_AFTER` times, which costs as much as to trace it; then it
-traces, and pays for Inductor where the graph is called often enough to earn its compilation back. That choice depends
-on counts alone, never on a clock, so that a run can be repeated exactly (with a limit of time, which no such run can,
-it also depends on what a phase has of it when it begins); the trace of a step that may have been run by
-vmap makes the same operations as that does, and so the same numbers to the bit (`exact`), for whether it has been
-depends on what ran before. Scans of `TRACE_AFTER` steps and more are traced at once. Traces are kept for the problem's
-later runs, and for those of other federations of the same model (`process`).
+`auto` decides for each step by how often it is called. The first `TRACE_AFTER` calls run by vmap; they cost as much as
+a trace does. Then the step is traced, and given to Inductor where the graph is called often enough to earn its
+compilation back. Scans of `TRACE_AFTER` steps and more are traced at once.
+
+A clock decides nothing, so that a run can be repeated exactly. (A run with a limit of time cannot be, and what it
+compiles depends on the time that is left as a phase begins.) How often a step has been called depends on what ran
+before in this process. Its numbers must not: the trace of such a step makes the same operations as vmap, and agrees
+with it to the bit (`exact`).
+
+Traces are kept for later runs of the problem, and of other federations of the same model (`process`).
 """
 
 from __future__ import annotations
