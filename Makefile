@@ -51,6 +51,7 @@ readme: demo  ## README's table and picture, from what the demo has left
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # The tutorials are shown as the tests have run them, in their fast setting; PYRO_FED_FAST=0 make docs runs all of them.
