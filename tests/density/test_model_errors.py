@@ -317,3 +317,16 @@ def test_frozen_weights_are_not_named_at_every_run():
         fed = pf.Federation(model, (torch.randn(6, 3), torch.zeros(6)), plate="data", num_clients=2)
         pf.run(pf.FedLaplace(), fed, progress=False, audit=False)
     assert sum("weight was not registered" in str(one.message) for one in caught) <= 1  # 20 and more
+
+
+def test_a_model_without_frozen_weights_leaves_the_warnings_as_they_are():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        fed = pf.Federation(model, (torch.zeros(6),), plate="data", num_clients=2)
+        pf.run(pf.FedLaplace(), fed, progress=False, audit=False, compile="off")
+        assert warnings.filters == []

@@ -18,7 +18,8 @@ FROZEN = r".* was not registered in the param store because requires_grad=False"
 def check_modules(model: Callable[..., Any]) -> None:
     """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to.
 
-    Frozen weights are fine, and what Pyro says of them is left out from here on.
+    Frozen weights are fine. Where a module has some, what Pyro warns of at every run of the model, that these are no
+    parameters, is left out from here on.
 
     Args:
         model: the Pyro model.
@@ -26,8 +27,9 @@ def check_modules(model: Callable[..., Any]) -> None:
     Raises:
         ModelError: names the layer and the cure.
     """
-    warnings.filterwarnings("ignore", FROZEN, UserWarning)
     for module in _modules_of(model):
+        if any(not weight.requires_grad for weight in module.parameters()):
+            warnings.filterwarnings("ignore", FROZEN, UserWarning)
         for name, layer in module.named_modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not layer.track_running_stats):
                 raise ModelError(
