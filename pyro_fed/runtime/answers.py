@@ -233,6 +233,6 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts and aimed)
     names = ", ".join(one.name for one in others)
-    why = f"{names} differ from it, and were doubted themselves" if names else "there is none"
+    why = f"{names} differ from it, and were doubted themselves" if names else "no other was found"
     enough = tried >= plan.confirm + 1 + min(undoubted)
     return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough and aimed)

@@ -137,7 +137,7 @@ def test_a_dead_kde_warns():
     generator = torch.Generator().manual_seed(0)
     x = 50 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     fed = pf.Federation(line, (x, x[:, 0]), plate="data", num_clients=2)
-    with pytest.warns(UserWarning, match=r"the KDE of bandwidth 0.001 is dead: .* effective neighbours"):
+    with pytest.warns(UserWarning, match=r"the KDE of bandwidth 0.001 carries no information: .* effective neighbours"):
         pf.run(pf.PaperDSVGD(**PAPER, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
 
 

@@ -129,8 +129,9 @@ def site_warnings(record: Record, newton: bool) -> list[str]:
         return []
     if newton and usable.all() and len(skipped) == len(clients):
         return [
-            "the last round's step was taken back: the evidence's lower bound fell, or a likelihood was not finite "
-            "where it led; q is a shorter step that no round has tried. Raise num_rounds, or start at start='laplace'"
+            "the last round's step was taken back, since it lowered the evidence's lower bound or led to a likelihood "
+            "that is not finite; the result is a shorter step, which no round has checked. Raise num_rounds, or set "
+            "start='laplace'"
         ]
     cure = "Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")
     return [
@@ -152,30 +153,30 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < SHORTENED for f in last):
         return [
             f"not converged after {len(record.figures)} rounds: steps were shortened to "
-            f"{max(f['fraction'] for f in last):.2g} of their length, since the likelihood is not finite where they "
-            "lead, or falls. It may end at an edge that a latent moves, such as a factor that is -inf beyond it, of "
-            "which gradients say nothing: let the prior reach only where all rows are possible"
+            f"{max(f['fraction'] for f in last):.2g} of their length, since the likelihood falls, or is not finite, "
+            "where they lead. It may end at an edge that depends on a latent, such as a factor that is -inf beyond it, "
+            "which gradients do not show: choose a prior under which all rows are possible"
         ]
     change = latest.get("change", 0.0)
     if change <= UNSETTLED or len(record.figures) <= 1:
         return []
     if "epsilon" in latest:
         cure = (
-            "the noise of differential privacy moves it: lower damping, take a smaller noise_multiplier, or more "
+            "the noise of differential privacy moves it: use lower damping, a smaller noise_multiplier, or more "
             "clients a round"
         )
     elif newton and diagonal:
         cure = (
-            "expected Newton steps with a diagonal covariance are too long where parameters are correlated: lower "
-            "damping, or take covariance='full', or client='ngvi'"
+            "expected Newton steps with a diagonal covariance are too long if parameters are correlated: use lower "
+            "damping, covariance='full', or client='ngvi'"
         )
     elif newton:
         cure = (
-            "raise num_rounds; where it goes on moving, no Gaussian is near this posterior: sample it, by "
+            "raise num_rounds; if it goes on moving, no Gaussian is near this posterior: sample it, with "
             + record.untried("FSGLD", "DSVGD", "NUTS")
         )
     else:
-        cure = "lower damping, or take more steps or samples a round"
+        cure = "use lower damping, or more steps or samples a round"
     return [f"q moved by {change:.3g} SDs in the last round: it has not settled; {cure}"]
 
 

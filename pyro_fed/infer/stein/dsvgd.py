@@ -587,7 +587,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         if span * SD_MATTERS < 1.0:
             return [
                 f"{self.num_particles} particles span {self.num_particles - 1} of {problem.dim} dimensions, and "
-                f"standard deviations come out about {span:.2f} times what they are: take num_particles > {problem.dim}"
+                f"standard deviations come out about {span:.2f} times as large as they are: take "
+                f"num_particles > {problem.dim}"
             ]
         return self._too_few(problem.dim) if at_rest(latest) else [self.provisional(record)]
 
@@ -601,8 +602,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         if not latest or latest["apart"] or at_rest(latest):
             return ""
         return (
-            f"not converged after {len(record.figures)} rounds: the clients' scores at the particles put a mean "
-            f"{latest['mean_off']:.2g} standard deviations away, and a standard deviation a factor "
+            f"not converged after {len(record.figures)} rounds: by the clients' scores at the particles, a mean is "
+            f"{latest['mean_off']:.2g} standard deviations off, and a standard deviation by a factor of "
             f"{latest['sd_off']:.2g}. " + self.cure(record)
         )
 

@@ -170,7 +170,8 @@ class Finish:
             return [f"not converged: {record.stopped}"]
         if record.converged is not False or "change" not in record.latest:
             return []
-        return [f"not converged after {len(record.figures)} rounds: the last change was {record.latest['change']:.3g}"]
+        last = f"the last change was {record.latest['change']:.3g}"
+        return [f"not converged after {len(record.figures)} rounds: {last}; run more rounds"]
 
     def judged(self, shared: State, draws: Tensor) -> None:
         """`judge`, as far as time and the user let it go; an answer is not lost for want of its checks.

@@ -188,9 +188,9 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
             dead = 1 - float(np.mean(alive))
             return [
-                f"the KDE of bandwidth {self.kde_bandwidth} is dead: {100 * dead:.0f} % of the particles have fewer "
-                f"than {FEWEST_NEIGHBOURS:g} effective neighbours in it, so q^(i-1) only ties each of them to its old "
-                "place and the prior may be counted more than once; use DSVGD, which has no KDE"
+                f"the KDE of bandwidth {self.kde_bandwidth} carries no information: {100 * dead:.0f} % of the "
+                f"particles have fewer than {FEWEST_NEIGHBOURS:g} effective neighbours in it, so that it only holds "
+                "each of them to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
             ]
         return self._elsewhere(record, problem)
 
@@ -217,8 +217,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             return []
         return [
             f"{name} as published ends where its kernel density estimates of bandwidth {self.kde_bandwidth} balance, "
-            f"which is not the posterior: the clients' scores at the particles put a mean {mean_off:.2g} standard "
-            f"deviations away, and a standard deviation a factor {sd_off:.2g}. Use DSVGD, which has no KDE"
+            f"which is not the posterior: by the clients' scores at the particles, a mean is {mean_off:.2g} standard "
+            f"deviations off, and a standard deviation by a factor of {sd_off:.2g}. Use DSVGD, which has no KDE"
         ]
 
 

@@ -116,7 +116,7 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
         return [
-            f"the particles are not at rest after {len(record.figures)} rounds: the scores at them put a mean "
-            f"{mean_off:.2g} standard deviations away, and a standard deviation a factor {sd_off:.2g}. Give more "
+            f"the particles are not at rest after {len(record.figures)} rounds: by the scores there, a mean is "
+            f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
             "rounds (num_rounds), another step_size, or use SVGD, which whitens the particles' coordinates"
         ]
