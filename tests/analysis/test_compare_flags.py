@@ -79,5 +79,5 @@ def test_dsvgd_with_a_dead_kde_is_flagged_and_the_default_is_not():
         x,
         10.0,
     )
-    assert "KDE" in said["published"] and "dead" in said["published"]
+    assert "KDE" in said["published"] and "carries no information" in said["published"]
     assert said["default"] == ""

@@ -295,6 +295,6 @@ def test_an_edge_that_a_factor_makes_is_told_where_steps_end_at_it():
 
     y = 2.0 + dist.Exponential(1.0).icdf(torch.linspace(0.02, 0.98, 30)).double()
     with pytest.warns(
-        UserWarning, match="not converged after 50 rounds: steps were shortened to .* an edge that a latent"
+        UserWarning, match="not converged after 50 rounds: steps were shortened to .* an edge that depends on a latent"
     ):
         pf.run(pf.FedEP(), federated(model, y), seed=0, progress=False)

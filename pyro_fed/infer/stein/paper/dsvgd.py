@@ -190,7 +190,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             return [
                 f"the KDE of bandwidth {self.kde_bandwidth} carries no information: {100 * dead:.0f} % of the "
                 f"particles have fewer than {FEWEST_NEIGHBOURS:g} effective neighbours in it, so that it only holds "
-                "each of them to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
+                "each to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
             ]
         return self._elsewhere(record, problem)
 
