@@ -31,7 +31,7 @@ EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 @options.resume
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; default: the agent's address in the peers file.")
 @click.option("--patience", type=float, help="Seconds to wait for a neighbour in a round; default: 60.")
-@click.option("--patience-all", type=float, help="Seconds to wait where nothing can go on without it; default: 600.")
+@click.option("--patience-all", type=float, help="Seconds to wait for it if nothing can go on without; default: 600.")
 @options.verbose
 @options.quiet
 def agent(
@@ -98,7 +98,13 @@ def agent(
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--days", type=click.IntRange(min=1), default=30, show_default=True, help="Days that they are good for.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Days that they are valid.",
+)
 def certificates(folder: Path, names: tuple[str, ...], days: int) -> None:
     """Write an authority and a certificate for each agent NAME to DIR, for a rehearsal of `pyro-fed agent`.
 

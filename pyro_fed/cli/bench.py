@@ -27,7 +27,7 @@ def _parts(text: str | None) -> list[str]:
     metavar="FILE",
     multiple=True,
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="A method of your own besides: a file with run(model, clients). May be repeated.",
+    help="Also run a method of your own: a file with run(model, clients). May be repeated.",
 )
 @click.option(
     "--posteriordb",
@@ -41,13 +41,13 @@ def _parts(text: str | None) -> list[str]:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out/benchmark"),
     show_default=True,
-    help="Cells, the page benchmark.html and its figures, benchmark.json; cells that are there are not run again.",
+    help="Folder for the results, benchmark.html and benchmark.json; cells that are there already are not run again.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes, one thread each; default 1, with --quick 2.")
 @options.seed
-@click.option("--limit", type=click.FloatRange(min=1), help="Seconds of CPU a cell; default 300, quick 30.")
-@click.option("--minutes", type=click.FloatRange(min=0), help="Begin no cell after so many; 0 writes the page alone.")
-@click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code in place of running them.")
+@click.option("--limit", type=click.FloatRange(min=1), help="CPU seconds for each cell; default 300, with --quick 30.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Start no cell after so many; 0 only writes the page.")
+@click.option("--any-version", is_flag=True, help="Keep cells of other versions of the code, do not run them anew.")
 @options.as_json
 @options.quiet
 def bench(
@@ -55,10 +55,10 @@ def bench(
     posteriordb: Path | None, out: Path, jobs: int | None, seed: int, limit: float | None, minutes: float | None,
     any_version: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Run posteriors with known answers, split over clients, by any algorithm.
+    """Run algorithms on posteriors with known answers, split over clients.
 
-    Each answer is measured against what is known, and against what it says of itself: right, right but doubted,
-    wrong and said, wrong and silent. A cell is a file in --out: a run that was stopped goes on where it was.
+    Each answer is compared with the known one, and with its own warnings: right, right but doubted, wrong and said,
+    wrong and silent. Each cell is a file in --out, so that a benchmark that was stopped goes on where it was.
     """
     from pyro_fed.analysis.bench.bench import run_benchmark
     from pyro_fed.analysis.bench.page import write_page

@@ -127,11 +127,11 @@ def run(
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
-    auto starts with FedEP, and where the checks of its answer object it goes on, by FedAIS and by sampling, until
-    two answers agree. Any other recipe is one algorithm.
+    auto starts with FedEP. If the checks of its answer object, it goes on with FedAIS and with samplers, until two
+    answers agree. Any other recipe is one algorithm.
 
-    The model's training data are split over the clients, its test data measure the predictions. Printed are
-    what was done, the posterior, what is left to doubt, the predictions and what the run cost.
+    The model's training data are split over the clients; its test data measure the predictions. The command prints
+    what was done, the posterior, the remaining doubts, the predictions and the cost.
     """
     import pyro_fed as pf
     from pyro_fed.algorithm.plan import Plan

@@ -77,12 +77,12 @@ reference = click.option(
     "--reference",
     metavar="RECIPE",
     shell_complete=complete_recipe,
-    help="What the others are measured by, e.g. nuts.",
+    help="The recipe by whose result the others are measured, e.g. nuts.",
 )
 
 #: Whether that is run beside them.
 apart = click.option(
-    "--apart", is_flag=True, help="Run the reference in a second process, beside the others: two cores take less time."
+    "--apart", is_flag=True, help="Run the reference in a second process beside the others: faster on two cores."
 )
 
 #: How the rows go to the clients.
@@ -92,17 +92,17 @@ partition = click.option(
     metavar="TEXT",
     default="iid",
     show_default=True,
-    help="How the rows go to the clients, e.g. dirichlet:0.3.",
+    help="How the rows are dealt to the clients: iid, dirichlet:0.3, group:COLUMN, ...",
 )
 
 #: Rounds, in place of the recipe's.
-rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds, of auto in all; default: the recipe's.")
+rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; for auto in all. Default: the recipe's.")
 
 #: A limit on the clock.
 max_seconds = click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds for the rounds; what they have found by then is the result, marked as incomplete.",
+    help="Time limit for the rounds; what they have found by then is the result, marked as incomplete.",
 )
 
 #: The seed of all randomness.
@@ -120,13 +120,13 @@ results = click.option(
 )
 
 #: A page about one run.
-report = click.option("--report", type=FILE, help="Write what is known of the result as one HTML page, with figures.")
+report = click.option("--report", type=FILE, help="Write a report on the result as one HTML page, with figures.")
 
 #: Without progress bars.
-quiet = click.option("-q", "--quiet", is_flag=True, help="Do not show how far a run is.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
 #: More about warnings.
-verbose = click.option("-v", "--verbose", is_flag=True, help="Say of each warning where it comes from.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each warning comes from.")
 
 #: For programs that read the output.
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
@@ -146,7 +146,7 @@ graph = click.option(
     "--graph",
     "graph_text",
     metavar="TEXT",
-    help="Without a server, over a graph: a builder of pyro_fed.graph, such as ring or erdos_renyi:0.5.",
+    help="Run without a server over this graph: ring, star, erdos_renyi:0.5, or another builder of pyro_fed.graph.",
 )
 
 #: A folder for the state.
@@ -188,7 +188,7 @@ certificates = click.option(
 )
 
 #: Going on from there.
-resume = click.option("--resume", is_flag=True, help="Go on from the state in --checkpoint.")
+resume = click.option("--resume", is_flag=True, help="Go on from the state in the folder of --checkpoint.")
 
 
 def clients(default: int | None, text: str = "Number of clients.") -> Callable[[Command], Command]:
@@ -220,7 +220,7 @@ def out(text: str) -> Callable[[Command], Command]:
 
 def federation(command: Command) -> Command:
     """What makes the federation: `--clients`, `--partition` and `--seed`."""
-    text = f"Number of clients.  [default: one a group of --partition group, else {DEFAULT_CLIENTS}]"
+    text = f"Number of clients.  [default: {DEFAULT_CLIENTS}, or one for each group of --partition group]"
     for option in (seed, partition, clients(None, text)):
         command = option(command)
     return command
