@@ -1,13 +1,17 @@
-"""Exceptions of the package.
+"""Exceptions of the package, and how it warns.
 
 Every message says what was expected, what was received, where (site, client, round) and the cure.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
+#: The package.
+OURS = __name__.partition(".")[0]
 #: Names that a message lists.
 LISTED = 10
 #: Characters of a value that a message shows.
@@ -182,6 +186,22 @@ class GraphError(SettingError):
         ... except pf.GraphError as error:
         ...     print(error)
     """
+
+
+def warn_user(said: str) -> None:
+    """Warn at the line of the user's code that has called the package, however deep within it the cause is found.
+
+    Args:
+        said: the message.
+    """
+    frame = caller = sys._getframe()
+    while frame is not None and frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == OURS:
+            caller = frame.f_back
+        frame = frame.f_back
+    known, module = caller.f_globals, caller.f_globals.get("__name__", "")
+    registry = known.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(said, UserWarning, caller.f_code.co_filename, caller.f_lineno, module, registry)
 
 
 def listed(names: Iterable[Any]) -> str:

@@ -7,7 +7,6 @@ mapped. In another dtype there is a fourth, on two rows, in that dtype.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, warn_user
 
 
 def build(
@@ -145,10 +144,8 @@ def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
 def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
     held = sorted(name for name in bound.constants if not _is_centring(name, layout) and not is_shared(name))
     if held:
-        warnings.warn(
-            f"pyro.param statements {held} are held constant at their present values: give them priors to infer them",
-            UserWarning,
-            stacklevel=7,
+        warn_user(
+            f"pyro.param statements {held} are held constant at their present values: give them priors to infer them"
         )
 
 

@@ -15,7 +15,6 @@ number. It is looked for at draws of the prior.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.running.handlers import Source
 from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
-from pyro_fed.errors import ModelError, listed
+from pyro_fed.errors import ModelError, listed, warn_user
 
 #: By how much latents are moved, unconstrained, to see whether rows leave the support.
 MOVES = (1.0, -1.0, 4.0, -4.0)
@@ -84,7 +83,7 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
             continue
         if _is_nonsense(bound, name):
             raise ModelError(said)
-        warnings.warn(said, UserWarning, stacklevel=8)
+        warn_user(said)
 
 
 def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
@@ -341,7 +340,7 @@ def warn_of_parameters(bound: BoundModel) -> None:
                 observed = msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg)
                 if observed and name not in told and (said := _beyond(msg)):
                     told.add(name)
-                    warnings.warn(said, UserWarning, stacklevel=8)
+                    warn_user(said)
 
 
 def _drawn(msg: Message, transform: Any) -> Tensor:

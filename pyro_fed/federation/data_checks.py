@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_deterministic
-from pyro_fed.errors import DataError, SettingError
+from pyro_fed.errors import DataError, SettingError, warn_user
 from pyro_fed.ops.entries import all_finite
 
 
@@ -139,11 +138,9 @@ def warn_unsplit(problem: Problem, said: bool) -> None:
             holds = f"plate '{plate}' ({size} rows{f', observed site {site!r}' if site else ''})"
             both = (*arguments.nested_plates, plate) if arguments.declared else (problem.plate, plate)
             cure = f"plate={both}" if site else f"shard={{'{name}': {list(leaf.shape).index(size)}}}"
-            warnings.warn(
+            warn_user(
                 f"argument '{name}' of shape {tuple(leaf.shape)} is as long as {holds}, but it is not split: every "
-                f"client holds all of it. Where these are somebody's data, split them too, by {cure}",
-                UserWarning,
-                stacklevel=5,
+                f"client holds all of it. Where these are somebody's data, split them too, by {cure}"
             )
 
 
@@ -163,11 +160,9 @@ def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
         other = seen.setdefault(fingerprint, k)
         same = zip(mine, (leaf for _, _, leaf in each[other].columns), strict=True)
         if other != k and all(torch.equal(a, b) for a, b in same):
-            warnings.warn(
+            warn_user(
                 f"clients {names[other]} and {names[k]} have identical data: their rows are counted twice. Leave one "
-                "out if it is the same client",
-                UserWarning,
-                stacklevel=6,
+                "out if it is the same client"
             )
 
 

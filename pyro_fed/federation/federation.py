@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -27,7 +26,7 @@ from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
-from pyro_fed.errors import DataError, ModelError, SettingError, listed
+from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
 from pyro_fed.federation.devices import device_of
@@ -302,11 +301,7 @@ class Federation:
         self.problem = replace(self.problem, labels=entry_labels(self.problem, self.dims, self.coords))
         empty = without_rows(arguments, clients, self.client_names)
         if empty:
-            warnings.warn(
-                f"clients {listed(empty)} have no rows: they contribute nothing",
-                UserWarning,
-                stacklevel=5,
-            )
+            warn_user(f"clients {listed(empty)} have no rows: they contribute nothing")
 
     def _place(self, row: int) -> str:
         """What a row of all is called: its client, and its number there or in all."""

@@ -7,14 +7,13 @@ meant; what is looked at is exact equality and plain gaps, and no model of the d
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.errors import listed
+from pyro_fed.errors import listed, warn_user
 
 #: A value is far away if nothing lies within so many times the range of all the others.
 FAR = 10.0
@@ -70,11 +69,9 @@ def warn_of_odd_data(
                 )
     if found:
         more = f"; and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-        warnings.warn(
+        warn_user(
             f"{'; '.join(found[:MOST_LISTED])}{more}. If this stands for what is missing, or is a slip, it outweighs "
-            "the other rows: drop these rows, or let the model handle them as NaN",
-            UserWarning,
-            stacklevel=5,
+            "the other rows: drop these rows, or let the model handle them as NaN"
         )
     _warn_of_rows_twice(arguments, clients, names)
 
@@ -119,11 +116,9 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     if whole := [(times, names[k]) for k, rows in enumerate(clients) if (times := _times(group[rows])) > 1]:
         each = [f"every row of client {name} is there {times} times" for times, name in whole[:MOST_LISTED]]
         more = f"; and so are those of {len(whole) - MOST_LISTED} more clients" if len(whole) > MOST_LISTED else ""
-        warnings.warn(
+        warn_user(
             f"{'; '.join(each)}{more}, equal in every column: each counts as often, and the posterior is too narrow "
-            "where these are the same cases. Leave the copies out (a table joined twice?)",
-            UserWarning,
-            stacklevel=6,
+            "where these are the same cases. Leave the copies out (a table joined twice?)"
         )
         return
     if not _told_apart(columns, group, len(count), int(twice.sum())):
@@ -144,11 +139,9 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     if not others and not inside:
         return
     where = [f"at client(s) {listed(others)}"] * bool(others) + ["twice at that client"] * bool(inside)
-    warnings.warn(
+    warn_user(
         f"{number} of the {len(own)} rows of client {names[k]} are there more than once, {' and '.join(where)}, equal "
-        "in every column: each counts as often. Leave them out where they are the same cases",
-        UserWarning,
-        stacklevel=6,
+        "in every column: each counts as often. Leave them out where they are the same cases"
     )
 
 

@@ -9,12 +9,11 @@ nothing.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.errors import warn_user
 
 #: Relative error of the smallest precision that is let pass in float32; an SD has half of it.
 LARGEST_ERROR = 0.05
@@ -39,12 +38,10 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
         error, column = _error(leaf)
         if error > LARGEST_ERROR:
             of = f"column {column} of argument '{name}'" if leaf.dim() == 2 else f"argument '{name}'"
-            warnings.warn(
+            warn_user(
                 f"computed in float64: {of} is so nearly a combination of the others and a constant that float32 would "
                 f"know the precision of its weight to {error:.1g} only. Centre and scale columns before the model, or "
-                "say dtype=torch.float32 to have it all the same",
-                UserWarning,
-                stacklevel=5,
+                "say dtype=torch.float32 to have it all the same"
             )
             return torch.float64
     return dtype

@@ -3,6 +3,9 @@
 import inspect
 import typing
 
+import pytest
+from algorithms import unequal_lines
+
 import pyro_fed as pf
 from pyro_fed.runtime.fit import RunOptions
 from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
@@ -13,3 +16,11 @@ def test_options_are_those_of_run_with_their_types():
     own |= inspect.signature(pf.fit).parameters.keys() - {"options"}
     expected = {name: hint for name, hint in typing.get_type_hints(pf.run).items() if name not in {*own, "return"}}
     assert typing.get_type_hints(RunOptions) == expected
+
+
+def test_a_warning_is_at_the_line_that_called_the_package():
+    """However deep within it, and whatever is called by it: `fit` calls `run`, and that another function of ours."""
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.warns(UserWarning, match="max_rounds=2") as caught:
+        pf.fit(unequal_lines(), max_rounds=2, progress=False, compile="off", audit=False)
+    assert {(one.filename, one.lineno) for one in caught} == {(__file__, line)}

@@ -22,7 +22,6 @@ Sources: Vehtari et al. (2024), Pareto smoothed importance sampling; Veach & Gui
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +35,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.errors import DataError, SettingError, StoppedError
+from pyro_fed.errors import DataError, SettingError, StoppedError, warn_user
 from pyro_fed.infer import FedAIS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, joined
 from pyro_fed.ops.arviz_versions import group_of
@@ -227,7 +226,7 @@ class _Study:
             found = run(FedAIS(), fed, seed=self.seed, **options)
         except StoppedError as stopped:
             who = "all clients" if without is None else f"the others of client {self.federation.client_names[without]}"
-            warnings.warn(f"leave_one_client_out: {who} could not be run afresh: {stopped}", UserWarning, stacklevel=5)
+            warn_user(f"leave_one_client_out: {who} could not be run afresh: {stopped}")
             return math.nan, math.nan, self.proposals.points[:0]
         value, error = (float(found.attrs.get(name, math.nan)) for name in ("log_evidence", "log_evidence_se"))
         return value, error, checked_draws(found, self.federation)

@@ -13,7 +13,6 @@ tell which is which. What counts as a label where none is given:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.errors import DataError, SettingError, listed, warn_user
 
 #: What may be said of the groups of new data, besides their labels.
 KNOWN, NEW = "known", "new"
@@ -139,20 +138,16 @@ def _guessed(plate: Plate, labels: list[Any]) -> Groups:
     if plate.looked_up and same:
         return _all(plate, labels)
     if same:
-        warnings.warn(
+        warn_user(
             f"the {plate.size} elements of plate '{plate.name}' in the new data are taken for the fitted ones, "
             f"{listed(labels)}, in this order, and predicted with their own effects: say groups={KNOWN!r} if that is "
-            f"right, groups={NEW!r} if they are others",
-            UserWarning,
-            stacklevel=4,
+            f"right, groups={NEW!r} if they are others"
         )
         return _all(plate, labels)
-    warnings.warn(
+    warn_user(
         f"plate '{plate.name}' has {plate.size} elements in the new data and had {len(labels)} when the model was "
         f"fitted: they are taken for new ones, whose effects are drawn from the population. Name those that were "
-        f"fitted, groups=[{labels[0]!r}, None, ...] (None: a new one), or say groups={NEW!r}",
-        UserWarning,
-        stacklevel=4,
+        f"fitted, groups=[{labels[0]!r}, None, ...] (None: a new one), or say groups={NEW!r}"
     )
     return _new(plate)
 

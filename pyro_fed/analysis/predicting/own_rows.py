@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +13,7 @@ from pyro_fed.analysis.predicting.drawing import Here, ModelRun, draw, flat, spl
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.handlers import default_of
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
@@ -49,7 +48,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
             notes: list[str] = []
             federation, problem, draws = collected(federation, problem, draws, seed, notes)
             for note in notes:
-                warnings.warn(note, UserWarning, stacklevel=4)
+                warn_user(note)
         return posterior_group(federation, problem, draws, seed)
 
 

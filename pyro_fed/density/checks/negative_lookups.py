@@ -5,7 +5,6 @@ pandas codes what is missing as -1, and `level[group - 1]` meets a group that is
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.checks.blame import Line, current_line, quoted
+from pyro_fed.errors import warn_user
 
 #: What may be negative in an index.
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -50,10 +50,8 @@ class NegativeLookups(TorchFunctionMode):
     def warn(self) -> None:
         """Say what was found."""
         for line, (least, count, size, first) in self.found.items():
-            warnings.warn(
+            warn_user(
                 f"the model looks up by negative numbers at {quoted(line)}: {least} among {count} of {size} entries, "
                 f"the first of them {first}. torch counts these from the end, so that they are taken for the last "
-                "ones. pandas codes what is missing as -1: drop these rows, or give them a group of their own",
-                UserWarning,
-                stacklevel=6,
+                "ones. pandas codes what is missing as -1: drop these rows, or give them a group of their own"
             )

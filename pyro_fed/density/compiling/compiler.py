@@ -22,7 +22,6 @@ Traces are kept for later runs of the problem, and of other federations of the s
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,7 @@ from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, warn_user
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
@@ -440,11 +439,7 @@ def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
     """
     slower = failure(lambda: function(*example))
     if slower:
-        warnings.warn(
-            f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower",
-            UserWarning,
-            stacklevel=5,
-        )
+        warn_user(f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower")
     return not slower
 
 
@@ -487,9 +482,7 @@ def warn_untraceable(reason: str) -> None:
     Args:
         reason: why it is.
     """
-    warnings.warn(
-        f"the model cannot be traced ({reason}); it is run by vmap, several times slower", UserWarning, stacklevel=5
-    )
+    warn_user(f"the model cannot be traced ({reason}); it is run by vmap, several times slower")
 
 
 def failure(attempt: Callable[[], Any]) -> str:

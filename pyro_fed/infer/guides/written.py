@@ -7,7 +7,6 @@ they are left aside.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.trace_sites import without_event_dims
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, warn_user
 from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
 from pyro_fed.infer.guides.param_store import own_params
 
@@ -177,11 +176,9 @@ def _check_names(guide: str, found: set[str], problem: Problem) -> None:
             f"{sorted(expected)}{inside}; {CURE}"
         )
     if found & local:
-        warnings.warn(
+        warn_user(
             f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
-            "integrate these latents out and draw them given the others at the end. A guide without them does as well",
-            UserWarning,
-            stacklevel=2,
+            "integrate these latents out and draw them given the others at the end. A guide without them does as well"
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
 from pyro_fed.density.fingerprint import hashed
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, warn_user
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
@@ -169,11 +168,7 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
             reasons.append(f"{path.name}: {error}")
             continue
         if reasons:
-            warnings.warn(
-                f"the latest state could not be read ({reasons[0]}); the one before is taken up",
-                UserWarning,
-                stacklevel=7,
-            )
+            warn_user(f"the latest state could not be read ({reasons[0]}); the one before is taken up")
         return found
     raise CheckpointError(f"no state in {folder} can be read: {'; '.join(reasons) or 'there is none'}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.size import is_large
-from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
@@ -344,7 +343,7 @@ def said_of(result: InferenceData, record: Record) -> InferenceData:
     """
     try:
         for sentence in record.said():
-            warnings.warn(sentence, UserWarning, stacklevel=5)
+            warn_user(sentence)
     except UserWarning as error:
         error.result = result  # type: ignore[attr-defined]  # of this one warning
         raise
