@@ -10,6 +10,9 @@ A draw is the end of a short Markov chain in the units of `quadrature`, x = m + 
    function of that proposal alone; elsewhere it is taken the more often the nearer x is to Gaussian, and leaves the
    distribution as it is.
 
+T is as large as the weights of a few draws' proposals ask for: where none is more than M times their mean, T steps
+leave (1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Modes at a draw of θ are climbed to from those at the mean.
+
 Where the nodes of one latent a row are placed by its `tails`, proposals are places of the density that is linear
 between these nodes: by uniform numbers in step 1, by Φ of the normal ones in step 2. Nearly all are taken.
 
@@ -24,6 +27,7 @@ draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hun
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,14 +36,22 @@ from torch import Tensor
 from pyro_fed.density.latents.ascent import Centre
 from pyro_fed.density.latents.several import log_shares
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import balanced_normal
 from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
+    from pyro_fed.density.latents.quadrature import Quadrature
     from pyro_fed.density.problem import Problem
 
 #: Draws × numbers of the rows' latents whose normal proposals are made at once.
 WIDE_CHUNK = 5_000_000
+#: Draws of θ at which it is seen how many steps forget their start, and what may be left of that: of a thousand draws
+#: one.
+PILOTS, FORGOTTEN = 8, 1e-3
+#: SDs of a row's latents within which a centre of proposals is near enough to the mode; single precision tells a mode
+#: of 500 values to 0.02.
+AT_REST = 0.1
 
 
 class Proposals(NamedTuple):
@@ -73,13 +85,11 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
         (S, m, local_dim).
     """
     rule = problem.quadrature
-    size = min(len(theta), max(1, CHUNK // (problem.widest * (rule.draw_steps + 2))))
-    starts = range(0, len(theta), size)
-    chunks = [torch.arange(first, first + size).clamp_max(len(theta) - 1) for first in starts]  # compiled once
     by_tails, several = rule.by_tails(problem.local_dim), bool(rule.starts)
-    find = problem.mapped(rule.centres if several else rule.centre, (0, None), calls=0)
-    found = [find(theta[chunk], rows) for chunk in chunks]
-    centre = Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
+    centre, steps = _centres(problem, theta, rows), rule.draw_steps
+    if not several:
+        steps = _steps(problem, theta, rows, centre, generator)
+    chunks = _chunks(problem, len(theta), steps)
     first = centre.mode[:, 0] if several else centre.mode
     normal = _spread(first, generator)
     one = draw_by_tails if by_tails else draw_given
@@ -88,12 +98,9 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
     out = []
     for chunk in chunks:
         here = Centre(*(part[chunk] for part in centre))
-        student, uniform = _proposals(first[chunk], rule.draw_steps, rule.degrees, generator)
-        if by_tails:
-            student = torch.rand(student.shape, generator=generator, dtype=torch.float64)
-        noise: Any = Proposals(student, normal[chunk], uniform)
+        noise: Any = _proposals(rule, first[chunk], normal[chunk], steps, generator)
         if last is not None:
-            mode = torch.rand(uniform.shape, generator=generator, dtype=torch.float64)
+            mode = torch.rand(noise.uniform.shape, generator=generator, dtype=torch.float64)
             noise = Among(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
         out.append(draw(theta[chunk], here, noise, rows))
     return torch.cat(out)[: len(theta)]
@@ -117,13 +124,61 @@ def _spread(modes: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([balanced_normal(part, generator) for part in modes.split(width, 1)], 1)
 
 
-def _proposals(modes: Tensor, steps: int, degrees: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Student proposals (S, T + 1, m, d) and uniforms (S, T + 1, m)."""
+def _chunks(problem: Problem, count: int, steps: int) -> list[Tensor]:
+    """Which of so many draws are worked on together, the last of them again where one is short: compiled once."""
+    size = min(count, max(1, CHUNK // (problem.widest * (steps + 2))))
+    return [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
+
+
+def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centre:
+    """Modes and curvatures of the rows at every θ (S, D); from those at the mean where that leads to all of them."""
+    rule, chunks = problem.quadrature, _chunks(problem, len(theta), 1)
+    find = problem.mapped(rule.centres if rule.starts else rule.centre, (0, None), calls=0)
+    if rule.starts:
+        found = [find(theta[chunk], rows) for chunk in chunks]
+    else:
+        near, begin = problem.mapped(rule.near, (0, None, None), calls=0), find(theta.mean(0, keepdim=True), rows)
+        found = []
+        for chunk in chunks:
+            here = near(theta[chunk], rows, begin.mode[0])
+            there = bool((here.decrement <= AT_REST).all())  # not a number is not
+            found.append(here if there else find(theta[chunk], rows))
+    return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
+
+
+def _steps(
+    problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre, generator: torch.Generator
+) -> int:
+    """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
+    rule = problem.quadrature
+    pilots = evenly(len(theta), min(PILOTS, len(theta)))
+    offer = problem.mapped(offered_by_tails if rule.by_tails(problem.local_dim) else offered, (0, 0, 0, None), calls=0)
+    seen = []
+    for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
+        here = Centre(*(part[pilot] for part in centre))
+        noise = _proposals(rule, here.mode, torch.zeros_like(here.mode).double(), rule.draw_steps, generator)
+        seen.append(offer(theta[pilot], here, noise, rows)[1][:, :-1])  # the normal proposal is none of these
+    weights = torch.cat(seen).double()
+    mean = torch.logsumexp(weights, 1) - math.log(weights.shape[1])
+    largest = float((weights.amax(1) - mean).amax(0).nan_to_num(nan=math.inf).max())
+    left = -math.expm1(-largest)  # 1 - 1/M
+    if not left < 1:
+        return rule.draw_steps
+    return (
+        rule.draw_steps if left <= 0 else min(rule.draw_steps, max(1, math.ceil(math.log(FORGOTTEN) / math.log(left))))
+    )
+
+
+def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, generator: torch.Generator) -> Proposals:
+    """Those of S draws: student (S, T + 1, m, d), the normal ones `last` (S, m, d) and uniforms (S, T + 1, m)."""
     count, rows, dim = modes.shape
-    normal = torch.randn(count, steps + 1, rows, dim + degrees, generator=generator, dtype=torch.float64)
+    normal = torch.randn(count, steps + 1, rows, dim + rule.degrees, generator=generator, dtype=torch.float64)
     chi_square = normal[..., dim:].square().sum(-1, keepdim=True)
     uniform = torch.rand(count, steps + 1, rows, generator=generator, dtype=torch.float64)
-    return normal[..., :dim] * (degrees / chi_square).sqrt(), uniform
+    student = normal[..., :dim] * (rule.degrees / chi_square).sqrt()
+    if rule.by_tails(dim):
+        student = torch.rand(student.shape, generator=generator, dtype=torch.float64)
+    return Proposals(student, last, uniform)
 
 
 def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]) -> Tensor:
@@ -136,14 +191,29 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
         noise: the randomness of the draw.
         rows: row tensors, each (m, ...).
     """
+    places, over_student, over_normal = offered(problem, theta, centre, noise, rows)
+    at = _ended([over_student] * (len(places) - 2) + [over_normal], noise.uniform)
+    return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
+
+
+def offered(
+    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each.
+
+    Args:
+        problem: the model's densities.
+        theta: (D,).
+        centre: where the rows' nodes are at this θ.
+        noise: the randomness of the draw.
+        rows: row tensors, each (m, ...).
+    """
     nodes = torch.cat([noise.student, noise.normal.unsqueeze(0)]).to(centre.mode)
     places = centre.mode + solve_lower_transposed(centre.factor, nodes)
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place)[1])(places)
-    squares, degrees, last = nodes.square().sum(-1), problem.quadrature.degrees, len(nodes) - 1
+    squares, degrees = nodes.square().sum(-1), problem.quadrature.degrees
     over_student = values + 0.5 * (degrees + nodes.shape[-1]) * torch.log1p(squares / degrees)
-    over_normal = values + 0.5 * squares
-    at = _ended([over_student] * (last - 1) + [over_normal], noise.uniform)
-    return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
+    return places, over_student, values + 0.5 * squares
 
 
 def draw_by_tails(
@@ -158,12 +228,28 @@ def draw_by_tails(
         noise: the randomness of the draw.
         rows: row tensors, each (m, ...).
     """
+    places, weights = offered_by_tails(problem, theta, centre, noise, rows)
+    at = _ended([weights] * (len(places) - 1), noise.uniform)
+    return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
+
+
+def offered_by_tails(
+    problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Its proposals and their log weights, (T + 2, m) each.
+
+    Args:
+        problem: the model's densities.
+        theta: (D,).
+        centre: modes and curvatures of the rows at this θ.
+        noise: the randomness of the draw.
+        rows: row tensors, each (m, ...).
+    """
     _, profile = problem.quadrature.profile(problem, theta, rows, centre)
     uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
     places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
-    at = _ended([values + log_slope - log_proposed] * (len(places) - 1), noise.uniform)
-    return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
+    return places, values + log_slope - log_proposed
 
 
 def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, rows: tuple[Tensor, ...]) -> Tensor:

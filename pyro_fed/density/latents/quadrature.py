@@ -65,6 +65,8 @@ MODES_PROBED, MODES_ROWS = 4, 32
 FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 #: Where the ascent to modes starts, of such latents: log densities with kinks at zero have no curvature there.
 ASIDE = 0.05
+#: Newton steps from the modes at one θ to those at another of the same posterior.
+NEAR_STEPS = 3
 #: Relative error of a log density that is rounding, in units of the dtype's.
 ROUNDING = 64
 
@@ -93,7 +95,8 @@ class Quadrature(metaclass=Checked):
         mode_tolerance: see `mode_steps`.
         shorten: a Newton step that does not go uphill is tried again at this fraction.
         floor: smallest pivot of a curvature that is not positive definite, relative to its largest entry.
-        draw_steps: Metropolis-Hastings steps behind each draw of the latents.
+        draw_steps: Metropolis-Hastings steps behind each draw of the latents, at most: fewer where proposals are so
+            near their density that these forget the start.
         degrees: of freedom of the t distribution that proposes them.
 
     References:
@@ -411,6 +414,18 @@ class Quadrature(metaclass=Checked):
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
+
+    def near(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
+        """The same from places (m, d) that are near the modes, such as those at another θ, in `NEAR_STEPS`.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+            place: where the ascents begin.
+        """
+        climber = self.climber(min(NEAR_STEPS, self.mode_steps or self.max_mode_steps))
+        return climber.summit(climber.climbed(problem, theta.detach(), rows, place))
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """The same of all modes that are looked for, (J, m, ...): by the ascent from zero first, then from `starts`.
