@@ -9,7 +9,7 @@ from typing import Any
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
-from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.errors import SettingError
 
 #: More threads than any machine has.
@@ -112,6 +112,11 @@ def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
     Raises:
         SettingError: names the indicator, and those that there are.
     """
+    if isinstance(schedule, Informed) and not schedule.asks:
+        raise SettingError(
+            f"schedule {type(schedule).__name__} does not say what it asks the clients for: use KSD or HIP, or a class "
+            "of your own with `asks`"
+        )
     given = algorithm.indicators if isinstance(algorithm, Indicators) else ()
     if schedule is None or not schedule.asks or schedule.asks in given:
         return

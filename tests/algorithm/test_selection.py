@@ -165,6 +165,11 @@ def test_refused_where_there_is_no_indicator(algorithm, schedule):
         schedule.select(0, 3, np.random.default_rng(0))
 
 
+def test_the_kind_of_schedules_that_ask_is_none_itself():
+    with pytest.raises(pf.SettingError, match="does not say what it asks the clients for: use KSD or HIP"):
+        pf.run(pf.DSVGD(), unequal_lines(), schedule=pf.schedule.Informed(), **QUIET)
+
+
 def test_availability_draws_from_who_is_there():
     """Client 0 always, client 1 in half of the rounds: 3/4 and 1/4 (five standard errors)."""
     schedule = Availability([1.0, 0.5])

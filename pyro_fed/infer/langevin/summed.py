@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import NoiseWithin, ServerWork
+from pyro_fed.algorithm.capabilities import Advice, NoiseWithin, ServerWork
 from pyro_fed.algorithm.combination import clip
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -61,7 +61,7 @@ DRAWS_FOR_ONE = 20
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
+class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
     """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
 
     Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
@@ -242,6 +242,16 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
         return thinned(shared, "draws", num_draws)
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """The cure of a chain that left the finite numbers: a shorter step than it had."""
+        step = f"{float(before['step_size']):.3g}"
+        if self.step_size is not None:
+            return f"reduce step_size below its present {step}"
+        return (
+            f"give a step_size below {step}, the longest that the noise of pf.Private allows: about a quarter of the "
+            "narrowest posterior variance"
+        )
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""

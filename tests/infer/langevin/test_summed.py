@@ -49,6 +49,21 @@ STEP = 4e-4  # h λ = 0.4: variances 11 % too wide, and draws that are 5 rounds 
 LONG = {"num_rounds": 500, "compile": "trace", "log_likelihood": False}
 
 
+@pytest.mark.parametrize(
+    ("step", "said"), [(None, "give a step_size below 4e+12, the longest that the noise of pf.Pr"), (2e12, "reduce")]
+)
+def test_a_step_that_is_too_long_is_told_by_what_it_follows_from(step, said):
+    def scale(y):
+        s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    fed = pf.Federation(scale, (torch.ones(4).double(),), plate="data", num_clients=2)
+    private = pf.Private(norm=1.0, noise_multiplier=1e-6)
+    with pytest.raises(pf.DivergenceError, match=re.escape(said)):
+        quiet(pf.SummedLangevin(step_size=step), fed, combination=private, num_rounds=60, compile="off")
+
+
 def test_the_chain_is_that_of_the_posterior():
     """2 × 400 draws, of which 80 count: 0.11 SD of error a mean, 8 % an SD; five of these."""
     algorithm = pf.SummedLangevin(step_size=STEP * 4, temperature=4.0, num_chains=2, target_ess=None)
