@@ -25,7 +25,7 @@ def test_tails_that_do_not_fall_are_named(rows, algorithm):
     """Of the scale's logarithm t the density falls as exp(-(n - 2) t): not at all with two rows."""
     fed = pf.Federation(flat, (torch.tensor(rows, dtype=torch.float64),), plate="data", num_clients=2)
     doubts = pf.run(algorithm, fed, **QUIET).attrs["doubts"]
-    assert "the posterior may be so too" in doubts and "'mu', 'scale' is improper" in doubts
+    assert "the posterior may be improper too" in doubts and "'mu', 'scale' is improper" in doubts
 
 
 def test_many_rows_have_a_posterior():
