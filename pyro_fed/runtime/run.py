@@ -172,7 +172,7 @@ def run(
     for one in stages:
         check_taken_up(one.algorithm)
     first = _suited(stages[0].algorithm, combination)
-    if isinstance(first, FitsSize) and max_seconds is None:
+    if isinstance(first, FitsSize):
         check_affordable(federation.problem)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":

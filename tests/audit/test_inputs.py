@@ -106,3 +106,19 @@ def test_other_models_are_not_asked():
     x, y = rows()
     posed = problem(linear, x, y)
     assert of_no_use(posed, torch.zeros(10, posed.dim)) == []
+
+
+def decoder(y):
+    """A code of each row's own, which a network makes its outcomes of."""
+    w = pyro.sample("w", dist.Normal(y.new_zeros(2, UNITS), 1.0).to_event(2))
+    v = pyro.sample("v", dist.Normal(y.new_zeros(UNITS, y.shape[1]), 1.0).to_event(2))
+    with pyro.plate("data", len(y)):
+        z = pyro.sample("z", dist.Normal(y.new_zeros(2), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(torch.tanh(z @ w) @ v, 0.5).to_event(1), obs=y)
+
+
+def test_codes_of_the_rows_own_are_no_inputs():
+    """What NUTS and SVI found of a decoder was lost: the audit asked for rows' densities without their codes."""
+    fed = Federation(decoder, (rows()[0],), plate="data", num_clients=1)
+    posed = fed.joint.problem
+    assert of_no_use(posed, torch.zeros(10, posed.dim)) == []

@@ -64,10 +64,12 @@ def of(model):
     return pf.Federation(model, outcomes(), plate="clients", num_clients=3, seed=0)
 
 
+@pytest.mark.parametrize("limit", [None, 10.0])
 @pytest.mark.parametrize(("model", "latent"), [(last_layers, "v"), (decoder, "z")])
-def test_what_would_take_hours_is_refused_with_the_cures(model, latent):
+def test_what_would_take_hours_is_refused_with_the_cures(model, latent, limit):
+    """Also where `max_seconds` would end it: that is looked at between steps, of which the first does not end."""
     with pytest.raises(ModelError, match=rf"latents \['{latent}'\] .* through a network.*ByGroup\(element\).*NUTS"):
-        pf.run(pf.FedEP(), of(model), seed=0, progress=False)
+        pf.run(pf.FedEP(), of(model), seed=0, progress=False, max_seconds=limit)
 
 
 @pytest.mark.parametrize("model", [offsets, effects])

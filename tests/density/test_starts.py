@@ -9,6 +9,7 @@ from zoo import CASES, case_named, federation
 from zoo_data import Y
 
 import pyro_fed as pf
+from pyro_fed.density.starts import central_start
 
 ALL = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -69,6 +70,37 @@ def test_draws_of_one_run_of_the_model_are_the_priors(prior):
         torch.manual_seed(0)
         theirs = prior.sample((400_000,))
         assert abs(float((theirs <= at).double().mean() - share)) < 4 * (3 / 16 / 4000) ** 0.5
+
+
+def of_weights(family):
+    """120 weights of a family, or under half-Cauchy scales of their own and of all."""
+
+    def model(y):
+        scale = pyro.sample("overall", dist.HalfCauchy(1.0)) if family is None else torch.ones(())
+        if family is None:
+            scale = scale * pyro.sample("own", dist.HalfCauchy(torch.ones(120)).to_event(1))
+        prior = dist.Normal(torch.zeros(120), scale) if family is None else family(torch.zeros(120), scale)
+        w = pyro.sample("w", prior.to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+    return pf.Federation(model, (Y,), plate="data", num_clients=1).problem
+
+
+@pytest.mark.parametrize("family", [None, dist.Cauchy], ids=["horseshoe", "Cauchy"])
+def test_weights_of_heavy_tails_start_within_their_scales(family):
+    """The mean of a hundred Cauchy draws is as wide as one: weights began at ten to a thousand times their scales."""
+    problem = of_weights(family)
+    point = central_start(problem, torch.Generator().manual_seed(0))
+    found = problem.constrain(point[None], problem.fewest_rows)
+    scale = found["overall"] * found["own"] if family is None else 1.0
+    assert 0.01 < float((found["w"] / scale).square().mean().sqrt()) < 1
+
+
+def test_weights_of_normal_tails_start_at_the_mean_of_draws():
+    problem = of_weights(dist.Normal)
+    drawn = problem.init(100, torch.Generator().manual_seed(0), checked=False)
+    torch.testing.assert_close(central_start(problem, torch.Generator().manual_seed(0)), drawn.sum(0) / 100)
 
 
 def test_draws_that_cannot_be_mapped_are_made_one_by_one():

@@ -35,7 +35,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
     Returns:
         One sentence, or none.
     """
-    if not has_layers(problem) or problem.local_dim or len(problem.layout.observed) != 1 or problem.layout.factors:
+    if not has_layers(problem) or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
         return []
     rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)
     if len(rows[0]) < FEWEST_ROWS:

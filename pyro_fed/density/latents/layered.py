@@ -45,8 +45,8 @@ def check_affordable(problem: Problem) -> None:
         f"{problem.num_nodes} nodes an element and {NETWORK_POINTS} points of {problem.dim} parameters: "
         f"{numbers:.0e} numbers a round, of which {MOST_NUMBERS:.0e} take two seconds. Make them entries of one site "
         "outside of it, drawn in a plate of all elements and chosen by a column of the rows, as "
-        "values[element] with the partition pf.partition.ByGroup(element); or pool the rows for NUTS or SVI; or set "
-        "max_seconds= to see how far it comes, with fewer nodes: Federation(quadrature=pf.Quadrature(order=5))"
+        "values[element] with the partition pf.partition.ByGroup(element); or pool the rows for NUTS or SVI, which "
+        "draw them. Fewer nodes (quadrature=) seldom suffice, and max_seconds= would end no round"
     )
 
 
